@@ -1,0 +1,321 @@
+"""The shape of a model, and the described implementations as presets.
+
+Imports neither jax nor torch: both frameworks, the converters and the command line read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args, get_type_hints
+
+from jax_transformer.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of an encoder-decoder Transformer (Vaswani et al. 2017) and of its variants.
+
+    Frozen, hashable (a static argument of `jax.jit`) and checked on construction. Nothing here is
+    a run mode: dropout is switched on by handing a call a `dropout_key`.
+
+    Attributes:
+        src_vocab_size: Number of source token ids.
+        tgt_vocab_size: Number of target token ids.
+        d_model: Width of the residual stream; a multiple of `num_heads`.
+        num_heads: Attention heads; each is `head_dim = d_model // num_heads` wide.
+        d_ff: Inner width of the feed-forward network.
+        num_encoder_layers: Layers of the encoder.
+        num_decoder_layers: Layers of the decoder.
+        max_length: Rows of the position table: the longest source or target, in tokens.
+        token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
+            the model is a body between embeddings of the caller's, and `src` and `tgt` are
+            vectors [batch, length, d_model] instead of ids.
+        embedding_scale: Factor on token embeddings: "sqrt_d_model" (section 3.4) or "none".
+        positions: Position table added to the embeddings (section 3.5): "sinusoidal" has sine
+            and cosine interleaved; "sinusoidal_halves" has all sines, then all cosines;
+            "sinusoidal_per_column" gives each column its own exponent (2c/d_model for column c,
+            even columns sine, odd ones cosine); "none" adds nothing.
+        output_projection: Last product: "linear" has its own matrix, "tied" reuses the target
+            embedding table, "none" returns hidden states [batch, length, d_model].
+        output_bias: Whether the output projection adds a bias.
+        head_projection: "full" has (d_model, d_model) matrices for query, key and value;
+            "shared" splits the heads first and sends each through the same (head_dim, head_dim).
+        qkv_bias: Whether the query, key and value projections add a bias.
+        attention_output_bias: Whether the attention's output projection adds a bias.
+        feed_forward_bias: Whether the two feed-forward projections add a bias.
+        activation: Feed-forward nonlinearity; "gelu" is exact (erf), "gelu_tanh" its
+            approximation, "silu" is also called swish.
+        norm: "layer_norm" divides by sqrt(biased variance + epsilon) (Ba et al. 2016, as
+            torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon).
+        norm_epsilon: The epsilon of every norm.
+        norm_bias: Whether the norms add a bias.
+        norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
+            "pre" norms the sublayer's input (Xiong et al. 2020).
+        final_norm: Whether encoder and decoder end in a norm of their own.
+        memory_norm: Whether each decoder layer norms the memory it attends to.
+        decoder_attention: "self_then_cross" is the paper's decoder layer; "self_over_memory" runs
+            the causal self-attention over the encoder's output, feeds the result as the values of
+            the second attention and adds the residual to them. It needs targets as long as their
+            sources, and targets do not attend to each other.
+        dropout: Dropout rate of sublayers and embeddings.
+        attention_dropout: Rate on the attention weights; None means the same as `dropout`.
+        activation_dropout: Rate inside the feed-forward network; None, the same as `dropout`.
+        dropout_placement: "sublayer" drops each sublayer's output before the residual addition
+            (section 5.4); "norm" drops the output of each norm.
+        embedding_dropout: Where embeddings plus positions are dropped: "both" sides, only the
+            "decoder", or "none".
+        initialization: How `init_params` draws parameters. "vaswani2017": Xavier uniform
+            matrices, zero biases, embeddings normal with deviation d_model**-0.5.
+            "xavier_uniform": every matrix, the embeddings too. "xavier_uniform_fused": the same
+            with query, key and value as one (3 d_model, d_model) matrix, as
+            torch.nn.Transformer. "torch_default": what torch.nn.Linear and Embedding draw.
+        pad_id: Id of padding, in source and target.
+        bos_id: Id that begins every target; may equal `pad_id`.
+        eos_id: Id that ends every source and target.
+    """
+
+    src_vocab_size: int = 37_000
+    tgt_vocab_size: int = 37_000
+    d_model: int = 512
+    num_heads: int = 8
+    d_ff: int = 2048
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    max_length: int = 512
+    token_embeddings: Literal["separate", "shared", "none"] = "separate"
+    embedding_scale: Literal["sqrt_d_model", "none"] = "sqrt_d_model"
+    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_per_column", "none"] = (
+        "sinusoidal"
+    )
+    output_projection: Literal["linear", "tied", "none"] = "linear"
+    output_bias: bool = True
+    head_projection: Literal["full", "shared"] = "full"
+    qkv_bias: bool = True
+    attention_output_bias: bool = True
+    feed_forward_bias: bool = True
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    norm: Literal["layer_norm", "std_norm"] = "layer_norm"
+    norm_epsilon: float = 1e-5
+    norm_bias: bool = True
+    norm_placement: Literal["post", "pre"] = "post"
+    final_norm: bool = False
+    memory_norm: bool = False
+    decoder_attention: Literal["self_then_cross", "self_over_memory"] = "self_then_cross"
+    dropout: float = 0.1
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
+    dropout_placement: Literal["sublayer", "norm"] = "sublayer"
+    embedding_dropout: Literal["both", "decoder", "none"] = "both"
+    initialization: Literal[
+        "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default"
+    ] = "xavier_uniform"
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_ranges()
+        self._check_combinations()
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> TransformerConfig:
+        """Return a described implementation by name, with fields replaced.
+
+        Args:
+            name: One of `presets()`.
+            **overrides: Fields of this class that differ from the preset.
+
+        Raises:
+            InputError: The name, a field or a value is unknown.
+        """
+        presets = _presets()
+        if name not in presets:
+            raise InputError(f"preset={name!r} is unknown; choose one of {', '.join(presets)}")
+        return cls.from_dict(presets[name] | overrides)
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Return the names that `preset` knows."""
+        return tuple(_presets())
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
+        """Return the config with these fields, the others at their defaults.
+
+        Raises:
+            InputError: A field or a value is unknown.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name, value in fields.items():
+            if name not in known:
+                raise InputError(f"{name}={value!r} is no field of TransformerConfig: {known}")
+        return cls(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def attention_dropout_rate(self) -> float:
+        """Dropout rate on the attention weights."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def activation_dropout_rate(self) -> float:
+        """Dropout rate inside the feed-forward network."""
+        return self.dropout if self.activation_dropout is None else self.activation_dropout
+
+    def _check_types(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if hint is int:
+                right, wanted = type(value) is int, "a whole number"
+            elif hint is bool:
+                right, wanted = type(value) is bool, "True or False"
+            elif hint in (float, float | None):
+                right = type(value) in (int, float) and math.isfinite(value)
+                right, wanted = right or (value is None and hint is not float), "a finite number"
+            else:
+                choices = get_args(hint)
+                right, wanted = value in choices, f"one of {', '.join(choices)}"
+            if not right:
+                raise InputError(f"{name}={value!r} must be {wanted}")
+
+    def _check_ranges(self) -> None:
+        sizes = (
+            "src_vocab_size",
+            "tgt_vocab_size",
+            "d_model",
+            "num_heads",
+            "d_ff",
+            "num_encoder_layers",
+            "num_decoder_layers",
+            "max_length",
+        )
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate <= 1:
+                raise InputError(f"{name}={rate} must be between 0 and 1")
+        if self.norm_epsilon <= 0:
+            raise InputError(f"norm_epsilon={self.norm_epsilon} must be above 0")
+        for name in ("pad_id", "bos_id", "eos_id"):
+            token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
+            if name != "bos_id":  # padding and the end also occur in sources
+                vocab_size = min(vocab_size, self.src_vocab_size)
+            if not 0 <= token_id < vocab_size:
+                raise InputError(f"{name}={token_id} must be an id from 0 to {vocab_size - 1}")
+
+    def _check_combinations(self) -> None:
+        if self.d_model % self.num_heads:
+            raise InputError(
+                f"num_heads={self.num_heads} must divide d_model={self.d_model} without remainder"
+            )
+        if self.positions != "none" and self.d_model % 2:
+            raise InputError(
+                f"d_model={self.d_model} must be even for positions={self.positions!r}, "
+                "which pairs sines with cosines"
+            )
+        if self.norm == "std_norm" and self.d_model == 1:
+            raise InputError("d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more")
+        if self.eos_id == self.pad_id:
+            raise InputError(f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}")
+        shared, tied = self.token_embeddings == "shared", self.output_projection == "tied"
+        if shared and self.src_vocab_size != self.tgt_vocab_size:
+            raise InputError(
+                f"token_embeddings='shared' needs equal vocabularies, but src_vocab_size="
+                f"{self.src_vocab_size} and tgt_vocab_size={self.tgt_vocab_size}"
+            )
+        if tied and self.token_embeddings == "none":
+            raise InputError(
+                "output_projection='tied' needs a table: token_embeddings must not be 'none'"
+            )
+        if self.output_bias and self.output_projection == "none":
+            raise InputError("output_bias=True must be False where output_projection='none'")
+        if self.norm_placement == "pre" and self.dropout_placement == "norm":
+            raise InputError(
+                "dropout_placement='norm' must be 'sublayer' where norm_placement='pre'"
+            )
+        if self.decoder_attention == "self_over_memory":
+            if self.norm_placement == "pre":
+                raise InputError("decoder_attention='self_over_memory' needs norm_placement='post'")
+            if self.memory_norm:
+                raise InputError("decoder_attention='self_over_memory' needs memory_norm=False")
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    """Return, by preset, the fields in which it differs from the defaults.
+
+    The defaults are those that most described implementations share: separate embeddings scaled
+    by sqrt(d_model), interleaved sinusoids, biases everywhere, ReLU, dropout 0.1.
+    """
+    pre_norm_family = {"norm_placement": "pre", "norm": "std_norm"}
+    return {
+        # Vaswani et al. 2017, "Attention Is All You Need", base model; epsilon and initialization
+        # are those of tensor2tensor, which the paper leaves out.
+        "vaswani2017": {
+            "token_embeddings": "shared",
+            "output_projection": "tied",
+            "output_bias": False,
+            "qkv_bias": False,
+            "attention_output_bias": False,
+            "norm_epsilon": 1e-6,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "initialization": "vaswani2017",
+        },
+        # torch.nn.Transformer: the body alone, vectors in, hidden states out. The printed model
+        # of width 1536 is preset("torch_nn", d_model=1536).
+        "torch_nn": {
+            "token_embeddings": "none",
+            "embedding_scale": "none",
+            "positions": "none",
+            "embedding_dropout": "none",
+            "output_projection": "none",
+            "output_bias": False,
+            "final_norm": True,
+            "initialization": "xavier_uniform_fused",
+        },
+        # One small projection for all heads, and the decoder layer that attends to the memory
+        # twice. The printed encoder takes no padding mask: hand all-True masks to reproduce it.
+        "shared_heads": {
+            "positions": "sinusoidal_per_column",
+            "embedding_dropout": "decoder",
+            "head_projection": "shared",
+            "qkv_bias": False,
+            "decoder_attention": "self_over_memory",
+            "dropout": 0.2,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "dropout_placement": "norm",
+            "initialization": "torch_default",
+        },
+        # Components printed beside a torch.nn.Transformer; what they leave open follows it.
+        "bias_free_qkv": {
+            "embedding_dropout": "none",
+            "qkv_bias": False,
+            "final_norm": True,
+            "attention_dropout": 0.0,
+            "initialization": "torch_default",
+        },
+        "pre_norm": pre_norm_family | {"norm_epsilon": 1e-6, "final_norm": True},
+        "pre_norm_memory_norm": pre_norm_family
+        | {
+            "max_length": 100,
+            "qkv_bias": False,
+            "attention_output_bias": False,
+            "memory_norm": True,
+        },
+        # Its printed output is log_softmax; this library returns the logits before it.
+        "pre_norm_log_softmax": pre_norm_family
+        | {"norm_epsilon": 1e-6, "final_norm": True, "initialization": "torch_default"},
+    }

@@ -1,0 +1,186 @@
+"""The maths of the Transformer as pure functions of arrays.
+
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, K head_dim.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+
+def linear(
+    x: Float[Array, "*batch inputs"],
+    kernel: Float[Array, "inputs outputs"],
+    bias: Float[Array, " outputs"] | None = None,
+) -> Float[Array, "*batch outputs"]:
+    """Return `x @ kernel + bias`.
+
+    The leading axes are flattened first: one plain matrix product, whose gradient is faster on
+    CPU than that of a batched one.
+    """
+    y = x.reshape(-1, x.shape[-1]) @ kernel
+    if bias is not None:
+        y = y + bias
+    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Array, "*batch D"]:
+    """Return the table's rows for `ids`.
+
+    An id outside the table gives a row of NaN, which no loss can miss, where plain indexing
+    would silently use another token's row.
+    """
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def sinusoidal_positions(
+    length: int, d_model: int, kind: str = "sinusoidal"
+) -> Float[np.ndarray, "length d_model"]:
+    """Return the float64 table of sinusoidal positions (section 3.5).
+
+    Args:
+        length: Rows, positions 0 to length - 1.
+        d_model: Columns; even.
+        kind: The layout, a value of `TransformerConfig.positions`: column c of "sinusoidal" turns
+            at 10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" at
+            10000**(-2 c / d_model); even columns are sines, odd ones cosines.
+            "sinusoidal_halves" holds the columns of "sinusoidal" with the sines first.
+    """
+    column = np.arange(d_model)
+    exponent = 2 * column if kind == "sinusoidal_per_column" else column - column % 2
+    angle = np.arange(length)[:, None] / 10000.0 ** (exponent / d_model)
+    table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+    if kind == "sinusoidal_halves":
+        table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+    return table
+
+
+def dropout(x: Float[Array, "*shape"], rate: float, key: PRNGKeyArray) -> Float[Array, "*shape"]:
+    """Return `x` with each element zeroed with probability `rate`, the others scaled up."""
+    if rate == 0:
+        return x
+    if rate == 1:
+        return jnp.zeros_like(x)
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def activation(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
+    """Return the feed-forward nonlinearity `kind`, a value of `TransformerConfig.activation`."""
+    if kind == "relu":
+        return jax.nn.relu(x)
+    if kind == "silu":
+        return jax.nn.silu(x)
+    return jax.nn.gelu(x, approximate=kind == "gelu_tanh")
+
+
+def layer_norm(
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    epsilon: float,
+) -> Float[Array, "*batch D"]:
+    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016).
+
+    Biased variance of the centred values, in at least float32: E[x²] - E[x]² would cancel.
+    """
+    centred = _centre(x)
+    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+    return _rescale(centred / jnp.sqrt(variance + epsilon), scale, bias, x.dtype)
+
+
+def std_norm(
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    epsilon: float,
+) -> Float[Array, "*batch D"]:
+    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation.
+
+    The norm of many from-scratch implementations. A constant row has deviation 0, where the
+    square root has no gradient: 0 is taken, as torch.std does.
+    """
+    centred = _centre(x)
+    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (x.shape[-1] - 1)
+    deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
+    return _rescale(centred / (deviation + epsilon), scale, bias, x.dtype)
+
+
+def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x - jnp.mean(x, axis=-1, keepdims=True)
+
+
+def _rescale(
+    normed: Float[Array, "*batch D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    dtype: jnp.dtype,
+) -> Float[Array, "*batch D"]:
+    y = normed * scale
+    if bias is not None:
+        y = y + bias
+    return y.astype(dtype)
+
+
+def split_heads(x: Float[Array, "B L D"], num_heads: int) -> Float[Array, "B H L K"]:
+    """Return the columns of each position dealt out to the heads, consecutive ones together."""
+    return x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
+
+
+def merge_heads(x: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
+    """Return the heads of each position side by side: the inverse of `split_heads`."""
+    batch, _, length, _ = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, -1)
+
+
+def attention_weights(
+    query: Float[Array, "B H T K"],
+    key: Float[Array, "B H S K"],
+    mask: Bool[Array, "#B #H #T #S"] | None = None,
+) -> Float[Array, "B H T S"]:
+    """Return softmax(query keyᵀ / sqrt(head_dim)) over the keys (section 3.2.1).
+
+    The softmax runs in at least float32. A masked key has weight 0; a query that may attend to
+    nothing has weight 0 everywhere, with finite gradients.
+    """
+    scores = jnp.einsum("bhtk,bhsk->bhts", query, key) / math.sqrt(query.shape[-1])
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    if mask is None:
+        weights = jax.nn.softmax(scores)
+    else:
+        weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
+        weights = jnp.where(mask, weights, 0)
+    return weights.astype(query.dtype)
+
+
+def dot_product_attention(
+    query: Float[Array, "B H T K"],
+    key: Float[Array, "B H S K"],
+    value: Float[Array, "B H S K"],
+    mask: Bool[Array, "#B #H #T #S"] | None = None,
+    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+) -> Float[Array, "B H T K"]:
+    """Return the values averaged by their attention weights (section 3.2.1).
+
+    Args:
+        query: Queries [B, H, T, K].
+        key: Keys [B, H, S, K].
+        value: Values [B, H, S, K].
+        mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+        dropout: Applied to the weights, where given.
+
+    A query that may attend to nothing gives 0. Keys and values that no query may attend to do
+    not count, whatever they hold: 0 * NaN would be NaN.
+    """
+    if mask is not None:
+        attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
+        key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
+    weights = attention_weights(query, key, mask)
+    if dropout is not None:
+        weights = dropout(weights)
+    return jnp.einsum("bhts,bhsk->bhtk", weights, value)

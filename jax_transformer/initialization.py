@@ -1,0 +1,60 @@
+"""How parameters are drawn: the values of `TransformerConfig.initialization`."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer, glorot_uniform, normal, zeros
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jax_transformer.config import TransformerConfig
+
+
+def uniform(limit: float) -> Initializer:
+    """Return the initializer that draws from the interval (-limit, limit)."""
+
+    def draw(
+        key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
+    ) -> Float[Array, "..."]:
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return draw
+
+
+def kernel(config: TransformerConfig, inputs: int, outputs: int, fused: int = 1) -> Initializer:
+    """Return the initializer of an (inputs, outputs) kernel.
+
+    Args:
+        config: Names the scheme.
+        inputs: Rows of the kernel, the fan-in.
+        outputs: Columns of the kernel, the fan-out.
+        fused: Kernels that the scheme "xavier_uniform_fused" draws as one matrix: query, key and
+            value have a fan-out of 3 * outputs there.
+    """
+    if config.initialization == "torch_default":
+        return uniform(1 / math.sqrt(inputs))
+    if config.initialization == "xavier_uniform_fused":
+        return uniform(math.sqrt(6 / (inputs + fused * outputs)))
+    return glorot_uniform()
+
+
+def bias(config: TransformerConfig, inputs: int, attention: bool = False) -> Initializer:
+    """Return the initializer of the bias beside a kernel of `inputs` rows.
+
+    torch.nn.Linear draws its biases, and torch's Xavier schemes leave them so;
+    torch.nn.MultiheadAttention sets its own to 0.
+    """
+    if config.initialization == "vaswani2017":
+        return zeros
+    if config.initialization == "xavier_uniform_fused" and attention:
+        return zeros
+    return uniform(1 / math.sqrt(inputs))
+
+
+def embedding(config: TransformerConfig) -> Initializer:
+    """Return the initializer of a (vocab, d_model) table."""
+    if config.initialization == "vaswani2017":
+        return normal(config.d_model**-0.5)
+    if config.initialization == "torch_default":
+        return normal(1.0)
+    return glorot_uniform()

@@ -1,0 +1,39 @@
+"""Boolean attention masks: True = attend, broadcastable to [batch, heads, queries, keys].
+
+Masks combine with `&`. A query that may attend to nothing gets an attention output of 0.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jax_transformer.config import TransformerConfig
+
+
+def padding_mask(ids: Int[Array, "batch length"], pad_id: int) -> Bool[Array, "batch 1 1 length"]:
+    """Return the mask that hides padding from every query."""
+    return (ids != pad_id)[:, None, None, :]
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
+    """Return the mask that hides later positions from earlier ones (section 3.2.3)."""
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def source_mask(
+    src: Int[Array, "batch source"], config: TransformerConfig
+) -> Bool[Array, "batch 1 1 source"]:
+    """Return the mask of a source batch: padding is hidden."""
+    return padding_mask(src, config.pad_id)
+
+
+def target_mask(
+    tgt: Int[Array, "batch target"], config: TransformerConfig
+) -> Bool[Array, "batch 1 target target"]:
+    """Return the mask of a target batch: padding and later positions are hidden.
+
+    Where targets begin with the pad id (Marian), the first position is not padding.
+    """
+    visible = padding_mask(tgt, config.pad_id)
+    if config.bos_id == config.pad_id:
+        visible = visible.at[..., 0].set(True)
+    return visible & causal_mask(tgt.shape[1])

@@ -1,0 +1,287 @@
+"""The whole model, and its functional face: init_params, encode, decode, apply.
+
+Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_transformer import functional, masks
+from jax_transformer.checks import check_ids, check_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.layers import (
+    DecoderLayer,
+    Dropout,
+    Embedding,
+    EncoderLayer,
+    Norm,
+    OutputProjection,
+)
+
+Params = dict[str, Any]  # nested dicts whose leaves are arrays
+Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
+Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
+SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"]
+TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"]
+
+
+class Encoder(nn.Module):
+    """The stack of encoder layers, with a final norm where the config has one."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the layers."""
+        self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
+        if self.config.final_norm:
+            self.norm = Norm(self.config)
+
+    def __call__(
+        self, x: Float[Array, "B S D"], src_mask: Bool[Array, "#B #H #S #S"] | None = None
+    ) -> Float[Array, "B S D"]:
+        """Return the memory of embedded sources."""
+        for layer in self.layers:
+            x = layer(x, src_mask)
+        return self.norm(x) if self.config.final_norm else x
+
+
+class Decoder(nn.Module):
+    """The stack of decoder layers, with a final norm where the config has one."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the layers."""
+        self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
+        if self.config.final_norm:
+            self.norm = Norm(self.config)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        tgt_mask: Bool[Array, "#B #H #T #T"] | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the hidden states of embedded targets."""
+        for layer in self.layers:
+            x = layer(x, memory, tgt_mask, src_mask)
+        return self.norm(x) if self.config.final_norm else x
+
+
+class Transformer(nn.Module):
+    """Embeddings, encoder, decoder and output projection (figure 1)."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the parts; a shared table is one part with one name."""
+        config = self.config
+        if config.token_embeddings == "shared":
+            self.token_embedding = Embedding(config, config.src_vocab_size)
+        elif config.token_embeddings == "separate":
+            self.source_embedding = Embedding(config, config.src_vocab_size)
+            self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
+        target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
+        self.source_dropout = Dropout(source_rate)
+        self.target_dropout = Dropout(target_rate)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        if config.output_projection != "none":
+            self.output_projection = OutputProjection(config)
+
+    def encode(self, src: Source, src_mask: SourceMask | None = None) -> Float[Array, "B S D"]:
+        """Return the memory [B, S, D]; see the function `encode`."""
+        x = self._embed(src, self._table("source"))
+        return self.encoder(self.source_dropout(x), src_mask)
+
+    def decode(
+        self,
+        tgt: Target,
+        memory: Float[Array, "B S D"],
+        tgt_mask: TargetMask | None = None,
+        src_mask: SourceMask | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits [B, T, V]; see the function `decode`."""
+        table = self._table("target")
+        x = self._embed(tgt, table)
+        x = self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask)
+        if self.config.output_projection == "none":
+            return x
+        return self.output_projection(x, table.embedding if table else None)
+
+    def __call__(
+        self,
+        src: Source,
+        tgt: Target,
+        src_mask: SourceMask | None = None,
+        tgt_mask: TargetMask | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits [B, T, V]; see the function `apply`."""
+        return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
+
+    def _table(self, side: str) -> Embedding | None:
+        if self.config.token_embeddings == "none":
+            return None
+        if self.config.token_embeddings == "shared":
+            return self.token_embedding
+        return self.source_embedding if side == "source" else self.target_embedding
+
+    def _embed(self, tokens: Source, table: Embedding | None) -> Float[Array, "B S D"]:
+        x = tokens if table is None else table(tokens)
+        if self.config.positions == "none":
+            return x
+        positions = functional.sinusoidal_positions(
+            x.shape[1], self.config.d_model, self.config.positions
+        )
+        return x + jnp.asarray(positions, x.dtype)
+
+
+def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
+    """Return freshly drawn float32 parameters as a plain nested dict of arrays.
+
+    Args:
+        key: Random key; the same key gives the same parameters.
+        config: The shape of the model; `config.initialization` names the scheme.
+    """
+    if config.token_embeddings == "none":
+        tokens = jnp.zeros((1, 1, config.d_model), jnp.float32)
+    else:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+    return jax.jit(Transformer(config).init)(key, tokens, tokens)["params"]
+
+
+def encode(
+    params: Params,
+    config: TransformerConfig,
+    src: Source,
+    src_mask: SourceMask | None = None,
+    *,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "B S D"]:
+    """Return the memory of the sources [B, S, D].
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+        src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
+            (nothing, where the sources are vectors).
+        dropout_key: Random key that switches dropout on.
+
+    Raises:
+        InputError: A source is longer than the position table or, where the ids are concrete
+            (not traced by `jit`), holds an id outside the vocabulary.
+    """
+    src = _check(config, "src", src, config.src_vocab_size)
+    src_mask = _source_mask(config, src, src_mask)
+    return _run(params, config, dropout_key, src, src_mask, method="encode")
+
+
+def decode(
+    params: Params,
+    config: TransformerConfig,
+    tgt: Target,
+    memory: Float[Array, "B S D"],
+    tgt_mask: TargetMask | None = None,
+    src_mask: SourceMask | None = None,
+    *,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "B T V"]:
+    """Return the logits of each target position's successor [B, T, V].
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
+        memory: What `encode` returned [B, S, D].
+        tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
+            and `config.pad_id`.
+        src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the whole
+            memory: the ids that would tell its padding are not at hand.
+        dropout_key: Random key that switches dropout on.
+
+    Returns:
+        Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
+
+    Raises:
+        InputError: A target is longer than the position table, is not as long as the memory
+            where `config.decoder_attention` needs it, or holds an id outside the vocabulary.
+    """
+    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size)
+    _check_lengths(config, tgt.shape[1], memory.shape[1])
+    tgt_mask = _target_mask(config, tgt, tgt_mask)
+    return _run(params, config, dropout_key, tgt, memory, tgt_mask, src_mask, method="decode")
+
+
+def apply(
+    params: Params,
+    config: TransformerConfig,
+    src: Source,
+    tgt: Target,
+    src_mask: SourceMask | None = None,
+    tgt_mask: TargetMask | None = None,
+    *,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "B T V"]:
+    """Return the logits of each target position's successor [B, T, V].
+
+    Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
+    result and errors as there.
+    """
+    src = _check(config, "src", src, config.src_vocab_size)
+    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size)
+    _check_lengths(config, tgt.shape[1], src.shape[1])
+    src_mask, tgt_mask = _source_mask(config, src, src_mask), _target_mask(config, tgt, tgt_mask)
+    return _run(params, config, dropout_key, src, tgt, src_mask, tgt_mask)
+
+
+def _run(
+    params: Params,
+    config: TransformerConfig,
+    dropout_key: PRNGKeyArray | None,
+    *args: Array | np.ndarray | None,
+    method: str | None = None,
+) -> Float[Array, "B L _"]:
+    params, args = jax.tree.map(jnp.asarray, (params, args))  # NumPy arrays are welcome
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    return Transformer(config).apply({"params": params}, *args, rngs=rngs, method=method)
+
+
+def _check(config: TransformerConfig, name: str, tokens: Source, vocab_size: int) -> Array:
+    if config.positions != "none":
+        check_length(name, tokens.shape[1], config.max_length)
+    if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
+        check_ids(name, np.asarray(tokens), vocab_size)
+    return jnp.asarray(tokens)
+
+
+def _check_lengths(config: TransformerConfig, target_length: int, source_length: int) -> None:
+    if config.decoder_attention == "self_over_memory" and target_length != source_length:
+        raise InputError(
+            f"tgt is {target_length} long and src {source_length}; decoder_attention="
+            "'self_over_memory' needs equal lengths: pad the shorter one"
+        )
+
+
+def _source_mask(
+    config: TransformerConfig, src: Source, src_mask: SourceMask | None
+) -> SourceMask | None:
+    if src_mask is None and config.token_embeddings != "none":
+        return masks.source_mask(src, config)
+    return src_mask
+
+
+def _target_mask(config: TransformerConfig, tgt: Target, tgt_mask: TargetMask | None) -> TargetMask:
+    if tgt_mask is not None:
+        return tgt_mask
+    if config.token_embeddings == "none":
+        return masks.causal_mask(tgt.shape[1])
+    return masks.target_mask(tgt, config)

@@ -1,0 +1,63 @@
+"""Small models for tests: every axis another size, random numbers in every leaf."""
+
+import jax
+import numpy as np
+
+from jax_transformer import TransformerConfig, init_params
+
+# Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.
+SIZES = {
+    "d_model": 42,
+    "num_heads": 3,
+    "d_ff": 53,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+    "max_length": 29,
+    "dropout": 0.0,
+}
+BATCH, SOURCE_LENGTH, TARGET_LENGTH = 5, 13, 11
+
+
+def small_config(preset, **overrides):
+    shared = TransformerConfig.preset(preset).token_embeddings == "shared"
+    vocabularies = {"src_vocab_size": 41 if shared else 37, "tgt_vocab_size": 41}
+    return TransformerConfig.preset(preset, **(vocabularies | SIZES | overrides))
+
+
+def random_params(config, seed=0, dtype=np.float32):
+    """Return parameters with no leaf at its starting value: biases and norm scales vary too."""
+    random = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name == "kernel":
+            return random.normal(0, leaf.shape[0] ** -0.5, leaf.shape).astype(dtype)
+        if name == "embedding":
+            return random.normal(0, config.d_model**-0.5, leaf.shape).astype(dtype)
+        return random.normal(1.0 if name == "scale" else 0.0, 0.3, leaf.shape).astype(dtype)
+
+    shapes = jax.eval_shape(lambda key: init_params(key, config), jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def random_tokens(config, seed=0, dtype=np.float32):
+    """Return (src, tgt): ragged ids, one source row all padding; or vectors, where ids are none."""
+    random = np.random.default_rng(seed)
+    same_length = config.decoder_attention == "self_over_memory"
+    tokens = []
+    for length, vocab_size in (
+        (SOURCE_LENGTH, config.src_vocab_size),
+        (SOURCE_LENGTH if same_length else TARGET_LENGTH, config.tgt_vocab_size),
+    ):
+        if config.token_embeddings == "none":
+            tokens.append(random.normal(size=(BATCH, length, config.d_model)).astype(dtype))
+            continue
+        ids = random.integers(3, vocab_size, (BATCH, length)).astype(np.int32)
+        for row in range(1, BATCH):
+            ids[row, random.integers(1, length) :] = config.pad_id
+        tokens.append(ids)
+    src, tgt = tokens
+    if config.token_embeddings != "none":
+        src[-1] = config.pad_id
+        tgt[:, 0] = config.bos_id
+    return src, tgt

@@ -1,0 +1,89 @@
+"""The config refuses what no model can be built from, and says what would be right."""
+
+import dataclasses
+
+import pytest
+
+from jax_transformer import InputError, TransformerConfig
+
+WRONG = [
+    ({"num_heads": 7}, ["num_heads=7", "divide", "d_model=512"]),
+    ({"d_model": -512}, ["d_model=-512", "at least 1"]),
+    ({"d_model": 0}, ["d_model=0", "at least 1"]),
+    ({"d_model": 513, "num_heads": 3}, ["d_model=513", "even", "sinusoidal"]),
+    ({"d_model": 512.0}, ["d_model=512.0", "whole number"]),
+    ({"d_model": True}, ["d_model=True", "whole number"]),
+    ({"num_encoder_layers": 0}, ["num_encoder_layers=0", "at least 1"]),
+    ({"num_decoder_layers": -1}, ["num_decoder_layers=-1", "at least 1"]),
+    ({"d_ff": -1}, ["d_ff=-1", "at least 1"]),
+    ({"max_length": 0}, ["max_length=0", "at least 1"]),
+    ({"src_vocab_size": 0}, ["src_vocab_size=0", "at least 1"]),
+    ({"tgt_vocab_size": "8k"}, ["tgt_vocab_size='8k'", "whole number"]),
+    ({"positions": "rotary"}, ["positions='rotary'", "sinusoidal_halves"]),
+    ({"activation": "tanh"}, ["activation='tanh'", "gelu_tanh"]),
+    ({"norm": ["layer_norm"]}, ["norm=['layer_norm']", "std_norm"]),
+    ({"qkv_bias": 1}, ["qkv_bias=1", "True or False"]),
+    ({"dropout": 1.5}, ["dropout=1.5", "between 0 and 1"]),
+    ({"dropout": None}, ["dropout=None", "finite number"]),
+    ({"attention_dropout": -0.1}, ["attention_dropout=-0.1", "between 0 and 1"]),
+    ({"norm_epsilon": 0.0}, ["norm_epsilon=0.0", "above 0"]),
+    ({"norm_epsilon": float("nan")}, ["norm_epsilon=nan", "finite number"]),
+    ({"pad_id": -1}, ["pad_id=-1", "from 0 to 36999"]),
+    ({"eos_id": 37_000}, ["eos_id=37000", "from 0 to 36999"]),
+    ({"eos_id": 0}, ["eos_id=0", "differ from pad_id=0"]),
+    ({"token_embeddings": "shared", "src_vocab_size": 9}, ["equal", "src_vocab_size=9"]),
+    ({"token_embeddings": "none", "output_projection": "tied"}, ["tied", "token_embeddings"]),
+    ({"output_projection": "none"}, ["output_bias=True", "output_projection='none'"]),
+    ({"norm": "std_norm", "d_model": 1, "num_heads": 1, "positions": "none"}, ["d_model=1"]),
+    ({"norm_placement": "pre", "dropout_placement": "norm"}, ["dropout_placement='norm'"]),
+    (
+        {"decoder_attention": "self_over_memory", "norm_placement": "pre"},
+        ["self_over_memory", "norm_placement='post'"],
+    ),
+    (
+        {"decoder_attention": "self_over_memory", "memory_norm": True},
+        ["self_over_memory", "memory_norm=False"],
+    ),
+    ({"num_layers": 6}, ["num_layers=6", "no field", "num_encoder_layers"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG, ids=lambda value: str(value)[:50])
+def test_wrong_value_is_named_with_the_remedy(fields, words):
+    with pytest.raises(InputError) as caught:
+        TransformerConfig.from_dict(fields)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_unknown_preset_is_named_with_the_known_ones():
+    with pytest.raises(InputError, match=r"preset='post_norm'.*vaswani2017.*torch_nn"):
+        TransformerConfig.preset("post_norm")
+
+
+def test_wrong_override_of_a_preset_is_refused():
+    with pytest.raises(InputError, match="width=3"):
+        TransformerConfig.preset("pre_norm", width=3)
+
+
+@pytest.mark.parametrize("name", TransformerConfig.presets())
+def test_preset_is_frozen_hashable_and_survives_json(name):
+    config = TransformerConfig.preset(name)
+    assert TransformerConfig.from_dict(config.to_dict()) == config
+    assert hash(dataclasses.replace(config, dropout=0.3)) != hash(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_model = 3
+
+
+def test_presets_are_all_different():
+    configs = {TransformerConfig.preset(name) for name in TransformerConfig.presets()}
+    assert len(configs) == len(TransformerConfig.presets())
+
+
+def test_one_dropout_override_reaches_every_rate_that_follows_it():
+    config = TransformerConfig.preset("pre_norm", dropout=0.3)
+    assert config.attention_dropout_rate == config.activation_dropout_rate == 0.3
+    config = TransformerConfig.preset("vaswani2017", dropout=0.3)
+    assert config.attention_dropout_rate == config.activation_dropout_rate == 0.0

@@ -1,0 +1,192 @@
+"""The functional face: transformations, dropout, masks by default, and refused input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, TransformerConfig, apply, decode, encode, init_params
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import error
+
+PRESETS = TransformerConfig.presets()
+
+
+@pytest.fixture(params=PRESETS)
+def model(request):
+    config = small_config(request.param)
+    return config, random_params(config), *random_tokens(config)
+
+
+def test_encode_then_decode_is_apply(model):
+    config, params, src, tgt = model
+    src_mask = None
+    if config.token_embeddings != "none":
+        src_mask = (src != config.pad_id)[:, None, None, :]
+    memory = encode(params, config, src, src_mask)
+    logits = decode(params, config, tgt, memory, src_mask=src_mask)
+    np.testing.assert_allclose(logits, apply(params, config, src, tgt), atol=1e-5)
+
+
+def test_vmap_over_models_is_a_loop_over_models(model):
+    config, _, src, tgt = model
+    ensemble = [random_params(config, seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ensemble)
+    together = jax.vmap(lambda params: apply(params, config, src, tgt))(stacked)
+    for one, params in zip(together, ensemble, strict=True):
+        np.testing.assert_allclose(one, apply(params, config, src, tgt), atol=1e-5)
+
+
+def test_gradient_is_the_slope(x64):
+    config = small_config("vaswani2017")
+    params = random_params(config, dtype=np.float64)
+    direction = random_params(config, seed=1, dtype=np.float64)
+    src, tgt = random_tokens(config)
+
+    @jax.jit
+    def objective(params):
+        return jnp.sum(jnp.sin(apply(params, config, src, tgt)))
+
+    def along(step):
+        return objective(jax.tree.map(lambda leaf, move: leaf + step * move, params, direction))
+
+    gradient = jax.grad(objective)(params)
+    slope = sum(
+        jnp.vdot(leaf, move)
+        for leaf, move in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+    )
+    step = 1e-5
+    measured = (along(step) - along(-step)) / (2 * step)
+    assert abs(slope - measured) < 1e-6 * abs(measured)
+
+
+def test_gradients_are_finite_where_a_source_is_all_padding(model):
+    config, params, src, tgt = model
+    gradient = jax.grad(lambda params: apply(params, config, src, tgt).sum())(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        assert np.isfinite(leaf).all(), jax.tree_util.keystr(path)
+
+
+def test_config_is_static_and_each_shape_compiles_once():
+    config = small_config("pre_norm")
+    params = random_params(config)
+    src, tgt = random_tokens(config)
+    jitted = jax.jit(apply, static_argnames="config")
+    for _ in range(3):
+        jitted(params, config=small_config("pre_norm"), src=src, tgt=tgt)
+    assert jitted._cache_size() == 1
+    jitted(params, config=config, src=src[:, :7], tgt=tgt)
+    assert jitted._cache_size() == 2
+
+
+def test_dropout_needs_a_key_and_follows_it():
+    config = small_config("pre_norm", dropout=0.5)
+    params = random_params(config)
+    src, tgt = random_tokens(config)
+    without, again = apply(params, config, src, tgt), apply(params, config, src, tgt)
+    assert np.array_equal(without, again)
+    one, same, other = (
+        apply(params, config, src, tgt, dropout_key=jax.random.key(seed)) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(one, same)
+    assert not np.allclose(one, other)
+    assert not np.allclose(one, without)
+
+
+def test_targets_see_no_later_target(model):
+    config, params, src, tgt = model
+    changed = tgt.copy()
+    changed[:, 6:] = tgt[:, 5:-1]
+    before, after = (apply(params, config, src, target) for target in (tgt, changed))
+    np.testing.assert_allclose(before[:, :6], after[:, :6], atol=1e-6)
+    if config.decoder_attention != "self_over_memory":
+        assert not np.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
+
+
+def test_padding_of_a_source_counts_for_nothing():
+    config = small_config("pre_norm")
+    params = random_params(config)
+    src, tgt = random_tokens(config)
+    longer = np.pad(src, ((0, 0), (0, 5)), constant_values=config.pad_id)
+    before, after = (apply(params, config, source, tgt) for source in (src, longer))
+    assert error(after, before) < 1e-6
+
+
+def test_begin_token_that_is_the_pad_id_is_seen():
+    config = small_config("pre_norm", bos_id=0, pad_id=0)
+    params = random_params(config)
+    src, tgt = random_tokens(config)
+    seen = apply(params, config, src, tgt)
+    causal = np.tril(np.ones((1, 1, 11, 11), bool))
+    not_padding = (tgt != config.pad_id)[:, None, None, :]
+    hidden = apply(params, config, src, tgt, tgt_mask=causal & not_padding)
+    assert not np.allclose(seen[:, 0], hidden[:, 0], atol=1e-3)
+    np.testing.assert_allclose(
+        seen[0], apply(params, config, src, tgt, tgt_mask=causal)[0], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("bad", [41, -1, 2**31 - 1])
+@pytest.mark.parametrize("name", ["src", "tgt"])
+def test_id_outside_the_vocabulary_is_refused(bad, name):
+    config = small_config("vaswani2017")
+    params = random_params(config)
+    tokens = dict(zip(("src", "tgt"), random_tokens(config), strict=True))
+    tokens[name][2, 3] = bad
+    with pytest.raises(InputError, match=rf"{name}\[2, 3\]={bad} .* from 0 to 40"):
+        apply(params, config, **tokens)
+
+
+@pytest.mark.parametrize("bad", [41, -1])
+def test_id_outside_the_vocabulary_is_nan_under_jit(bad):
+    # Nothing can be refused inside a compiled program, but nothing may pass for another token.
+    config = small_config("vaswani2017")
+    src, tgt = random_tokens(config)
+    src[2, 0] = bad
+    logits = jax.jit(apply, static_argnums=1)(random_params(config), config, src, tgt)
+    assert np.isnan(logits[2]).all()
+    assert np.isfinite(logits[:2]).all()
+
+
+@pytest.mark.parametrize("name", ["src", "tgt"])
+def test_sequence_beyond_the_position_table_is_refused(name):
+    config = small_config("pre_norm", max_length=11)
+    params = random_params(config)
+    tokens = dict(zip(("src", "tgt"), random_tokens(config), strict=True))
+    tokens["src"] = tokens["src"][:, :11]
+    apply(params, config, **tokens)  # exactly as long as the table
+    tokens[name] = np.pad(tokens[name], ((0, 0), (0, 1)))
+    with pytest.raises(InputError, match=rf"{name} is 12 tokens .* max_length=11"):
+        jax.jit(apply, static_argnums=1)(params, config, **tokens)
+
+
+def test_unequal_lengths_are_refused_where_the_decoder_needs_equal_ones():
+    config = small_config("shared_heads")
+    src, tgt = random_tokens(config)
+    with pytest.raises(InputError, match="tgt is 12 long and src 13"):
+        apply(random_params(config), config, src, tgt[:, :12])
+
+
+def test_one_key_one_model():
+    config = small_config("vaswani2017")
+    one, same, other = (init_params(jax.random.key(seed), config) for seed in (1, 1, 2))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, same))
+    kernels = [
+        params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"] for params in (one, other)
+    ]
+    assert not np.allclose(*kernels)
+    assert type(one) is dict
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_lower_precision_stays_near_float32(model, dtype):
+    config, params, src, tgt = model
+    low = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    if config.token_embeddings == "none":
+        exact = apply(params, config, src, tgt)
+        logits = apply(low, config, jnp.asarray(src, dtype), jnp.asarray(tgt, dtype))
+    else:
+        exact, logits = (apply(weights, config, src, tgt) for weights in (params, low))
+    assert logits.dtype == dtype
+    scale = np.abs(exact).max()
+    assert np.abs(np.asarray(logits, np.float32) - exact).max() < 0.1 * scale

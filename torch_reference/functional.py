@@ -1,0 +1,126 @@
+"""The maths of the Transformer as pure functions of tensors.
+
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, K head_dim.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def sinusoidal_positions(
+    length: int, d_model: int, kind: str = "sinusoidal"
+) -> Float[Tensor, "length d_model"]:
+    """Return the float64 table of sinusoidal positions (section 3.5).
+
+    Args:
+        length: Rows, positions 0 to length - 1.
+        d_model: Columns; even.
+        kind: The layout, a value of `TransformerConfig.positions`: column c of "sinusoidal" turns
+            at 10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" at
+            10000**(-2 c / d_model); even columns are sines, odd ones cosines.
+            "sinusoidal_halves" holds the columns of "sinusoidal" with the sines first.
+    """
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    if kind == "sinusoidal_per_column":
+        sines = torch.sin(position / 10000 ** (2 * even / d_model))
+        cosines = torch.cos(position / 10000 ** (2 * (even + 1) / d_model))
+    else:
+        sines = torch.sin(position / 10000 ** (even / d_model))
+        cosines = torch.cos(position / 10000 ** (even / d_model))
+    if kind == "sinusoidal_halves":
+        return torch.cat([sines, cosines], dim=1)
+    return torch.stack([sines, cosines], dim=2).flatten(1)
+
+
+def activation(x: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]:
+    """Return the feed-forward nonlinearity `kind`, a value of `TransformerConfig.activation`."""
+    if kind == "relu":
+        return torch.relu(x)
+    if kind == "silu":
+        return torch.nn.functional.silu(x)
+    return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def layer_norm(
+    x: Float[Tensor, "*batch D"],
+    scale: Float[Tensor, " D"],
+    bias: Float[Tensor, " D"] | None,
+    epsilon: float,
+) -> Float[Tensor, "*batch D"]:
+    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016)."""
+    mean = x.mean(dim=-1, keepdim=True)
+    variance = x.var(dim=-1, keepdim=True, correction=0)
+    y = (x - mean) / torch.sqrt(variance + epsilon) * scale
+    return y if bias is None else y + bias
+
+
+def std_norm(
+    x: Float[Tensor, "*batch D"],
+    scale: Float[Tensor, " D"],
+    bias: Float[Tensor, " D"] | None,
+    epsilon: float,
+) -> Float[Tensor, "*batch D"]:
+    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation."""
+    mean = x.mean(dim=-1, keepdim=True)
+    y = (x - mean) / (x.std(dim=-1, keepdim=True) + epsilon) * scale
+    return y if bias is None else y + bias
+
+
+def split_heads(x: Float[Tensor, "B L D"], num_heads: int) -> Float[Tensor, "B H L K"]:
+    """Return the columns of each position dealt out to the heads, consecutive ones together."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B L D"]:
+    """Return the heads of each position side by side: the inverse of `split_heads`."""
+    return x.transpose(1, 2).flatten(-2)
+
+
+def attention_weights(
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B H S K"],
+    mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """Return softmax(query keyᵀ / sqrt(head_dim)) over the keys (section 3.2.1).
+
+    A masked key has weight 0; a query that may attend to nothing has weight 0 everywhere, with
+    finite gradients.
+    """
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if mask is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0)
+
+
+def dot_product_attention(
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B H S K"],
+    value: Float[Tensor, "B H S K"],
+    mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+    dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
+) -> Float[Tensor, "B H T K"]:
+    """Return the values averaged by their attention weights (section 3.2.1).
+
+    Args:
+        query: Queries [B, H, T, K].
+        key: Keys [B, H, S, K].
+        value: Values [B, H, S, K].
+        mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+        dropout: Applied to the weights, where given.
+
+    A query that may attend to nothing gives 0. Keys and values that no query may attend to do
+    not count, whatever they hold: 0 * NaN would be NaN.
+    """
+    if mask is not None:
+        ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
+        key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
+    weights = attention_weights(query, key, mask)
+    if dropout is not None:
+        weights = dropout(weights)
+    return weights @ value

@@ -1,0 +1,223 @@
+"""The blocks of the model as torch modules, named as in `jax_transformer.layers`.
+
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from jax_transformer.config import TransformerConfig
+from torch_reference import functional
+
+
+class Norm(nn.Module):
+    """The norm that the config names, over the last axis."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.d_model)) if config.norm_bias else None
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return the normed rows."""
+        norm = functional.layer_norm if self.config.norm == "layer_norm" else functional.std_norm
+        return norm(x, self.weight, self.bias, self.config.norm_epsilon)
+
+
+class Embedding(nn.Embedding):
+    """A token table, scaled as the config says (section 3.4)."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
+        super().__init__(vocab_size, config.d_model)
+        self.config = config
+
+    def forward(self, ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        """Return the scaled rows of `ids`."""
+        x = super().forward(ids)
+        if self.config.embedding_scale == "sqrt_d_model":
+            x = x * self.config.d_model**0.5
+        return x
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (section 3.2.2) with full or shared head projections."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        shared = config.head_projection == "shared"
+        width = config.head_dim if shared else config.d_model
+        self.query = nn.Linear(width, width, bias=config.qkv_bias)
+        self.key = nn.Linear(width, width, bias=config.qkv_bias)
+        self.value = nn.Linear(width, width, bias=config.qkv_bias)
+        self.output = nn.Linear(config.d_model, config.d_model, bias=config.attention_output_bias)
+        self.dropout = nn.Dropout(config.attention_dropout_rate)
+
+    def forward(
+        self,
+        query: Float[Tensor, "B T D"],
+        key: Float[Tensor, "B S D"],
+        value: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return what each query gathers from the values it may attend to.
+
+        Args:
+            query: Vectors that attend [B, T, D].
+            key: Vectors that are compared with the queries [B, S, D].
+            value: Vectors that are gathered [B, S, D].
+            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+        """
+        heads = functional.dot_product_attention(
+            self._project(self.query, query),
+            self._project(self.key, key),
+            self._project(self.value, value),
+            mask,
+            self.dropout,
+        )
+        return self.output(functional.merge_heads(heads))
+
+    def _project(
+        self, projection: nn.Linear, x: Float[Tensor, "B L D"]
+    ) -> Float[Tensor, "B H L K"]:
+        if self.config.head_projection == "shared":
+            return projection(functional.split_heads(x, self.config.num_heads))
+        return functional.split_heads(projection(x), self.config.num_heads)
+
+
+class FeedForward(nn.Module):
+    """The position-wise feed-forward network (section 3.3)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.inner = nn.Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+        self.dropout = nn.Dropout(config.activation_dropout_rate)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return the network's output at each position."""
+        x = functional.activation(self.inner(x), self.config.activation)
+        return self.outer(self.dropout(x))
+
+
+class Residual(nn.Module):
+    """A norm, a dropout and an addition around a sublayer, in the order the config names."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = Norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        sublayer: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
+    ) -> Float[Tensor, "B L D"]:
+        """Return the residual stream after the sublayer.
+
+        Args:
+            x: What the sublayer's output is added to.
+            sublayer: A function of `x`, normed first where norms are placed "pre".
+        """
+        if self.config.norm_placement == "pre":
+            return x + self.dropout(sublayer(self.norm(x)))
+        if self.config.dropout_placement == "norm":
+            return self.dropout(self.norm(x + sublayer(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network (section 3.1)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "#B #H #S #S"] | None = None
+    ) -> Float[Tensor, "B S D"]:
+        """Return the layer's output; `mask` says who attends to whom."""
+        x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, mask))
+        return self.feed_forward_residual(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the memory and a feed-forward network (section 3.1)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.self_attention = MultiHeadAttention(config)
+        self.self_attention_residual = Residual(config)
+        self.cross_attention = MultiHeadAttention(config)
+        self.cross_attention_residual = Residual(config)
+        if config.memory_norm:
+            self.memory_norm = Norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S D"],
+        tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
+        src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return the layer's output.
+
+        Args:
+            x: Target stream [B, T, D].
+            memory: Encoder output [B, S, D].
+            tgt_mask: Who of the target attends to whom of the target.
+            src_mask: Who of the target attends to whom of the memory.
+        """
+        if self.config.decoder_attention == "self_over_memory":
+            x = self._attend_over_memory(x, memory, tgt_mask, src_mask)
+        else:
+            x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, tgt_mask))
+            if self.config.memory_norm:
+                memory = self.memory_norm(memory)
+            x = self.cross_attention_residual(
+                x, lambda x: self.cross_attention(x, memory, memory, src_mask)
+            )
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def _attend_over_memory(
+        self,
+        x: Float[Tensor, "B L D"],
+        memory: Float[Tensor, "B L D"],
+        tgt_mask: Bool[Tensor, "#B #H #L #L"] | None,
+        src_mask: Bool[Tensor, "#B #H #L #L"] | None,
+    ) -> Float[Tensor, "B L D"]:
+        value = self.self_attention_residual(
+            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
+        )
+        return self.cross_attention_residual(
+            value, lambda value: self.cross_attention(x, memory, value, src_mask)
+        )
+
+
+class OutputProjection(nn.Module):
+    """The product that turns hidden states into logits, with an own or a tied matrix."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        linear = nn.Linear(config.d_model, config.tgt_vocab_size, bias=config.output_bias)
+        self.weight = linear.weight if config.output_projection == "linear" else None
+        self.bias = linear.bias
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], table: Float[Tensor, "V D"] | None
+    ) -> Float[Tensor, "B T V"]:
+        """Return the logits; `table` is the embedding that a tied projection reuses."""
+        weight = table if self.weight is None else self.weight
+        return nn.functional.linear(x, weight, self.bias)

@@ -1,0 +1,151 @@
+"""The whole model in torch, named as in `jax_transformer.model`.
+
+Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from jax_transformer.config import TransformerConfig
+from torch_reference import functional, masks
+from torch_reference.layers import DecoderLayer, Embedding, EncoderLayer, Norm, OutputProjection
+
+Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
+Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
+SourceMask = Bool[Tensor, "#B #H _ #S"]
+TargetMask = Bool[Tensor, "#B #H #T #T"]
+
+
+class Encoder(nn.Module):
+    """The stack of encoder layers, with a final norm where the config has one."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.norm = Norm(config) if config.final_norm else nn.Identity()
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], src_mask: Bool[Tensor, "#B #H #S #S"] | None = None
+    ) -> Float[Tensor, "B S D"]:
+        """Return the memory of embedded sources."""
+        for layer in self.layers:
+            x = layer(x, src_mask)
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """The stack of decoder layers, with a final norm where the config has one."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.norm = Norm(config) if config.final_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S D"],
+        tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
+        src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return the hidden states of embedded targets."""
+        for layer in self.layers:
+            x = layer(x, memory, tgt_mask, src_mask)
+        return self.norm(x)
+
+
+class Transformer(nn.Module):
+    """Embeddings, encoder, decoder and output projection (figure 1).
+
+    Dropout follows `train()` and `eval()`. Parameters are drawn as torch draws them; weights of
+    the JAX model come through `jax_transformer.convert.to_torch`.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.token_embeddings == "shared":
+            self.token_embedding = Embedding(config, config.src_vocab_size)
+        elif config.token_embeddings == "separate":
+            self.source_embedding = Embedding(config, config.src_vocab_size)
+            self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
+        target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
+        self.source_dropout = nn.Dropout(source_rate)
+        self.target_dropout = nn.Dropout(target_rate)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        if config.output_projection != "none":
+            self.output_projection = OutputProjection(config)
+
+    def encode(self, src: Source, src_mask: SourceMask | None = None) -> Float[Tensor, "B S D"]:
+        """Return the memory of the sources [B, S, D].
+
+        Args:
+            src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+            src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides
+                `config.pad_id` (nothing, where the sources are vectors).
+        """
+        if src_mask is None and self.config.token_embeddings != "none":
+            src_mask = masks.source_mask(src, self.config)
+        x = self._embed(src, self._table("source"))
+        return self.encoder(self.source_dropout(x), src_mask)
+
+    def decode(
+        self,
+        tgt: Target,
+        memory: Float[Tensor, "B S D"],
+        tgt_mask: TargetMask | None = None,
+        src_mask: SourceMask | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Return the logits of each target position's successor [B, T, V].
+
+        Args:
+            tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
+            memory: What `encode` returned [B, S, D].
+            tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later
+                positions and `config.pad_id`.
+            src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the
+                whole memory.
+
+        Returns:
+            Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is
+            "none".
+        """
+        if tgt_mask is None and self.config.token_embeddings == "none":
+            tgt_mask = masks.causal_mask(tgt.shape[1]).to(tgt.device)
+        elif tgt_mask is None:
+            tgt_mask = masks.target_mask(tgt, self.config)
+        table = self._table("target")
+        x = self._embed(tgt, table)
+        x = self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask)
+        if self.config.output_projection == "none":
+            return x
+        return self.output_projection(x, table.weight if table else None)
+
+    def forward(
+        self,
+        src: Source,
+        tgt: Target,
+        src_mask: SourceMask | None = None,
+        tgt_mask: TargetMask | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Return the logits [B, T, V]; masks as in `encode` and `decode`, one for the source."""
+        if src_mask is None and self.config.token_embeddings != "none":
+            src_mask = masks.source_mask(src, self.config)
+        return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
+
+    def _table(self, side: str) -> Embedding | None:
+        if self.config.token_embeddings == "none":
+            return None
+        if self.config.token_embeddings == "shared":
+            return self.token_embedding
+        return self.source_embedding if side == "source" else self.target_embedding
+
+    def _embed(self, tokens: Source, table: Embedding | None) -> Float[Tensor, "B S D"]:
+        x = tokens if table is None else table(tokens)
+        if self.config.positions == "none":
+            return x
+        return x + functional.sinusoidal_positions(
+            x.shape[1], self.config.d_model, self.config.positions
+        ).to(x)
