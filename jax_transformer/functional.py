@@ -112,6 +112,9 @@ def std_norm(
 
 def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # XLA's mean of equal numbers may be another number; of zeros it is 0. No shift changes the
+    # result, so this one needs no gradient.
+    x = x - jax.lax.stop_gradient(x[..., :1])
     return x - jnp.mean(x, axis=-1, keepdims=True)
 
 

@@ -9,10 +9,10 @@ from jax_transformer import InputError, TransformerConfig, apply, decode, encode
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
-PRESETS = TransformerConfig.presets()
+run = jax.jit(apply, static_argnames="config")
 
 
-@pytest.fixture(params=PRESETS)
+@pytest.fixture(params=TransformerConfig.presets())
 def model(request):
     config = small_config(request.param)
     return config, random_params(config), *random_tokens(config)
@@ -25,16 +25,16 @@ def test_encode_then_decode_is_apply(model):
         src_mask = (src != config.pad_id)[:, None, None, :]
     memory = encode(params, config, src, src_mask)
     logits = decode(params, config, tgt, memory, src_mask=src_mask)
-    np.testing.assert_allclose(logits, apply(params, config, src, tgt), atol=1e-5)
+    np.testing.assert_allclose(logits, run(params, config, src, tgt), atol=1e-5)
 
 
 def test_vmap_over_models_is_a_loop_over_models(model):
     config, _, src, tgt = model
     ensemble = [random_params(config, seed) for seed in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ensemble)
-    together = jax.vmap(lambda params: apply(params, config, src, tgt))(stacked)
+    together = jax.jit(jax.vmap(lambda params: apply(params, config, src, tgt)))(stacked)
     for one, params in zip(together, ensemble, strict=True):
-        np.testing.assert_allclose(one, apply(params, config, src, tgt), atol=1e-5)
+        np.testing.assert_allclose(one, run(params, config, src, tgt), atol=1e-5)
 
 
 def test_gradient_is_the_slope(x64):
@@ -62,7 +62,7 @@ def test_gradient_is_the_slope(x64):
 
 def test_gradients_are_finite_where_a_source_is_all_padding(model):
     config, params, src, tgt = model
-    gradient = jax.grad(lambda params: apply(params, config, src, tgt).sum())(params)
+    gradient = jax.jit(jax.grad(lambda params: apply(params, config, src, tgt).sum()))(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.isfinite(leaf).all(), jax.tree_util.keystr(path)
 
@@ -71,7 +71,7 @@ def test_config_is_static_and_each_shape_compiles_once():
     config = small_config("pre_norm")
     params = random_params(config)
     src, tgt = random_tokens(config)
-    jitted = jax.jit(apply, static_argnames="config")
+    jitted = jax.jit(lambda *args, **kwargs: apply(*args, **kwargs), static_argnames="config")
     for _ in range(3):
         jitted(params, config=small_config("pre_norm"), src=src, tgt=tgt)
     assert jitted._cache_size() == 1
@@ -83,10 +83,10 @@ def test_dropout_needs_a_key_and_follows_it():
     config = small_config("pre_norm", dropout=0.5)
     params = random_params(config)
     src, tgt = random_tokens(config)
-    without, again = apply(params, config, src, tgt), apply(params, config, src, tgt)
+    without, again = run(params, config, src, tgt), run(params, config, src, tgt)
     assert np.array_equal(without, again)
     one, same, other = (
-        apply(params, config, src, tgt, dropout_key=jax.random.key(seed)) for seed in (1, 1, 2)
+        run(params, config, src, tgt, dropout_key=jax.random.key(seed)) for seed in (1, 1, 2)
     )
     assert np.array_equal(one, same)
     assert not np.allclose(one, other)
@@ -97,7 +97,7 @@ def test_targets_see_no_later_target(model):
     config, params, src, tgt = model
     changed = tgt.copy()
     changed[:, 6:] = tgt[:, 5:-1]
-    before, after = (apply(params, config, src, target) for target in (tgt, changed))
+    before, after = (run(params, config, src, target) for target in (tgt, changed))
     np.testing.assert_allclose(before[:, :6], after[:, :6], atol=1e-6)
     if config.decoder_attention != "self_over_memory":
         assert not np.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
@@ -108,7 +108,7 @@ def test_padding_of_a_source_counts_for_nothing():
     params = random_params(config)
     src, tgt = random_tokens(config)
     longer = np.pad(src, ((0, 0), (0, 5)), constant_values=config.pad_id)
-    before, after = (apply(params, config, source, tgt) for source in (src, longer))
+    before, after = (run(params, config, source, tgt) for source in (src, longer))
     assert error(after, before) < 1e-6
 
 
@@ -116,10 +116,10 @@ def test_begin_token_that_is_the_pad_id_is_seen():
     config = small_config("pre_norm", bos_id=0, pad_id=0)
     params = random_params(config)
     src, tgt = random_tokens(config)
-    seen = apply(params, config, src, tgt)
+    seen = run(params, config, src, tgt)
     causal = np.tril(np.ones((1, 1, 11, 11), bool))
     not_padding = (tgt != config.pad_id)[:, None, None, :]
-    hidden = apply(params, config, src, tgt, tgt_mask=causal & not_padding)
+    hidden = run(params, config, src, tgt, tgt_mask=causal & not_padding)
     assert not np.allclose(seen[:, 0], hidden[:, 0], atol=1e-3)
     np.testing.assert_allclose(
         seen[0], apply(params, config, src, tgt, tgt_mask=causal)[0], atol=1e-6
@@ -143,7 +143,7 @@ def test_id_outside_the_vocabulary_is_nan_under_jit(bad):
     config = small_config("vaswani2017")
     src, tgt = random_tokens(config)
     src[2, 0] = bad
-    logits = jax.jit(apply, static_argnums=1)(random_params(config), config, src, tgt)
+    logits = run(random_params(config), config, src, tgt)
     assert np.isnan(logits[2]).all()
     assert np.isfinite(logits[:2]).all()
 
@@ -157,7 +157,7 @@ def test_sequence_beyond_the_position_table_is_refused(name):
     apply(params, config, **tokens)  # exactly as long as the table
     tokens[name] = np.pad(tokens[name], ((0, 0), (0, 1)))
     with pytest.raises(InputError, match=rf"{name} is 12 tokens .* max_length=11"):
-        jax.jit(apply, static_argnums=1)(params, config, **tokens)
+        run(params, config, **tokens)
 
 
 def test_unequal_lengths_are_refused_where_the_decoder_needs_equal_ones():
@@ -183,10 +183,10 @@ def test_lower_precision_stays_near_float32(model, dtype):
     config, params, src, tgt = model
     low = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
     if config.token_embeddings == "none":
-        exact = apply(params, config, src, tgt)
-        logits = apply(low, config, jnp.asarray(src, dtype), jnp.asarray(tgt, dtype))
+        exact = run(params, config, src, tgt)
+        logits = run(low, config, jnp.asarray(src, dtype), jnp.asarray(tgt, dtype))
     else:
-        exact, logits = (apply(weights, config, src, tgt) for weights in (params, low))
+        exact, logits = (run(weights, config, src, tgt) for weights in (params, low))
     assert logits.dtype == dtype
     scale = np.abs(exact).max()
     assert np.abs(np.asarray(logits, np.float32) - exact).max() < 0.1 * scale
