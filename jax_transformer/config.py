@@ -72,6 +72,7 @@ class TransformerConfig:
             "xavier_uniform": every matrix, the embeddings too. "xavier_uniform_fused": the same
             with query, key and value as one (3 d_model, d_model) matrix, as
             torch.nn.Transformer. "torch_default": what torch.nn.Linear and Embedding draw.
+            "normal": matrices and embeddings normal with deviation 0.02, zero biases.
         pad_id: Id of padding, in source and target.
         bos_id: Id that begins every target; may equal `pad_id`.
         eos_id: Id that ends every source and target.
@@ -110,7 +111,7 @@ class TransformerConfig:
     dropout_placement: Literal["sublayer", "norm"] = "sublayer"
     embedding_dropout: Literal["both", "decoder", "none"] = "both"
     initialization: Literal[
-        "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default"
+        "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default", "normal"
     ] = "xavier_uniform"
     pad_id: int = 0
     bos_id: int = 1
@@ -320,4 +321,19 @@ def _presets() -> dict[str, dict[str, Any]]:
         # Its printed output is log_softmax; this library returns the logits before it.
         "pre_norm_log_softmax": pre_norm_family
         | {"norm_epsilon": 1e-6, "final_norm": True, "initialization": "torch_default"},
+        # Marian, in the sizes and with the ids of the opus-mt models: targets begin with padding.
+        "marian": {
+            "src_vocab_size": 58_101,
+            "tgt_vocab_size": 58_101,
+            "token_embeddings": "shared",
+            "positions": "sinusoidal_halves",
+            "output_projection": "tied",
+            "activation": "silu",
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "initialization": "normal",
+            "pad_id": 58_100,
+            "bos_id": 58_100,
+            "eos_id": 0,
+        },
     }

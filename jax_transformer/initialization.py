@@ -33,6 +33,8 @@ def kernel(config: TransformerConfig, inputs: int, outputs: int, fused: int = 1)
     """
     if config.initialization == "torch_default":
         return uniform(1 / math.sqrt(inputs))
+    if config.initialization == "normal":
+        return normal(0.02)
     if config.initialization == "xavier_uniform_fused":
         return uniform(math.sqrt(6 / (inputs + fused * outputs)))
     return glorot_uniform()
@@ -44,7 +46,7 @@ def bias(config: TransformerConfig, inputs: int, attention: bool = False) -> Ini
     torch.nn.Linear draws its biases, and torch's Xavier schemes leave them so;
     torch.nn.MultiheadAttention sets its own to 0.
     """
-    if config.initialization == "vaswani2017":
+    if config.initialization in ("vaswani2017", "normal"):
         return zeros
     if config.initialization == "xavier_uniform_fused" and attention:
         return zeros
@@ -57,4 +59,6 @@ def embedding(config: TransformerConfig) -> Initializer:
         return normal(config.d_model**-0.5)
     if config.initialization == "torch_default":
         return normal(1.0)
+    if config.initialization == "normal":
+        return normal(0.02)
     return glorot_uniform()

@@ -82,6 +82,16 @@ def test_xavier_uniform_reaches_every_matrix_and_the_embeddings(preset):
     assert matrices == 2 + 6 + 10 + 1  # embeddings, encoder layer, decoder layer, output
 
 
+def test_marian_draws_from_a_narrow_normal():
+    params = fresh("marian", pad_id=996, bos_id=996)
+    for leaf in (
+        params["token_embedding"]["embedding"],
+        params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"],
+    ):
+        assert abs(np.std(leaf) / 0.02 - 1) < 5 / np.sqrt(leaf.size)
+    assert not params["output_projection"]["bias"].any()
+
+
 def test_paper_scales_the_tied_table_to_unit_logits():
     params = fresh("vaswani2017")
     table = np.asarray(params["token_embedding"]["embedding"])

@@ -1,0 +1,168 @@
+"""Weights from torch and back: state_dict <-> params by a layout.
+
+A layout is named by one of `layouts()` or written by the caller as a `Layout` of `Row`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import files, marian, printed, reference, torch_nn
+from jax_transformer.convert.arrays import as_jax, as_torch
+from jax_transformer.convert.file_checks import WeightFileError
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.metadata import ConfigMismatch, check_config
+from jax_transformer.convert.report import ConversionError, Report
+from jax_transformer.convert.table import (
+    Computed,
+    Layout,
+    Operation,
+    Row,
+    identity,
+    transpose,
+)
+from jax_transformer.convert.torch_nn_hyperparameters import torch_nn_config, torch_nn_module
+from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Computed",
+    "ConfigMismatch",
+    "ConversionError",
+    "Layout",
+    "Operation",
+    "Report",
+    "Row",
+    "WeightFileError",
+    "files",
+    "from_huggingface",
+    "from_torch",
+    "get_layout",
+    "identity",
+    "layouts",
+    "to_huggingface",
+    "to_params",
+    "to_tensors",
+    "to_torch",
+    "torch_nn_config",
+    "torch_nn_module",
+    "transpose",
+]
+
+
+def from_torch(
+    state_dict: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: str | Layout = "reference",
+    *,
+    dtype: str | None = None,
+    strip_prefixes: Sequence[str] = (),
+    allow_nonfinite: bool = False,
+    buffers: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the parameters in a state_dict, as a nested dict of jax arrays.
+
+    Gradients and Adam moments come the same way, by the names of their parameters, with
+    `buffers=False`. `to_params` also gives a report.
+
+    Args:
+        state_dict: Tensors by name: of torch, numpy or jax.
+        config: The shape of the model.
+        layout: The names and shapes in the state_dict: one of `layouts()`, or a `Layout`.
+        dtype: Floating-point type to convert to; None keeps the type of each tensor.
+        strip_prefixes: Taken off every name that begins with them, as "module.".
+        allow_nonfinite: Whether NaN and infinity pass.
+        buffers: Whether the layout's computed buffers are in the state_dict.
+        metadata: Fields of the config that are recorded with the weights; `config` must agree.
+
+    Returns:
+        The parameters, or the part of them that the layout's scope names; they share no memory
+        with the state_dict.
+
+    Raises:
+        ConfigMismatch: The metadata differ from the config.
+        ConversionError: The tensors do not fit; lists every fault.
+        InputError: The layout is unknown, or float64 tensors meet a jax without jax_enable_x64.
+    """
+    if metadata is not None:
+        check_config(config, metadata)
+    options = {
+        "dtype": dtype,
+        "strip_prefixes": strip_prefixes,
+        "allow_nonfinite": allow_nonfinite,
+        "buffers": buffers,
+    }
+    params, _ = to_params(state_dict, config, get_layout(layout), **options, leaf=as_jax)
+    return params
+
+
+def to_torch(
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: str | Layout = "reference",
+    *,
+    dtype: str | None = None,
+    allow_nonfinite: bool = False,
+    buffers: bool = True,
+) -> dict[str, torch.Tensor]:
+    """Return the state_dict of parameters, ready for `load_state_dict(strict=True)`.
+
+    Args:
+        params: Nested dict of arrays: parameters, gradients or Adam moments.
+        config: The shape of the model.
+        layout: The names and shapes wanted: one of `layouts()`, or a `Layout`.
+        dtype: Floating-point type to convert to; None keeps the type of each array.
+        allow_nonfinite: Whether NaN and infinity pass.
+        buffers: Whether the layout's computed buffers are written too.
+
+    Returns:
+        Contiguous tensors that share no memory with `params`; tied names share one tensor.
+
+    Raises:
+        ConversionError: The parameters are not those of the config; lists every fault.
+        InputError: The layout is unknown.
+    """
+    options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}
+    arrays, _ = to_tensors(params, config, get_layout(layout), **options)
+    tensors = {id(array): as_torch(array) for array in arrays.values()}
+    return {name: tensors[id(array)] for name, array in arrays.items()}
+
+
+def layouts() -> tuple[str, ...]:
+    """Return the names of the layouts that need no arguments."""
+    return tuple(_layouts())
+
+
+def get_layout(layout: str | Layout) -> Layout:
+    """Return the layout of this name; a `Layout` is returned as it is.
+
+    Raises:
+        InputError: The name is unknown.
+    """
+    if isinstance(layout, Layout):
+        return layout
+    known = _layouts()
+    if layout not in known:
+        raise InputError(f"layout={layout!r} is unknown; choose one of {', '.join(known)}")
+    return known[layout]()
+
+
+def _layouts() -> dict[str, Callable[[], Layout]]:
+    return {
+        "reference": lambda: reference.LAYOUT,
+        "torch_nn": torch_nn.transformer,
+        "torch_nn_encoder": torch_nn.encoder,
+        "torch_nn_decoder": torch_nn.decoder,
+        "torch_nn_attention": torch_nn.attention,
+        "shared_heads": printed.shared_heads,
+        "pre_norm": printed.pre_norm,
+        "pre_norm_memory_norm": printed.pre_norm_memory_norm,
+        "pre_norm_log_softmax": printed.pre_norm_log_softmax,
+        "marian": lambda: marian.LAYOUT,
+    }

@@ -1,0 +1,86 @@
+"""Arrays of numpy, jax and torch as one kind, bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 64  # bytes
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """Return a numpy array of the same bits, without a copy where the value lies on the host.
+
+    Args:
+        value: A numpy, jax or torch array; strides, read-only memory and byte order are free.
+
+    Returns:
+        The array in native byte order; torch's bfloat16 becomes that of ml_dtypes. It may share
+        memory with `value` and may be strided: copy it before keeping it.
+
+    Raises:
+        InputError: The value is no dense array that numpy can hold.
+    """
+    try:
+        array = _from_torch(value) if hasattr(value, "detach") else np.asarray(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise InputError(f"{type(value).__name__} is no dense array: {error}") from error
+    if array.dtype.byteorder in "<>":  # the foreign one: native order reads "="
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def own_copy(array: np.ndarray) -> np.ndarray:
+    """Return a C-contiguous array of the same bits that owns its memory."""
+    return np.array(array, order="C")
+
+
+def as_jax(array: np.ndarray) -> jax.Array:
+    """Return a jax array of the same bits that shares no memory with this one.
+
+    Raises:
+        InputError: The array is float64, which jax would round without jax_enable_x64.
+    """
+    if array.dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise InputError("float64 tensors need jax_enable_x64, or give dtype='float32'")
+    # On CPU jax takes over memory that is aligned so, and would copy any other a second time.
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return jax.device_put(copy)
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    """Return a contiguous torch tensor of the same bits.
+
+    Args:
+        array: Of any type that torch has; bfloat16 is that of ml_dtypes. Its memory is shared
+            where it is its own, contiguous and writable, and copied otherwise.
+    """
+    import torch
+
+    array = np.require(array, requirements=("C", "OWNDATA", "WRITEABLE"))
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _from_torch(tensor: torch.Tensor) -> np.ndarray:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise TypeError("it is sparse, quantized or without data")
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type: the bits travel as integers
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,27 @@
+"""The layout of `torch_reference`: the same names, with torch's words for the leaves."""
+
+from jax_transformer.convert.table import Layout, Row, transpose
+
+LAYOUT = Layout(
+    "reference",
+    (
+        Row("{table}.weight", "{table}/embedding"),
+        Row(
+            "{stack}.layers.{i}.{block}.{projection}.weight",
+            "{stack}/layers_{i}/{block}/{projection}/kernel",
+            transpose,
+        ),
+        Row(
+            "{stack}.layers.{i}.{residual}.norm.weight",
+            "{stack}/layers_{i}/{residual}/norm/scale",
+        ),
+        # One row for the biases of projections and of residual norms.
+        Row("{stack}.layers.{i}.{block}.{part}.bias", "{stack}/layers_{i}/{block}/{part}/bias"),
+        Row("{stack}.layers.{i}.memory_norm.weight", "{stack}/layers_{i}/memory_norm/scale"),
+        Row("{stack}.layers.{i}.memory_norm.bias", "{stack}/layers_{i}/memory_norm/bias"),
+        Row("{stack}.norm.weight", "{stack}/norm/scale"),
+        Row("{stack}.norm.bias", "{stack}/norm/bias"),
+        Row("output_projection.weight", "output_projection/kernel", transpose),
+        Row("output_projection.bias", "output_projection/bias"),
+    ),
+)

@@ -1,0 +1,52 @@
+"""The layout of the torch reference, for every preset and type."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import torch_reference
+from jax_transformer import TransformerConfig, convert
+from tests.convert.foreign import randomized
+from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.models import random_params, small_config
+
+TYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        *((preset, "float32") for preset in TransformerConfig.presets()),
+        *(("pre_norm_memory_norm", name) for name in TYPES if name != "float32"),
+    ],
+)
+def test_there_and_back_is_bit_equal_and_loads_strictly(preset, name, x64):
+    config = small_config(preset)
+    params = random_params(config, dtype=TYPES[name])
+    module = torch_reference.Transformer(config).to(getattr(torch, name))
+    assert module.load_state_dict(convert.to_torch(params, config), strict=True)
+    assert_same_params(convert.from_torch(module.state_dict(), config), params)
+    state_dict = randomized(module).state_dict()
+    back = convert.to_torch(convert.from_torch(state_dict, config), config)
+    count = assert_same_tensors(back, state_dict)
+    print(f"{preset} {name}: {count}/{count} tensors bit-equal")
+
+
+@pytest.mark.parametrize(
+    "field", ["qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias"]
+)
+def test_a_missing_bias_is_named(field):
+    config = small_config("pre_norm")
+    without = small_config("pre_norm", **{field: False})
+    state_dict = convert.to_torch(random_params(without), without)
+    absent = convert.to_torch(random_params(config), config).keys() - state_dict.keys()
+    with pytest.raises(convert.ConversionError) as caught:
+        convert.from_torch(state_dict, config)
+    assert set(caught.value.report.names("missing")) == absent
+    assert all(name in str(caught.value) for name in absent)

@@ -1,0 +1,260 @@
+"""What is read from a torch.nn.Transformer, and what is refused: values, orders, orientations."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jax_transformer import InputError, apply, convert
+from jax_transformer.convert import ConfigMismatch
+from jax_transformer.convert.metadata import FREE_FIELDS, check_config
+from tests.convert.foreign import randomized
+from tests.convert.tools import jit
+from tests.models import random_tokens, small_config
+from tests.parity.ladder import error
+
+SMALL = {
+    "d_model": 12,
+    "nhead": 2,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "dim_feedforward": 7,
+}
+GELU_TANH = functools.partial(nn.functional.gelu, approximate="tanh")
+SEEN = 1e-3  # a wrong weight must show at least this much in the output
+ORDERS = [order for order in itertools.permutations(range(3)) if order != (0, 1, 2)]
+
+
+@pytest.fixture(scope="module")
+def probe():
+    """Return a torch module's config, its state_dict and a probe of another state_dict.
+
+    The probe is the distance between the module's output and that of our model.
+    """
+    config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
+    module = randomized(convert.torch_nn_module(config))
+    src, tgt = random_tokens(config)
+    hidden = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
+    with torch.no_grad():
+        theirs = module(torch.from_numpy(src), torch.from_numpy(tgt), tgt_mask=hidden)
+    run = jit(apply, static_argnums=1)
+
+    def distance(state_dict):
+        params = convert.from_torch(state_dict, config, "torch_nn")
+        with jax.default_matmul_precision("highest"):
+            return error(run(params, config, src, tgt), theirs)
+
+    assert distance(module.state_dict()) <= 1e-5
+    return config, module.state_dict(), distance
+
+
+def test_each_transposed_square_weight_shows(probe):
+    config, state_dict, distance = probe
+    caught, lowest = 0, np.inf
+    for name, tensor in state_dict.items():
+        if tensor.dim() != 2 or "linear" in name:
+            continue
+        for block in range(len(tensor) // config.d_model):
+            rows = slice(block * config.d_model, (block + 1) * config.d_model)
+            wrong = tensor.clone()
+            wrong[rows] = tensor[rows].T
+            lowest = min(lowest, distance(state_dict | {name: wrong}))
+            caught += 1
+    print(f"{caught} transposed square weights, smallest trace {lowest:.1e}")
+    assert caught == 3 * 4
+    assert lowest > SEEN
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_each_wrong_order_of_query_key_and_value_shows(probe, kind):
+    _, state_dict, distance = probe
+    lowest = np.inf
+    for attention in ("encoder.layers.0.self_attn", "decoder.layers.0.multihead_attn"):
+        name = f"{attention}.in_proj_{kind}"
+        parts = state_dict[name].chunk(3)
+        for order in ORDERS:
+            wrong = torch.cat([parts[index] for index in order])
+            lowest = min(lowest, distance(state_dict | {name: wrong}))
+    print(f"{len(ORDERS)}/5 wrong orders of {kind}, smallest trace {lowest:.1e}")
+    assert len(ORDERS) == 5
+    assert lowest > SEEN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        ({"nhead": 3}, "num_heads", 3),
+        ({"d_model": 14}, "d_model", 14),
+        ({"dim_feedforward": 11}, "d_ff", 11),
+        ({"num_encoder_layers": 2}, "num_encoder_layers", 2),
+        ({"num_decoder_layers": 2}, "num_decoder_layers", 2),
+        ({"dropout": 0.25}, "dropout", 0.25),
+        ({"activation": "gelu"}, "activation", "gelu"),
+        ({"activation": GELU_TANH}, "activation", "gelu_tanh"),
+        ({"activation": nn.functional.silu}, "activation", "silu"),
+        ({"layer_norm_eps": 1e-3}, "norm_epsilon", 1e-3),
+        ({"norm_first": True}, "norm_placement", "pre"),
+        ({"bias": False}, "norm_bias", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_every_argument_is_read_and_a_config_that_differs_is_refused(arguments, field, value):
+    module = nn.Transformer(**SMALL | arguments)
+    config = convert.torch_nn_config(module)
+    assert getattr(config, field) == value
+    other = convert.torch_nn_config(nn.Transformer(**SMALL))
+    state_dict = module.state_dict()
+    convert.from_torch(state_dict, config, "torch_nn", metadata=config.to_dict())
+    if field not in FREE_FIELDS:
+        with pytest.raises(ConfigMismatch, match=f"{field}=.* against recorded {value!r}"):
+            convert.from_torch(state_dict, other, "torch_nn", metadata=config.to_dict())
+
+
+def test_module_and_config_are_each_others_inverse():
+    fields = ("qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
+    for placement, activation, bias in itertools.product(
+        ("pre", "post"), ("relu", "gelu", "gelu_tanh", "silu"), (True, False)
+    ):
+        config = small_config(
+            "torch_nn",
+            norm_placement=placement,
+            activation=activation,
+            **dict.fromkeys(fields, bias),
+        )
+        read = convert.torch_nn_config(convert.torch_nn_module(config))
+        check_config(config, read.to_dict() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"positions": "sinusoidal", "d_model": 42},
+        {"final_norm": False},
+        {"norm": "std_norm"},
+        {"norm_bias": False},
+        {"memory_norm": True},
+        {"head_projection": "shared"},
+    ],
+)
+def test_a_config_that_torch_has_no_module_for_is_refused(overrides):
+    (field, value), *_ = overrides.items()
+    with pytest.raises(InputError, match=f"{field}={value!r}, but torch.nn.Transformer has"):
+        convert.torch_nn_module(small_config("torch_nn", **overrides))
+
+
+def one_layer_differs(change):
+    module = nn.Transformer(**SMALL | {"num_decoder_layers": 2, "batch_first": True})
+    change(module)
+    return module
+
+
+class OwnLayer(nn.TransformerEncoderLayer):
+    """A subclass, whose forward could do anything."""
+
+
+def other_heads(module):
+    module.decoder.layers[1].self_attn.num_heads = 3
+
+
+def other_epsilon(module):
+    module.encoder.norm.eps = 1e-3
+
+
+def other_rate(module):
+    module.decoder.layers[1].dropout3.p = 0.5
+
+
+def other_activation(module):
+    module.decoder.layers[1].activation = nn.functional.gelu
+
+
+def unknown_activation(module):
+    module.encoder.layers[0].activation = torch.tanh
+
+
+def no_final_norm(module):
+    module.encoder.norm = None
+
+
+def root_mean_square_norm(module):
+    module.encoder.layers[0].norm1 = nn.RMSNorm(12)
+
+
+def extra_zero_key(module):
+    module.encoder.layers[0].self_attn.add_zero_attn = True
+
+
+def own_layer(module):
+    module.encoder.layers[0] = OwnLayer(12, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_heads, r"decoder.layers.1.self_attn: num_heads=3, but 2 elsewhere"),
+        (other_epsilon, r"norm_epsilon=1e-05, but 0.001 elsewhere"),
+        (other_rate, r"decoder.layers.1.dropout3: dropout=0.5, but 0.1 elsewhere"),
+        (other_activation, r"decoder.layers.1: activation='gelu', but 'relu' elsewhere"),
+        (unknown_activation, r"activation=.*tanh.* must be relu, gelu or silu"),
+        (no_final_norm, r"decoder.norm: final_norm=True, but False elsewhere"),
+        (root_mean_square_norm, r"encoder.layers.0.norm1: this RMSNorm has no counterpart"),
+        (extra_zero_key, r"encoder.layers.0.self_attn: this MultiheadAttention has no counterpart"),
+        (own_layer, r"encoder.layers.0 is a OwnLayer, not a TransformerEncoderLayer"),
+    ],
+)
+def test_what_the_model_cannot_honour_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        convert.torch_nn_config(one_layer_differs(change))
+
+
+def test_an_activation_module_that_torch_drops_in_the_decoder_is_seen():
+    """Copies of a torch.nn.TransformerDecoderLayer forget a module and use ReLU."""
+    module = nn.Transformer(**SMALL, activation=nn.GELU(), batch_first=True)
+    with pytest.raises(InputError, match="activation='relu', but 'gelu' elsewhere"):
+        convert.torch_nn_config(module)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.SiLU(), nn.GELU(), nn.GELU("tanh")])
+def test_activation_modules_are_read(activation):
+    layer = nn.TransformerEncoderLayer(12, 2, 7, activation=activation, batch_first=True)
+    module = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    config = convert.torch_nn_config(module)
+    name = "gelu_tanh" if "tanh" in str(activation) else type(activation).__name__.lower()
+    assert config.activation == name
+
+
+def test_another_module_is_refused():
+    with pytest.raises(InputError, match="Linear is no torch"):
+        convert.torch_nn_config(nn.Linear(2, 3))
+
+
+def test_every_field_that_shapes_cannot_tell_is_compared():
+    config = small_config("pre_norm")
+    others = {
+        "num_heads": 6,
+        "norm_epsilon": 1e-3,
+        "activation": "gelu",
+        "norm_placement": "post",
+        "norm": "layer_norm",
+        "embedding_scale": "none",
+        "positions": "sinusoidal_halves",
+        "decoder_attention": "self_over_memory",
+        "pad_id": 3,
+        "bos_id": 5,
+        "eos_id": 4,
+    }
+    for field, value in others.items():
+        with pytest.raises(ConfigMismatch, match=f"{field}="):
+            check_config(config, config.to_dict() | {field: value})
+    check_config(config, config.to_dict())
+    check_config(dataclasses.replace(config, dropout=0.5, max_length=99), config.to_dict())
+    with pytest.raises(ConfigMismatch, match="num_heads=3 against recorded 6; norm_epsilon="):
+        check_config(config, others)
+    with pytest.raises(ConfigMismatch, match="rotary='no such field' against recorded True"):
+        check_config(config, {"rotary": True})
+    print(f"{len(others)}/{len(others)} fields refused where they differ")

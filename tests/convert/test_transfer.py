@@ -1,0 +1,404 @@
+"""Tensors through a layout: every bit arrives, every fault is refused, nothing is half done."""
+
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import InputError, convert
+from jax_transformer.convert import ConversionError
+from jax_transformer.convert.arrays import as_torch
+from jax_transformer.convert.reference import LAYOUT
+from jax_transformer.convert.table import expand, flatten, nest
+from tests.convert.foreign import MODELS
+from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
+from tests.models import random_params, small_config
+
+PRESETS = {  # the preset that each layout is for
+    "reference": "vaswani2017",
+    "torch_nn": "torch_nn",
+    "torch_nn_encoder": "torch_nn",
+    "torch_nn_decoder": "torch_nn",
+    "torch_nn_attention": "torch_nn",
+    "shared_heads": "shared_heads",
+    "pre_norm": "pre_norm",
+    "pre_norm_memory_norm": "pre_norm_memory_norm",
+    "pre_norm_log_softmax": "pre_norm_log_softmax",
+}
+TYPES = {
+    "float16": (np.float16, np.uint16),
+    "bfloat16": (ml_dtypes.bfloat16, np.uint16),
+    "float32": (np.float32, np.uint32),
+    "float64": (np.float64, np.uint64),
+}
+
+
+def random_bits(shape, name, random):
+    """Return any bits at all: subnormals, -0.0, infinities and NaNs with payloads among them."""
+    kind, unsigned = TYPES[name]
+    width = np.dtype(unsigned).itemsize * 8
+    bits = random.integers(0, 2**width, shape, unsigned, endpoint=False)
+    infinity = int(np.array(np.inf, kind).view(unsigned))
+    special = [1, 1 << (width - 1), infinity + 1, infinity | 5, (1 << (width - 1)) | infinity | 3]
+    flat = bits.reshape(-1)
+    flat[: len(special)] = special[: flat.size]
+    return bits.view(kind)
+
+
+def reference_case():
+    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config)
+    return config, params, convert.to_torch(params, config)
+
+
+def refused(tensors, config, layout="reference", **options):
+    """Return the report of a refusal."""
+    with pytest.raises(ConversionError) as caught:
+        convert.from_torch(tensors, config, layout, **options)
+    return caught.value.report
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("layout", PRESETS)
+def test_random_bits_survive_both_directions(layout, name, x64):
+    config = small_config(PRESETS[layout])
+    random = np.random.default_rng(0)
+    options = {"allow_nonfinite": True, "buffers": False}
+    tensors, tied = {}, {}
+    for pair in expand(convert.get_layout(layout), config):
+        bits = tied.setdefault(pair.paths, random_bits(pair.shape, name, random))
+        tensors[pair.foreign] = as_torch(bits)
+    params = convert.from_torch(tensors, config, layout, **options)
+    count = assert_same_tensors(convert.to_torch(params, config, layout, **options), tensors)
+    again = convert.from_torch(tensors, config, layout, **options)
+    leaves = assert_same_params(again, params)
+    assert all(leaf.dtype == name for leaf in jax.tree.leaves(params))
+    print(f"{layout} {name}: {count}/{count} tensors, {leaves} parameters bit-equal")
+
+
+def test_each_key_dropped_added_or_reshaped_is_refused_and_nothing_changes():
+    config, _, state_dict = reference_case()
+    before = {name: tensor.clone() for name, tensor in state_dict.items()}
+    for name, tensor in list(state_dict.items()):
+        dropped = {other: value for other, value in state_dict.items() if other != name}
+        assert refused(dropped, config).names("missing") == [name]
+        added = state_dict | {f"{name}_ema": tensor}
+        assert refused(added, config).names("unexpected") == [f"{name}_ema"]
+        reshaped = state_dict | {name: tensor[None]}
+        assert refused(reshaped, config).names("wrong shape") == [name]
+    assert_same_tensors(state_dict, before)
+    print(f"{3 * len(state_dict)}/{3 * len(state_dict)} faults refused, 0 tensors changed")
+
+
+def test_each_parameter_dropped_added_or_reshaped_is_refused_on_the_way_out():
+    config, params, _ = reference_case()
+    leaves = flatten(params)
+    for path, leaf in leaves.items():
+        changes = {
+            "missing": {other: value for other, value in leaves.items() if other != path},
+            "unexpected": leaves | {f"{path}_ema": leaf},
+            "wrong shape": leaves | {path: leaf[None]},
+        }
+        for kind, changed in changes.items():
+            with pytest.raises(ConversionError) as caught:
+                convert.to_torch(nest(changed), config)
+            ((found, name),) = [(entry.kind, entry.name) for entry in caught.value.report.faults]
+            assert found == kind
+            assert name == (f"{path}_ema" if kind == "unexpected" else path)
+    print(f"{3 * len(leaves)}/{3 * len(leaves)} faults refused")
+
+
+def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
+    config, _, state_dict = reference_case()
+    state_dict["decoder.norm.wieght"] = state_dict.pop("decoder.norm.weight")
+    state_dict["encoder.layers.0.feed_forward.inner.weight"] = torch.zeros(42, 53)
+    state_dict["encoder.layers.0.feed_forward.outer.bias"] = torch.zeros(42, dtype=torch.int32)
+    state_dict["encoder.norm.bias"][5] = float("nan")
+    state_dict["extra"] = torch.zeros(2)
+    with pytest.raises(ConversionError) as caught:
+        convert.from_torch(state_dict, config)
+    print(caught.value)
+    first, *lines = str(caught.value).splitlines()
+    assert first == (
+        "layout 'reference' does not fit, nothing was converted: "
+        "1 missing, 2 unexpected, 1 wrong shape, 1 wrong dtype, 1 not finite"
+    )
+    assert [" ".join(line.split()) for line in lines] == [
+        "missing decoder.norm.weight nearest: decoder.norm.wieght",
+        "unexpected decoder.norm.wieght nearest: decoder.norm.weight",
+        "unexpected extra",
+        "wrong shape encoder.layers.0.feed_forward.inner.weight [42, 53], expected [53, 42]",
+        "wrong dtype encoder.layers.0.feed_forward.outer.bias int32, expected a floating-point "
+        "type; or give dtype=",
+        "not finite encoder.norm.bias nan at [5]",
+    ]
+
+
+def test_many_faults_stay_readable_and_fast():
+    config, _, state_dict = reference_case()
+    strangers = {f"{'x' * 500}{number}": torch.zeros(1) for number in range(100_000)}
+    report = refused(state_dict | strangers, config)
+    assert len(report.faults) == 100_000
+    message = str(ConversionError(report))
+    assert message.splitlines()[-1] == "  and 99800 more"
+    assert max(map(len, message.splitlines())) < 300
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_one_value_that_is_not_finite_is_named_or_allowed(name, x64):
+    config, _, _ = reference_case()
+    tensors = convert.to_torch(random_params(config, dtype=TYPES[name][0]), config)
+    values = itertools.cycle((np.nan, np.inf, -np.inf))
+    for tensor, value in zip(tensors.values(), values, strict=False):
+        index = tuple(size // 2 for size in tensor.shape)
+        kept = tensor[index].clone()
+        tensor[index] = value
+        (entry,) = refused(tensors, config).faults
+        assert entry.kind == "not finite"
+        assert entry.detail == f"{value} at {list(index)}"
+        convert.from_torch(tensors, config, allow_nonfinite=True)
+        tensor[index] = kept
+    print(f"{name}: {len(tensors)}/{len(tensors)} caught")
+    params = convert.from_torch(tensors, config)
+    params["encoder"]["norm"]["bias"] = params["encoder"]["norm"]["bias"].at[3].set(np.inf)
+    with pytest.raises(ConversionError, match=r"encoder/norm/bias +inf at \[3\]"):
+        convert.to_torch(params, config)
+    convert.to_torch(params, config, allow_nonfinite=True)
+
+
+def test_no_type_is_changed_in_silence():
+    config, _, state_dict = reference_case()
+    name = "encoder.norm.bias"
+    others = {
+        "int64": torch.ones(42, dtype=torch.int64),
+        "uint8": torch.ones(42, dtype=torch.uint8),
+        "bool": torch.ones(42, dtype=torch.bool),
+        "complex64": torch.ones(42, dtype=torch.complex64),
+        "float8": torch.ones(42).to(torch.float8_e4m3fn),
+        "sparse": torch.ones(42).to_sparse(),
+        "meta": torch.ones(42, device="meta"),
+        "object": np.array(["1"] * 42, object),
+        "text": np.array(["1"] * 42),
+        "none": None,
+    }
+    for kind, other in others.items():
+        (entry,) = refused(state_dict | {name: other}, config).faults
+        assert entry.name == name, kind
+        assert entry.kind in ("wrong dtype", "wrong shape"), kind
+    for kind in ("complex64", "float8", "sparse", "meta", "object", "text", "none"):
+        refused(state_dict | {name: others[kind]}, config, dtype="float32")
+    for kind in ("int64", "uint8", "bool"):
+        tensors = state_dict | {name: others[kind]}
+        params = convert.from_torch(tensors, config, dtype="float32")
+        np.testing.assert_array_equal(params["encoder"]["norm"]["bias"], np.ones(42, np.float32))
+    print(f"{len(others)}/{len(others)} types refused")
+
+
+def test_float64_needs_x64_or_a_type_to_convert_to():
+    config, params, _ = reference_case()
+    doubles = convert.to_torch(jax.tree.map(lambda leaf: leaf.astype(np.float64), params), config)
+    assert all(tensor.dtype == torch.float64 for tensor in doubles.values())
+    with pytest.raises(InputError, match="jax_enable_x64, or give dtype='float32'"):
+        convert.from_torch(doubles, config)
+    assert_same_params(convert.from_torch(doubles, config, dtype="float32"), params)
+    with pytest.raises(InputError, match="dtype='int8' must be one of float16, bfloat16"):
+        convert.from_torch(doubles, config, dtype="int8")
+
+
+@pytest.mark.parametrize("target", ["float16", "bfloat16"])
+def test_a_conversion_reports_its_rounding_error(target):
+    config, params, state_dict = reference_case()
+    read, report = convert.to_params(
+        state_dict, config, convert.get_layout("reference"), dtype=target
+    )
+    converted = {entry.name: entry.detail for entry in report.entries if entry.kind == "converted"}
+    assert set(converted) == set(state_dict)
+    name = "encoder.norm.weight"
+    exact = params["encoder"]["norm"]["scale"]
+    rounded = exact.astype(TYPES[target][0])
+    worst = np.abs(rounded.astype(np.float32) - exact).max()
+    assert worst > 0
+    assert converted[name] == f"float32 to {target}, largest rounding error {worst:.3g}"
+    assert same_bits(read["encoder"]["norm"]["scale"], rounded)
+    written = convert.to_torch(params, config, dtype=target)
+    assert same_bits(written[name], rounded)
+
+
+def test_a_conversion_that_overflows_is_refused():
+    config, params, state_dict = reference_case()
+    state_dict["encoder.norm.bias"][7] = 1e30
+    (entry,) = refused(state_dict, config, dtype="float16").faults
+    assert entry.detail == "1.0000000150474662e+30 at [7] in float16"
+    params["encoder"]["norm"]["bias"][7] = 1e30
+    with pytest.raises(ConversionError, match=r"encoder/norm/bias .* at \[7\] in float16"):
+        convert.to_torch(params, config, dtype="float16")
+
+
+def test_a_stack_of_different_types_is_refused():
+    config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config)
+    query = params["encoder"]["layers_0"]["self_attention"]["query"]
+    query["kernel"] = query["kernel"].astype(ml_dtypes.bfloat16)
+    with pytest.raises(ConversionError, match=r"in_proj_weight +would stack bfloat16 and float32"):
+        convert.to_torch(params, config, "torch_nn")
+
+
+def test_ties_are_kept_told_or_refused():
+    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+    extra = (convert.Row("generator.weight", "token_embedding/embedding"),)
+    layout = convert.Layout("tied", LAYOUT.rows + extra)
+    params = random_params(config)
+    tensors = convert.to_torch(params, config, layout)
+    assert tensors["generator.weight"] is tensors["token_embedding.weight"]
+
+    def details(tensors):
+        _, report = convert.to_params(tensors, config, layout)
+        return [entry.detail for entry in report.entries if entry.kind == "tied"]
+
+    assert details(tensors) == ["to token_embedding.weight"]
+    tensors["generator.weight"] = tensors["generator.weight"].clone()
+    assert details(tensors) == ["to token_embedding.weight, an equal copy of its own"]
+    tensors["generator.weight"][3, 5] = -tensors["generator.weight"][3, 5]
+    assert refused(tensors, config, layout).names("not tied") == ["generator.weight"]
+    for name in ("generator.weight", "token_embedding.weight"):  # one copy is enough
+        one = {other: tensor for other, tensor in tensors.items() if other != name}
+        convert.from_torch(one, config, layout)
+    neither = {name: tensor for name, tensor in tensors.items() if "layers" in name}
+    assert refused(neither, config, layout).names("missing") == ["token_embedding.weight"]
+
+
+def test_a_tie_that_the_config_does_not_have_is_told():
+    config = small_config("pre_norm", src_vocab_size=41)
+    tensors = convert.to_torch(random_params(config), config)
+    tensors["target_embedding.weight"] = tensors["source_embedding.weight"]
+    _, report = convert.to_params(tensors, config, LAYOUT)
+    assert report.names("untied") == ["target_embedding.weight"]
+
+
+def test_prefixes_are_taken_off_where_asked_and_told():
+    config, params, state_dict = reference_case()
+    for prefixes in (("module.",), ("_orig_mod.",), ("model.",), ("module.", "_orig_mod.")):
+        wrapped = {"".join(prefixes) + name: tensor for name, tensor in state_dict.items()}
+        report = refused(wrapped, config)
+        assert report.faults[0].detail == f"before every name: strip_prefixes=({prefixes[0]!r},)"
+        assert len(report.faults) == 2 * len(state_dict) + 1
+        read, report = convert.to_params(wrapped, config, LAYOUT, strip_prefixes=prefixes)
+        assert_same_params(read, params)
+        assert report.names("stripped") == list(wrapped)
+    twice = {f"module.{name}": tensor for name, tensor in state_dict.items()} | state_dict
+    report = refused(twice, config, strip_prefixes=("module.",))
+    assert len(report.names("unexpected")) == len(state_dict)
+    with pytest.raises(InputError, match=r"strip_prefixes='module\.' must be a sequence"):
+        convert.from_torch(wrapped, config, strip_prefixes="module.")
+    print(f"4 wrappers, {len(state_dict)} names each, all stripped and listed")
+
+
+def strange(array, form):
+    """Return the same values in memory of another form."""
+    if form == "transposed view":
+        return np.ascontiguousarray(array.T).T
+    if form == "Fortran order":
+        return np.asfortranarray(array)
+    if form == "every second":
+        doubled = np.repeat(array, 2, axis=-1)
+        return doubled[..., ::2]
+    if form == "backwards":
+        return np.ascontiguousarray(array[::-1])[::-1]
+    if form == "big-endian":
+        return array.astype(array.dtype.newbyteorder(">"))
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    return read_only
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["transposed view", "Fortran order", "every second", "backwards", "big-endian", "read-only"],
+)
+@pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
+def test_memory_of_any_form_is_read_and_contiguous_memory_is_written(layout, form):
+    config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config)
+    table = convert.get_layout(layout)
+    tensors, _ = convert.to_tensors(params, config, table)
+    odd = {name: strange(tensor, form) for name, tensor in tensors.items()}
+    assert_same_params(convert.to_params(odd, config, table)[0], params)
+    odd_params = jax.tree.map(lambda leaf: strange(leaf, form), params)
+    written, _ = convert.to_tensors(odd_params, config, table)
+    assert_same_tensors(written, tensors)
+    for array in (*written.values(), *jax.tree.leaves(convert.to_params(odd, config, table)[0])):
+        assert array.flags.c_contiguous
+        assert array.flags.writeable
+        assert array.dtype.isnative
+
+
+def test_a_view_that_claims_terabytes_is_refused_unread():
+    config, _, state_dict = reference_case()
+    state_dict["encoder.norm.bias"] = torch.zeros(1).expand(10**12)
+    assert refused(state_dict, config).names("wrong shape") == ["encoder.norm.bias"]
+    config = small_config("pre_norm")
+    state_dict = MODELS["pre_norm"](config).state_dict()
+    state_dict["source_pos.postitons"] = torch.zeros(1).expand(10**12)
+    assert refused(state_dict, config, "pre_norm").names("wrong shape") == ["source_pos.postitons"]
+
+
+@pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
+def test_no_memory_is_shared(layout):
+    config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=1)
+    params = jax.tree.map(jnp.array, random_params(config))
+    kept = jax.tree.map(np.array, params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of memory that it may not write to
+        tensors = convert.to_torch(params, config, layout)
+    for tensor in tensors.values():
+        tensor.add_(1)
+    assert_same_params(params, kept)
+    tensors = convert.to_torch(params, config, layout)
+    read = convert.from_torch(tensors, config, layout)
+    plain, _ = convert.to_params(tensors, config, convert.get_layout(layout))
+    written, _ = convert.to_tensors(plain, config, convert.get_layout(layout))
+    for tensor in tensors.values():
+        tensor.zero_()
+    for array in written.values():
+        array.fill(0)
+    assert_same_params(read, kept)
+    assert_same_params(plain, kept)
+
+
+def test_adam_moments_travel_without_buffers():
+    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+    module = MODELS["pre_norm"](config)
+    optimizer = torch.optim.Adam(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    optimizer.step()
+    names = dict(module.named_parameters())
+    for moment in ("exp_avg", "exp_avg_sq"):
+        theirs = {name: optimizer.state[parameter][moment] for name, parameter in names.items()}
+        ours = convert.from_torch(theirs, config, "pre_norm", buffers=False)
+        assert_same_tensors(convert.to_torch(ours, config, "pre_norm", buffers=False), theirs)
+    report = refused(theirs, config, "pre_norm")
+    assert report.names("missing") == ["source_pos.postitons", "target_pos.postitons"]
+
+
+def test_jax_and_numpy_arrays_are_read_like_torch_tensors():
+    config, params, state_dict = reference_case()
+    for change in (np.asarray, lambda tensor: jnp.asarray(tensor.numpy())):
+        tensors = {name: change(tensor) for name, tensor in state_dict.items()}
+        assert_same_params(convert.from_torch(tensors, config), params)
+
+
+def test_a_report_prints_every_tensor():
+    config, params, _ = reference_case()
+    tensors, report = convert.to_tensors(params, config, convert.get_layout("pre_norm"))
+    lines = str(report).splitlines()
+    print(lines[0])
+    assert lines[0].startswith("layout 'pre_norm': ")
+    assert lines[0].endswith("2 computed")
+    assert len(lines) == 1 + len(tensors)
+    assert all(any(f" {name} " in line for line in lines) for name in tensors)

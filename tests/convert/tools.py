@@ -1,0 +1,58 @@
+"""Comparisons that the conversion tests share."""
+
+import jax
+import numpy as np
+import torch
+
+from jax_transformer.convert.arrays import as_numpy
+from jax_transformer.convert.table import flatten
+
+# Small models compile for longer than they run: leave out what only makes code faster.
+COMPILE_QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+LOGIT_BOUNDS = {"float64": 1e-11, "float32": 1e-5}
+
+
+def jit(function, **options):
+    return jax.jit(function, compiler_options=COMPILE_QUICKLY, **options)
+
+
+def same_bits(one, other):
+    """Whether two arrays of any framework have the same type, shape and bytes."""
+    one, other = as_numpy(one), as_numpy(other)
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and one.tobytes() == other.tobytes()
+
+
+def assert_same_tensors(one, other):
+    """Assert equal names and bits; return how many tensors there are."""
+    assert list(one) == list(other) or set(one) == set(other)
+    for name in one:
+        assert same_bits(one[name], other[name]), name
+    return len(one)
+
+
+def assert_same_params(one, other):
+    return assert_same_tensors(flatten(one), flatten(other))
+
+
+def learned(module):
+    """Return the parameters of a torch module by name, as `state_dict` has them."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def gradient_error(ours, theirs):
+    """Return max|a - b| / max|b|; against 1e-3 at least: a key bias has no gradient in theory."""
+    ours, theirs = np.asarray(ours), as_numpy(theirs)
+    assert ours.shape == theirs.shape
+    return np.abs(ours - theirs).max() / max(1e-3, np.abs(theirs).max())
+
+
+def target_masks(src, tgt, pad_id):
+    """Return boolean torch masks, True = attend: padding of both sides, and causal."""
+    length = tgt.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    src_mask = torch.from_numpy(src != pad_id)[:, None, None, :]
+    return src_mask, torch.from_numpy(tgt != pad_id)[:, None, None, :] & causal

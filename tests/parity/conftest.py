@@ -1,0 +1,42 @@
+"""One model of each preset in both frameworks with the same weights."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+import torch
+
+import torch_reference
+from jax_transformer import TransformerConfig, convert
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import Ladder
+
+
+@pytest.fixture(scope="session")
+def ladder():
+    ladder = Ladder()
+    yield ladder
+    if ladder.worst:
+        print(f"\n\nWorst error of each block, float64 · float32:\n\n{ladder.table()}")
+
+
+@pytest.fixture(scope="module", params=["float64", "float32"])
+def dtype(request):
+    """Run in this precision, with the products of float32 not rounded further."""
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    with jax.default_matmul_precision("highest"):
+        yield request.param
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module", params=TransformerConfig.presets())
+def pair(request, dtype):
+    """Return the preset's config and one model in both frameworks: params and torch module."""
+    config = small_config(request.param)
+    params = random_params(config, dtype=dtype)
+    module = torch_reference.Transformer(config).to(getattr(torch, dtype))
+    module.load_state_dict(convert.to_torch(params, config), strict=True)
+    src, tgt = random_tokens(config, dtype=dtype)
+    return SimpleNamespace(
+        preset=request.param, config=config, params=params, module=module, src=src, tgt=tgt
+    )

@@ -1,0 +1,57 @@
+"""How two results are compared, within which bounds, and where the errors are kept."""
+
+import numpy as np
+import torch
+
+from jax_transformer import TransformerConfig
+
+# float64, float32: the largest error that is still called identical.
+BOUNDS = {"block": (1e-14, 2e-6), "logits": (1e-14, 2e-6)}
+
+
+def error(actual, expected):
+    """Return max|a - b| / max(1, max|b|), or infinity where either is not finite."""
+    actual, expected = np.asarray(actual), to_numpy(expected)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+        return np.inf
+    return np.abs(actual - expected).max() / max(1, np.abs(expected).max())
+
+
+def to_numpy(x):
+    return x.detach().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+
+
+def bound(kind, dtype):
+    return BOUNDS[kind][("float64", "float32").index(str(dtype))]
+
+
+class Ladder:
+    """Checks errors against their bounds and remembers the worst of each rung."""
+
+    def __init__(self):
+        self.worst = {}
+
+    def check(self, preset, block, actual, expected, kind="block"):
+        dtype = np.asarray(actual).dtype.name
+        measured = error(actual, expected)
+        rung = self.worst.setdefault((block, preset), {})
+        rung[dtype] = max(measured, rung.get(dtype, 0.0))
+        allowed = bound(kind, dtype)
+        assert measured <= allowed, f"{preset} {block} {dtype}: {measured:.1e} > {allowed:.0e}"
+
+    def table(self):
+        """Return the worst errors as Markdown: a row a block, a column a preset, both dtypes."""
+        presets = [preset for preset in TransformerConfig.presets() if self._column(preset)]
+        lines = [f"| block | {' | '.join(presets)} |", f"|---|{'---|' * len(presets)}"]
+        for block in dict.fromkeys(block for block, _ in self.worst):
+            cells = [self._cell(self.worst.get((block, preset), {})) for preset in presets]
+            lines.append(f"| {block} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def _column(self, preset):
+        return any(column == preset for _, column in self.worst)
+
+    def _cell(self, rung):
+        return " · ".join(f"{rung[dtype]:.0e}" for dtype in ("float64", "float32") if dtype in rung)

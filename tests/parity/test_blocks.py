@@ -1,0 +1,212 @@
+"""Each block alone, in both frameworks, with the same weights and inputs."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import torch_reference.functional
+import torch_reference.masks
+from jax_transformer import functional, layers, masks, model
+from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
+from tests.parity.ladder import bound, error
+
+MASK_KINDS = ("none", "padding", "causal", "causal and padding", "per head", "empty row")
+
+
+def vectors(pair, *shape, seed=1):
+    random = np.random.default_rng(seed)
+    return random.normal(size=shape).astype(jax.tree.leaves(pair.params)[0].dtype)
+
+
+def make_mask(kind, queries, keys, num_heads):
+    random = np.random.default_rng(2)
+    padding = np.arange(keys) < random.integers(1, keys + 1, (BATCH, 1, 1, 1))
+    causal = np.tril(np.ones((1, 1, queries, keys), bool))
+    if kind == "none":
+        return None
+    if kind == "padding":
+        return padding
+    if kind == "causal":
+        return causal
+    if kind == "causal and padding":
+        return causal & padding
+    mask = random.random((BATCH, num_heads, queries, keys)) < 0.6
+    mask[..., 0] = True
+    if kind == "empty row":
+        mask[1, 2, 3] = False  # one query of one head attends to nothing
+        mask[3] = False  # nor does anything in this sentence
+    return mask
+
+
+def to_torch(array):
+    return None if array is None else torch.from_numpy(np.array(array))
+
+
+def run(layer, params, *inputs, method=None):
+    params, inputs = jax.tree.map(jax.numpy.asarray, (params, inputs))
+    return jax.jit(layer.apply, static_argnames="method")(
+        {"params": params}, *inputs, method=method
+    )
+
+
+def test_embedding(pair, ladder):
+    if pair.config.token_embeddings == "none":
+        assert "source_embedding" not in pair.params
+        assert "token_embedding" not in pair.params
+        return
+    name = "token_embedding" if "token_embedding" in pair.params else "source_embedding"
+    layer = layers.Embedding(pair.config, pair.config.src_vocab_size)
+    actual = run(layer, pair.params[name], pair.src)
+    expected = getattr(pair.module, name)(torch.from_numpy(pair.src))
+    ladder.check(pair.preset, "embedding", actual, expected)
+
+
+def test_positions(pair, ladder):
+    kind = pair.config.positions
+    if kind == "none":
+        x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+        unchanged = run(model.Transformer(pair.config), pair.params, x, None, method="_embed")
+        assert np.array_equal(unchanged, x)
+        return
+    actual = functional.sinusoidal_positions(pair.config.max_length, pair.config.d_model, kind)
+    expected = torch_reference.functional.sinusoidal_positions(*actual.shape, kind)
+    ladder.check(pair.preset, "positions", actual, expected)
+
+
+def test_masks(pair):
+    if pair.config.token_embeddings == "none":
+        actual = masks.causal_mask(TARGET_LENGTH)
+        assert np.array_equal(actual, torch_reference.masks.causal_mask(TARGET_LENGTH))
+        return
+    for name, ids in (("source_mask", pair.src), ("target_mask", pair.tgt)):
+        actual = getattr(masks, name)(jax.numpy.asarray(ids), pair.config)
+        expected = getattr(torch_reference.masks, name)(torch.from_numpy(ids), pair.config)
+        assert np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", MASK_KINDS)
+def test_attention(pair, ladder, kind):
+    config, params = pair.config, pair.params["decoder"]["layers_1"]["cross_attention"]
+    mask = make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, config.num_heads)
+    query = vectors(pair, BATCH, TARGET_LENGTH, config.d_model, seed=3)
+    key = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=4)
+    value = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=5)
+    actual = run(layers.MultiHeadAttention(config), params, query, key, value, mask)
+    attention = pair.module.decoder.layers[1].cross_attention
+    expected = attention(*map(to_torch, (query, key, value, mask)))
+    ladder.check(pair.preset, "attention", actual, expected)
+    if kind == "empty row":
+        nothing = params["output"]["bias"] if config.attention_output_bias else 0
+        assert np.abs(np.asarray(actual)[3] - nothing).max() < 1e-6
+
+
+def test_feed_forward(pair, ladder):
+    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    params = pair.params["encoder"]["layers_1"]["feed_forward"]
+    actual = run(layers.FeedForward(pair.config), params, x)
+    expected = pair.module.encoder.layers[1].feed_forward(to_torch(x))
+    ladder.check(pair.preset, "feed-forward", actual, expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activation(dtype, activation):
+    x = np.linspace(-6, 6, 1009).astype(dtype)
+    actual = functional.activation(jax.numpy.asarray(x), activation)
+    expected = torch_reference.functional.activation(to_torch(x), activation)
+    assert error(actual, expected) <= bound("block", dtype)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_norm(pair, ladder, scale):
+    x = scale * vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    params = pair.params["encoder"]["layers_1"]["feed_forward_residual"]["norm"]
+    actual = run(layers.Norm(pair.config), params, x)
+    expected = pair.module.encoder.layers[1].feed_forward_residual.norm(to_torch(x))
+    ladder.check(pair.preset, "norm", actual, expected)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "std_norm"])
+def test_norm_far_from_zero_is_exact(x64, norm):
+    # At mean 1e3 the fast variance E[x²] - E[x]² is wrong in the tenth digit of float64.
+    x = 1e3 + np.random.default_rng(0).normal(size=(BATCH, 43))
+    scale, epsilon = np.ones(43), 1e-5
+    actual = getattr(functional, norm)(*map(jax.numpy.asarray, (x, scale)), None, epsilon)
+    expected = getattr(torch_reference.functional, norm)(*map(to_torch, (x, scale)), None, epsilon)
+    assert error(actual, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "std_norm"])
+def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, norm):
+    x, ones = jax.numpy.full((1, 7), 3.0, dtype), jax.numpy.ones(7, dtype)
+    normed, back = jax.vjp(lambda x: getattr(functional, norm)(x, ones, None, 1e-5), x)
+    (gradient,) = back(ones[None])
+    assert not normed.any()
+    assert np.isfinite(gradient).all()
+
+
+def test_encoder_layer(pair, ladder):
+    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    mask = make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads)
+    layer = layers.EncoderLayer(pair.config)
+    actual = run(layer, pair.params["encoder"]["layers_1"], x, mask)
+    expected = pair.module.encoder.layers[1](to_torch(x), to_torch(mask))
+    ladder.check(pair.preset, "encoder layer", actual, expected)
+
+
+def decoder_inputs(pair):
+    config = pair.config
+    same_length = config.decoder_attention == "self_over_memory"
+    length = SOURCE_LENGTH if same_length else TARGET_LENGTH
+    x = vectors(pair, BATCH, length, config.d_model, seed=3)
+    memory = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=4)
+    tgt_mask = make_mask("causal and padding", length, length, config.num_heads)
+    src_mask = make_mask("empty row", length, SOURCE_LENGTH, config.num_heads)
+    return x, memory, tgt_mask, src_mask
+
+
+def test_decoder_layer(pair, ladder):
+    inputs = decoder_inputs(pair)
+    actual = run(layers.DecoderLayer(pair.config), pair.params["decoder"]["layers_1"], *inputs)
+    expected = pair.module.decoder.layers[1](*map(to_torch, inputs))
+    ladder.check(pair.preset, "decoder layer", actual, expected)
+
+
+def test_encoder(pair, ladder):
+    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    mask = make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads)
+    actual = run(model.Encoder(pair.config), pair.params["encoder"], x, mask)
+    expected = pair.module.encoder(to_torch(x), to_torch(mask))
+    ladder.check(pair.preset, "encoder", actual, expected)
+
+
+def test_decoder(pair, ladder):
+    inputs = decoder_inputs(pair)
+    actual = run(model.Decoder(pair.config), pair.params["decoder"], *inputs)
+    expected = pair.module.decoder(*map(to_torch, inputs))
+    ladder.check(pair.preset, "decoder", actual, expected)
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017", "pre_norm"])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_padding_may_hold_anything(preset, framework):
+    # NaN in a key or value that nobody attends to must not reach a query through 0 * NaN.
+    config = small_config(preset)
+    random = np.random.default_rng(0)
+    query, key, value = random.normal(size=(3, BATCH, 3, TARGET_LENGTH, 7)).astype(np.float32)
+    mask = make_mask("padding", TARGET_LENGTH, TARGET_LENGTH, config.num_heads)
+    hidden = np.broadcast_to(~mask[:, :, 0, :, None], key.shape)
+    assert hidden.any()
+    if framework == "jax":
+        attend = functional.dot_product_attention
+        as_tensor = jax.numpy.asarray
+    else:
+        attend = torch_reference.functional.dot_product_attention
+        as_tensor = to_torch
+    clean = attend(*map(as_tensor, (query, key, value, mask)))
+    for garbage in (np.nan, np.inf, 1e30):
+        dirty_key, dirty_value = (np.where(hidden, garbage, x) for x in (key, value))
+        dirty = attend(
+            *map(as_tensor, (query, dirty_key.astype("f"), dirty_value.astype("f"), mask))
+        )
+        assert np.array_equal(clean, dirty)

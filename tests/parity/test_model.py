@@ -1,0 +1,41 @@
+"""The whole model in both frameworks, and the functional face."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jax_transformer import apply, decode, encode
+from tests.parity.test_blocks import make_mask, to_torch
+
+
+def test_encode(pair, ladder):
+    actual = jax.jit(encode, static_argnums=1)(pair.params, pair.config, pair.src)
+    ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
+
+
+def test_logits(pair, ladder):
+    actual = jax.jit(apply, static_argnums=1)(pair.params, pair.config, pair.src, pair.tgt)
+    expected = pair.module(torch.from_numpy(pair.src), torch.from_numpy(pair.tgt))
+    ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
+
+
+def test_logits_under_masks_of_the_caller(pair, ladder):
+    source_length, target_length = pair.src.shape[1], pair.tgt.shape[1]
+    heads = pair.config.num_heads
+    masks = (
+        make_mask("padding", source_length, source_length, heads),
+        make_mask("empty row", target_length, target_length, heads),
+    )
+    actual = apply(pair.params, pair.config, pair.src, pair.tgt, *masks)
+    expected = pair.module(*map(to_torch, (pair.src, pair.tgt, *masks)))
+    ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
+
+
+def test_decode_of_a_given_memory(pair, ladder):
+    random = np.random.default_rng(6)
+    shape = (*pair.src.shape[:2], pair.config.d_model)
+    memory = random.normal(size=shape).astype(jax.tree.leaves(pair.params)[0].dtype)
+    actual = decode(pair.params, pair.config, pair.tgt, jnp.asarray(memory))
+    expected = pair.module.decode(torch.from_numpy(pair.tgt), torch.from_numpy(memory))
+    ladder.check(pair.preset, "decode", actual, expected, kind="logits")
