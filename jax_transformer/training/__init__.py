@@ -1,0 +1,1 @@
+"""Training: the objective, the optimizer, one pure step, checkpoints and the loop around them."""

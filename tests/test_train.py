@@ -1,0 +1,180 @@
+"""The trainer's front door: a run on real files, on the embedded task, and every bad input."""
+
+import gzip
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from jax_transformer import TransformerConfig, cli
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training.checkpoint import load
+
+ROOT = Path(train.__file__).parent
+FILES = ("source", "target", "valid_source", "valid_target")
+SMALL = (
+    "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
+    "--num-decoder-layers=1 --steps=12 --warmup-steps=4 --bucket-count=1 --token-budget=60"
+).split()
+WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """The four files in the working directory: words, and the same words in capitals."""
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f"{word}\n" for word in WORDS)
+    for name in FILES:
+        content = (text.upper() if name.endswith("target") else text).encode()
+        Path(name).write_bytes(gzip.compress(content) if name == "source" else content)
+    return {name: name for name in FILES}
+
+
+def arguments(files, *options):
+    named = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    return [*named, *SMALL, *options]
+
+
+def program(monkeypatch, *argv):
+    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+    train.main()
+
+
+def refusal(monkeypatch, capsys, *argv):
+    """Return the one line that a refused run leaves on standard error; it writes nothing."""
+    before = {path: path.stat() for path in Path().rglob("*")}
+    with pytest.raises(SystemExit) as left:
+        program(monkeypatch, *argv)
+    assert isinstance(left.value.code, str)  # Python prints it on standard error and leaves with 1
+    assert left.value.code.startswith("error: ")
+    assert "\n" not in left.value.code
+    assert capsys.readouterr().err == ""
+    assert {path: path.stat() for path in Path().rglob("*")} == before
+    return left.value.code
+
+
+def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
+    program(monkeypatch, *arguments(corpus, "--output=models/first"))
+    shown = capsysbinary.readouterr().out.decode()
+    assert "training: 6 pairs read, 0 dropped for an empty side" in shown
+    assert re.search(r"1 batch shapes compiled in \d+\.\d s", shown)
+    assert re.search(r"step 12: validation loss \d\.\d{3}", shown)
+    assert "checkpoint of step 12 written to models/first" in shown
+    assert re.search(r"  ab\n    .*\n    \(AB\)\n", shown)
+    assert re.search(r"BLEU = \d+\.\d\d .*nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp", shown)
+    assert re.search(r"wall time, compilation included: \d+ s", shown)
+    assert sorted(path.name for path in Path("models/first").iterdir()) == [
+        "config.json",
+        "parameters",
+        "tokenizer.json",
+    ]
+    assert load(Path("models/first")).config.d_model == 8
+
+    monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", "models/first"])
+    monkeypatch.setattr("jax_transformer.data.corpus.read_lines", lambda _: ["ab", "", "b a"])
+    cli.main()
+    translated = capsysbinary.readouterr().out.decode().split("\n")
+    assert len(translated) == 4
+    assert translated[1] == translated[3] == ""
+
+
+def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = [option for option in SMALL if not option.startswith(("--vocab", "--token"))]
+    program(monkeypatch, *small, "--steps=2", "--token-budget=20000", "--max-length=20")
+    shown = capsys.readouterr().out
+    assert "training: 9,000 pairs read" in shown
+    assert re.search(r"exact match on 1,000 held-out numbers: \d+\.\d\d%", shown)
+    assert load(Path("runs/0")).tokenizer.vocab_size == 90
+    assert train.first_free_run() == Path("runs/1")
+
+
+@pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
+def test_the_ids_of_every_preset_are_the_tokenizers(preset):
+    tokenizer = Tokenizer.train(WORDS, vocab_size=8)
+    config = train.model_config(train.Arguments(preset=preset), tokenizer)
+    assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
+    assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
+    assert (config.d_model, config.dropout) == (128, 0.2)
+
+
+def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypatch, capsys):
+    Path("model").mkdir()
+    files = dict.fromkeys(FILES, "missing")
+    assert "model: exists already" in refusal(
+        monkeypatch, capsys, *arguments(files, "--output=model")
+    )
+    assert "model: is no checkpoint" in refusal(
+        monkeypatch, capsys, *arguments(files, "--output=model", "--overwrite")
+    )
+
+
+BAD_FILES = {
+    "line counts": (
+        {"target": b"A\nB\n"},
+        "source and target must be line-aligned but have 6 and 2 lines",
+    ),
+    "validation line counts": ({"valid_source": b"a\n"}, "but have 1 and 6 lines"),
+    "not UTF-8": ({"target": b"A\nB\xff\n" + b"A\n" * 4}, "target:2:2: byte 0xff is not UTF-8"),
+    "empty": ({"source": b"", "target": b""}, "hold no pair with text on both sides"),
+    "blank": ({"source": b"\n", "target": b"A\n"}, "hold no pair with text on both sides"),
+    "overlong": (
+        {"valid_source": b"ab\n" * 5 + b"ab " * 200 + b"\n"},
+        "max_length=128 is too short for 1 of 6 validation pairs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("contents", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
+    for name, content in contents.items():
+        Path(name).write_bytes(content)
+    assert message in refusal(monkeypatch, capsys, *arguments(corpus))
+
+
+BAD_ARGUMENTS = {
+    "--source=missing": "missing: No such file",
+    "--steps=0": "steps=0 must be at least 1",
+    "--label-smoothing=1": "label_smoothing=1.0",
+    "--num-heads=3": "num_heads=3 must divide d_model=8",
+    "--d-model=7": "num_heads=2 must divide d_model=7",
+    "--dropout=1.5": "dropout=1.5",
+    "--vocab-size=5": "vocab_size=5 must be at least",
+    "--max-length=2": "max_length=2 is too short for 5 of 6 validation pairs",
+    "--preset=nonsense": "preset='nonsense' is unknown",
+    "--preset=torch_nn": "token_embeddings='none'",
+    "--output=source/model": "is no writable directory",
+}
+
+
+@pytest.mark.parametrize(("argument", "message"), BAD_ARGUMENTS.items(), ids=BAD_ARGUMENTS)
+def test_bad_arguments_are_refused(corpus, monkeypatch, capsys, argument, message):
+    assert message in refusal(monkeypatch, capsys, *arguments(corpus, argument))
+
+
+def test_files_come_in_fours(corpus, monkeypatch, capsys):
+    for name in FILES:
+        others = {other: path for other, path in corpus.items() if other != name}
+        line = refusal(monkeypatch, capsys, *arguments(others))
+        assert line.startswith(f"error: {name}=None: name all four")
+
+
+def test_overlong_and_empty_training_pairs_are_dropped_and_counted(corpus, monkeypatch, capsys):
+    Path("source").write_text("ab\n\nab\n" + "ab " * 200 + "\nab\n")
+    Path("target").write_text("AB\nAB\n \nAB\nAB\n")
+    program(monkeypatch, *arguments(corpus, "--output=model"))
+    shown = capsys.readouterr().out
+    assert "training: 5 pairs read, 2 dropped for an empty side; 2 pairs" in shown
+    assert "1 dropped as too long" in shown
+
+
+def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
+    command = [sys.executable, ROOT / "train.py", "--source=missing", "--target=missing"]
+    command += ["--valid-source=missing", "--valid-target=missing"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: missing: No such file or directory; .*\n", done.stderr)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,154 @@
+"""The loop on a tiny corpus: what it compiles, shows, keeps and refuses."""
+
+import io
+import itertools
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jax_transformer import InputError, TransformerConfig
+from jax_transformer.data.batches import encode_corpus, epoch_plan
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training import loop, step
+from jax_transformer.training.config import TrainingConfig
+
+SETTINGS = TrainingConfig(
+    steps=20,
+    warmup_steps=10,
+    label_smoothing=0.0,
+    token_budget=60,
+    bucket_count=2,
+    evaluation_interval=8,
+)
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Words and the same words: (config, training pairs, validation pairs)."""
+    draw = random.Random(0)
+    words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
+    tokenizer = Tokenizer.train(words, vocab_size=8)
+    config = TransformerConfig(
+        src_vocab_size=8,
+        tgt_vocab_size=8,
+        d_model=8,
+        num_heads=2,
+        d_ff=9,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout=0.0,
+    )
+    corpora = ParallelCorpus(words[:60], words[:60]), ParallelCorpus(words[60:], words[60:])
+    return config, *(encode_corpus(corpus, tokenizer, max_length=10) for corpus in corpora)
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=120, markup=False, highlight=False, **options)
+
+
+def scripted_losses(monkeypatch, losses):
+    """Give the evaluations these losses; return the list that their parameters are added to."""
+    seen, script = [], iter(losses)
+
+    def scripted(params, *_):
+        seen.append(jax.tree.map(jnp.copy, params))
+        return next(script)
+
+    monkeypatch.setattr(loop, "_mean_loss", scripted)
+    return seen
+
+
+def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, monkeypatch):
+    config, training, validation = task
+    traced = []
+    original = step.apply
+
+    def counted(params, config, src, tgt, **dropout):
+        traced.append(("training" if dropout else "validation", src.shape))
+        return original(params, config, src, tgt, **dropout)
+
+    monkeypatch.setattr(step, "apply", counted)
+    monkeypatch.setattr(loop, "SECONDS_PER_LINE", 0)
+    lines = console()
+    best = loop.train(config, SETTINGS, training, validation, lines)
+    shown = lines.file.getvalue()
+
+    plan = epoch_plan(training.lengths, bucket_count=2, token_budget=60, seed=0, epoch=0)
+    assert SETTINGS.steps > 2 * len(plan)
+    shapes = {(planned.rows, planned.length) for planned in plan}
+    assert len(shapes) == 2
+    assert sorted(shape for kind, shape in traced if kind == "training") == sorted(shapes)
+    assert len(traced) <= 4
+
+    losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", shown)]
+    assert losses[-1] < losses[0] < np.log(8)
+    assert best.step == 20
+    assert best.validation_loss == pytest.approx(losses[-1], abs=1e-3)
+    assert re.search(r"2 batch shapes compiled in \d+\.\d s", shown)
+    measures = r"loss \d\.\d{3}  learning rate \d\.\d\de-0\d  [\d,]+ tokens/s  0:00:0\d left"
+    steps_made = re.findall(rf"step (\d+)/20  {measures}", shown)
+    assert steps_made == ["8", "16", "20"]
+    assert re.search(r"trained for 0\.\d minutes, at [\d,]+ target tokens/s", shown)
+
+
+def test_a_terminal_shows_it_live(task):
+    live = console(force_terminal=True)
+    loop.train(task[0], SETTINGS, *task[1:], live)
+    shown = live.file.getvalue()
+    assert "\x1b[2K" in shown  # a line is drawn anew
+    assert re.search(r"step 20/20  loss .* left", shown)
+
+
+def test_the_same_seed_gives_the_same_parameters(task):
+    first, again = (loop.train(task[0], SETTINGS, *task[1:], console()) for _ in range(2))
+    for a, b in zip(*(jax.tree.leaves(best.params) for best in (first, again)), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_the_best_parameters_are_kept(task, monkeypatch):
+    seen = scripted_losses(monkeypatch, [3.0, 1.0, 2.0])
+    best = loop.train(task[0], SETTINGS, *task[1:], console())
+    assert (best.step, best.validation_loss) == (16, 1.0)
+    kept, second, third = map(jax.tree.leaves, (best.params, seen[1], seen[2]))
+    assert all(map(np.array_equal, kept, second))
+    assert not all(map(np.array_equal, kept, third))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(task, monkeypatch):
+    seen = scripted_losses(monkeypatch, [1.0, float("nan"), 0.5])
+    best = loop.train(task[0], SETTINGS, *task[1:], console())
+    assert best.step == 8
+    assert len(seen) == 2
+
+
+def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatch):
+    scripted_losses(monkeypatch, [float("inf")])
+    with pytest.raises(InputError, match=r"learning_rate_factor=1\.0 .* not finite"):
+        loop.train(task[0], SETTINGS, *task[1:], console())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *itertools.product(("steps", "warmup_steps", "token_budget", "bucket_count"), (0, -1)),
+        ("evaluation_interval", 0),
+        ("label_smoothing", 1.0),
+        ("label_smoothing", -0.1),
+        ("label_smoothing", float("nan")),
+        ("adam_beta1", 1.0),
+        ("adam_beta2", -0.5),
+        ("adam_epsilon", 0.0),
+        ("learning_rate_factor", float("inf")),
+        ("seed", -1),
+        ("seed", 2**32),
+    ],
+)
+def test_settings_out_of_range_are_refused(task, field, value):
+    with pytest.raises(InputError, match=f"{field}={value}"):
+        loop.train(task[0], TrainingConfig(**{field: value}), *task[1:], console())

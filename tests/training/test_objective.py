@@ -1,0 +1,69 @@
+"""Cross-entropy against torch's, and what must not count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer.training.objective import cross_entropy
+
+PAD = 3
+
+
+def example(seed=0, dtype=np.float64):
+    generator = np.random.default_rng(seed)
+    logits = 5 * generator.standard_normal((3, 7, 11)).astype(dtype)
+    targets = generator.integers(0, 11, (3, 7)).astype(np.int32)
+    targets[1, 4:] = PAD
+    return logits, targets
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
+def test_sum_count_and_gradient_are_torchs(x64, label_smoothing):
+    logits, targets = example()
+    theirs = torch.tensor(logits, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        theirs.flatten(0, 1),
+        torch.tensor(targets, dtype=torch.int64).flatten(),
+        label_smoothing=label_smoothing,
+        ignore_index=PAD,
+        reduction="sum",
+    )
+    expected.backward()
+
+    differentiate = jax.value_and_grad(cross_entropy, has_aux=True)
+    (total, count), gradient = differentiate(jnp.asarray(logits), targets, PAD, label_smoothing)
+    assert total.dtype == jnp.float64
+    assert abs(total - expected.item()) < 1e-12 * expected.item()
+    assert count == (targets != PAD).sum()
+    np.testing.assert_allclose(gradient, theirs.grad, atol=1e-12)
+
+
+def test_low_precision_logits_are_summed_in_float32():
+    logits, targets = example(dtype=np.float32)
+    rounded = jnp.asarray(logits, jnp.bfloat16)
+    total, _ = cross_entropy(rounded, targets, PAD, 0.1)
+    expected, _ = cross_entropy(rounded.astype(jnp.float32), targets, PAD, 0.1)
+    assert total.dtype == jnp.float32
+    assert total == expected
+
+
+def test_padding_is_left_out_whatever_its_logits_are():
+    logits, targets = example(dtype=np.float32)
+    expected = cross_entropy(logits, targets, PAD, 0.1)
+    logits[targets == PAD] = np.nan
+    np.testing.assert_array_equal(cross_entropy(logits, targets, PAD, 0.1), expected)
+
+
+def test_gradient_of_padding_is_zero():
+    logits, targets = example(dtype=np.float32)
+    gradient = jax.grad(lambda logits: cross_entropy(logits, targets, PAD, 0.1)[0])(logits)
+    assert not gradient[targets == PAD].any()
+    assert gradient[targets != PAD].all()
+
+
+def test_nothing_but_padding_is_zero_of_zero():
+    logits, targets = example(dtype=np.float32)
+    total, count = cross_entropy(logits, np.full_like(targets, PAD), PAD, 0.1)
+    assert (total, count) == (0, 0)

@@ -1,0 +1,146 @@
+"""One step: its gradient, what cannot change it, and how often it is compiled."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_transformer import TransformerConfig, apply
+from jax_transformer.data.batches import Batch
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.objective import cross_entropy
+from jax_transformer.training.step import evaluation_step, init_state, train_step
+
+CONFIG = TransformerConfig(
+    src_vocab_size=13,
+    tgt_vocab_size=13,
+    d_model=8,
+    num_heads=2,
+    d_ff=11,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout=0.3,
+)
+SETTINGS = TrainingConfig(steps=10, warmup_steps=4, label_smoothing=0.1)
+
+
+def batch(seed=0, rows=4, length=6):
+    random = np.random.default_rng(seed)
+    src, tgt = random.integers(3, 13, (2, rows, length)).astype(np.int32)
+    src[1, 3:] = tgt[1, 4:] = CONFIG.pad_id
+    tgt_in = np.roll(tgt, 1, axis=1)
+    tgt_in[:, 0] = CONFIG.bos_id
+    return Batch(src, tgt_in, tgt)
+
+
+def leaves_equal(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def test_step_is_adam_on_the_gradient_of_the_mean_loss():
+    state, example = init_state(CONFIG, SETTINGS), batch()
+    key = jax.random.fold_in(state.key, 0)
+
+    def mean_loss(params):
+        logits = apply(params, CONFIG, example.src, example.tgt_in, dropout_key=key)
+        total, count = cross_entropy(logits, example.tgt_out, CONFIG.pad_id, 0.1)
+        return total / count
+
+    loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(state.params)
+    rate = 8**-0.5 * 4**-1.5
+    optimizer = optax.adam(rate, b1=0.9, b2=0.98, eps=1e-9)
+    updates, _ = optimizer.update(gradients, optimizer.init(state.params))
+    expected = optax.apply_updates(state.params, updates)
+
+    new_state, metrics = train_step(state, example, CONFIG, SETTINGS)
+    assert metrics.loss == pytest.approx(float(loss), rel=1e-6)
+    assert metrics.target_tokens == 22
+    assert metrics.learning_rate == pytest.approx(rate)
+    assert new_state.step == 1
+    # Where a gradient is rounding noise, so is the sign of Adam's first update: the key biases.
+    moved = jax.tree.map(lambda g: np.abs(g) > 1e-6, gradients)
+    for actual, wanted, clear in zip(
+        *map(jax.tree.leaves, (new_state.params, expected, moved)), strict=True
+    ):
+        np.testing.assert_allclose(actual[clear], wanted[clear], rtol=0, atol=1e-5)
+
+
+def test_padding_rows_and_columns_change_no_loss(x64):
+    state, example = init_state(CONFIG, SETTINGS), batch()
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), state.params)
+    padded = Batch(*(np.pad(ids, ((0, 3), (0, 5))) for ids in example))
+    total, count = evaluation_step(params, example, CONFIG, SETTINGS)
+    padded_total, padded_count = evaluation_step(params, padded, CONFIG, SETTINGS)
+    assert padded_count == count == 22
+    assert padded_total == pytest.approx(float(total), rel=1e-14)
+
+
+def test_padding_rows_and_columns_change_no_step():
+    settings = TrainingConfig(warmup_steps=4)
+    without_dropout = dataclasses.replace(CONFIG, dropout=0.0)
+    example = batch()
+    padded = Batch(*(np.pad(ids, ((0, 3), (0, 5))) for ids in example))
+    moments = []
+    for one in (example, padded):
+        state, _ = train_step(init_state(CONFIG, settings), one, without_dropout, settings)
+        moments.append(state.optimizer_state[0].mu)
+    for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
+
+
+def test_a_batch_of_padding_gives_a_finite_step():
+    nothing = Batch(*(np.zeros((4, 6), np.int32) for _ in range(3)))
+    state, metrics = train_step(init_state(CONFIG, SETTINGS), nothing, CONFIG, SETTINGS)
+    assert (metrics.loss, metrics.target_tokens) == (0, 0)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_seed_is_a_run():
+    def run(seed):
+        state = init_state(CONFIG, dataclasses.replace(SETTINGS, seed=seed))
+        losses = []
+        for step in range(3):
+            state, metrics = train_step(state, batch(step), CONFIG, SETTINGS)
+            losses.append(metrics.loss)
+        return losses, state.params
+
+    first, again, other = run(seed=7), run(seed=7), run(seed=8)
+    assert leaves_equal(first, again)
+    assert not leaves_equal(first, other)
+
+
+def test_every_step_drops_others():
+    losses = set()
+    for step in range(3):
+        state = init_state(CONFIG, SETTINGS)._replace(step=jnp.int32(step))
+        _, metrics = train_step(state, batch(), CONFIG, SETTINGS)
+        losses.add(float(metrics.loss))
+    assert len(losses) == 3
+
+
+def test_the_state_is_donated():
+    state = init_state(CONFIG, SETTINGS)
+    train_step(state, batch(), CONFIG, SETTINGS)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_shape_is_compiled_once():
+    settings = TrainingConfig(warmup_steps=5)
+    state = init_state(CONFIG, settings)
+    before = train_step._cache_size()
+    for seed, length in enumerate([4, 5, 4, 5]):
+        state, _ = train_step(state, batch(seed, length=length), CONFIG, settings)
+    assert train_step._cache_size() - before == 2
+
+
+def test_steps_learn_a_batch():
+    settings = TrainingConfig(warmup_steps=20, label_smoothing=0.0)
+    config = dataclasses.replace(CONFIG, dropout=0.1, d_model=16)
+    state, losses = init_state(config, settings), []
+    for _ in range(60):
+        state, metrics = train_step(state, batch(), config, settings)
+        losses.append(float(metrics.loss))
+    assert np.mean(losses[-5:]) < 0.3 * losses[0]
