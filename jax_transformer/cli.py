@@ -31,11 +31,12 @@ def translate(checkpoint: tyro.conf.Positional[Path], /) -> None:
     """
     # Imported here, so that --help need not wait for them.
     from jax_transformer import evaluate
-    from jax_transformer.data.corpus import read_lines
+    from jax_transformer.data.corpus import split_lines
     from jax_transformer.training.checkpoint import load
 
     model = load(checkpoint)
-    translations = evaluate.translate(model, read_lines("/dev/stdin"))
+    lines = split_lines(sys.stdin.buffer.read(), "standard input")
+    translations = evaluate.translate(model, lines)
     sys.stdout.buffer.writelines(f"{line}\n".encode() for line in translations)
 
 

@@ -1,6 +1,7 @@
 """The trainer's front door: a run on real files, on the embedded task, and every bad input."""
 
 import gzip
+import io
 import re
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
     assert load(Path("models/first")).config.d_model == 8
 
     monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", "models/first"])
-    monkeypatch.setattr("jax_transformer.data.corpus.read_lines", lambda _: ["ab", "", "b a"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n\nb a\n")))
     cli.main()
     translated = capsysbinary.readouterr().out.decode().split("\n")
     assert len(translated) == 4
@@ -95,10 +96,11 @@ def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
 def test_the_ids_of_every_preset_are_the_tokenizers(preset):
     tokenizer = Tokenizer.train(WORDS, vocab_size=8)
-    config = train.model_config(train.Arguments(preset=preset), tokenizer)
+    arguments = train.Arguments(preset=preset, d_model=24, dropout=0.3)
+    config = train.model_config(arguments, tokenizer)
     assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
     assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
-    assert (config.d_model, config.dropout) == (128, 0.2)
+    assert (config.d_model, config.dropout) == (24, 0.3)
 
 
 def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypatch, capsys):

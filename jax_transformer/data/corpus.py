@@ -53,13 +53,28 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     name = os.fspath(path)
     try:
         content = Path(path).read_bytes()
-        if content.startswith(GZIP_MAGIC):
-            content = gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{name}: damaged gzip file ({error}); fetch or pack it again") from error
     except OSError as error:
         raise InputError(f"{name}: {error.strerror}; name a readable text file") from error
+    return split_lines(content, name)
 
+
+def split_lines(content: bytes, name: str) -> list[str]:
+    """Return the lines of a text that has been read; see `read_lines`.
+
+    Args:
+        content: UTF-8 text, plain or gzip-compressed.
+        name: What messages call it.
+
+    Raises:
+        InputError: As for `read_lines`.
+    """
+    if content.startswith(GZIP_MAGIC):
+        try:
+            content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{name}: damaged gzip file ({error}); fetch or pack it again"
+            ) from error
     lines = content.split(b"\n")
     if not lines[-1]:
         lines.pop()

@@ -39,7 +39,7 @@ class TrainingConfig:
     bucket_count: int = 6
     """Most batch lengths, each with a compilation of its own."""
 
-    evaluation_interval: int = 600
+    evaluation_interval: int = 325
     """Steps between two evaluations of the validation loss."""
 
     seed: int = 0

@@ -21,6 +21,7 @@ from jax_transformer.training.config import TrainingConfig
 SETTINGS = TrainingConfig(
     steps=20,
     warmup_steps=10,
+    learning_rate_factor=1.0,
     label_smoothing=0.0,
     token_budget=60,
     bucket_count=2,

@@ -24,7 +24,7 @@ CONFIG = TransformerConfig(
     num_decoder_layers=1,
     dropout=0.3,
 )
-SETTINGS = TrainingConfig(steps=10, warmup_steps=4, label_smoothing=0.1)
+SETTINGS = TrainingConfig(steps=10, warmup_steps=4, learning_rate_factor=1.0, label_smoothing=0.1)
 
 
 def batch(seed=0, rows=4, length=6):
