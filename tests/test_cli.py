@@ -5,26 +5,14 @@ import sys
 
 import pytest
 
-from jax_transformer import TransformerConfig, cli, evaluate
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.training.checkpoint import Checkpoint, save
-from tests.models import random_params
+from jax_transformer import cli, evaluate
+from jax_transformer.training.checkpoint import save
+from tests.models import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    tokenizer = Tokenizer.train(["abc cab üß"], vocab_size=12)
-    config = TransformerConfig(
-        src_vocab_size=tokenizer.vocab_size,
-        tgt_vocab_size=tokenizer.vocab_size,
-        d_model=8,
-        num_heads=2,
-        d_ff=9,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_length=12,
-    )
-    return Checkpoint(config, tokenizer, random_params(config, seed=3))
+    return tiny_checkpoint(["abc cab üß"], vocab_size=12, seed=3, max_length=12)
 
 
 @pytest.fixture(scope="module")

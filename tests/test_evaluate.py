@@ -6,11 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import InputError, TransformerConfig, evaluate
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer import InputError, evaluate
 from jax_transformer.decoding import Hypotheses
-from jax_transformer.training.checkpoint import Checkpoint
-from tests.models import random_params
+from tests.models import tiny_checkpoint
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 
@@ -18,19 +16,8 @@ LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 @pytest.fixture(scope="module")
 def checkpoint():
     """A model of random parameters: its translations differ from line to line."""
-    tokenizer = Tokenizer.train(["abc cab"], vocab_size=8)
-    config = TransformerConfig(
-        src_vocab_size=tokenizer.vocab_size,
-        tgt_vocab_size=tokenizer.vocab_size,
-        d_model=8,
-        num_heads=2,
-        d_ff=9,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_length=20,
-    )
-    params = jax.tree.map(lambda leaf: 3 * leaf, random_params(config, seed=2))
-    return Checkpoint(config, tokenizer, params)
+    untrained = tiny_checkpoint(["abc cab"], vocab_size=8, seed=2, max_length=20)
+    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
 
 
 def test_order_is_restored_and_blank_lines_stay(checkpoint, monkeypatch):

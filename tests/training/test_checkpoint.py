@@ -7,26 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import InputError, TransformerConfig
+from jax_transformer import InputError
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.training import checkpoint
-from jax_transformer.training.checkpoint import Checkpoint, check_free, load, save
-from tests.models import random_params
+from jax_transformer.training.checkpoint import check_free, load, save
+from tests.models import random_params, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def trained():
-    tokenizer = Tokenizer.train(["ein kleines Haus", "a small house"], vocab_size=30)
-    config = TransformerConfig(
-        src_vocab_size=tokenizer.vocab_size,
-        tgt_vocab_size=tokenizer.vocab_size,
-        d_model=6,
-        num_heads=2,
-        d_ff=5,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-    )
-    return Checkpoint(config, tokenizer, random_params(config))
+    return tiny_checkpoint(["ein kleines Haus", "a small house"], vocab_size=30, d_model=6, d_ff=5)
 
 
 @pytest.fixture
