@@ -1,5 +1,6 @@
 """What `jax-transformer convert` and `verify` do: weights from one place to another, compared."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ def verify(
 ) -> Verification:
     """Run both frameworks on the weights and return the error of every block.
 
-    Arguments and errors as for `convert`.
+    Arguments and errors as for `convert`; torch must be installed.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
     if source.is_dir():
         config, params, _ = read_params(source, layout, config_file, strip_prefixes, None)
         tensors, _ = to_tensors(params, config, get_layout("reference"))

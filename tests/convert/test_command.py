@@ -82,6 +82,12 @@ def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypat
     assert marked[0].startswith("encoder.layers.0.self_attention ")
 
 
+def test_verify_without_torch_names_the_extra(weights, run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _ = run("verify", "weights.pt", *TORCH_NN)
+    assert code == "error: verify runs torch beside jax; install jax-transformer[torch]"
+
+
 REFUSED = {
     "no config": (["weights.pt", "out.pt", "--layout=torch_nn"], "records no config"),
     "no such file": (["missing.pt", "out.pt", *TORCH_NN], "missing.pt cannot be read"),
