@@ -23,7 +23,8 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.layers import EncoderLayer
 from jax_transformer.masks import source_mask
-from tests.parity.ladder import BOUNDS, error
+from tests.convert.tools import LOGIT_BOUNDS
+from tests.parity.ladder import bound, error
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -137,14 +138,6 @@ def foreign_results(model, config, src, tgt):
     return result.logits, result.encoder_hidden_states
 
 
-@pytest.fixture(params=["float64", "float32"])
-def dtype(request):
-    jax.config.update("jax_enable_x64", request.param == "float64")
-    with jax.default_matmul_precision("highest"):
-        yield request.param
-    jax.config.update("jax_enable_x64", False)
-
-
 # Compiled whole: thousands of small compilations would take longer.
 forward = jax.jit(apply, static_argnames="config")
 memory = jax.jit(encode, static_argnames="config")
@@ -152,10 +145,6 @@ layer = jax.jit(
     lambda config, params, x, mask: EncoderLayer(config).apply({"params": params}, x, mask),
     static_argnames="config",
 )
-
-
-def bound(kind, dtype):
-    return BOUNDS[kind][0 if dtype == "float64" else 1]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -180,14 +169,14 @@ def test_the_same_numbers(shape, dtype):
     assert measured <= bound("logits", dtype)
 
 
-def test_the_numbers_of_opus_mt():
-    model = marian_model(OPUS_MT)
+def test_the_numbers_of_opus_mt(dtype):
+    model = marian_model(OPUS_MT, getattr(torch, dtype))
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config, 7, 5)
     logits, _ = foreign_results(model, config, src, tgt)
     measured = error(forward(params, config, src, tgt), logits)
-    print(f"\nopus-mt float32: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
-    assert measured <= bound("logits", "float32")
+    print(f"\nopus-mt {dtype}: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
+    assert measured <= LOGIT_BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("leaf", ["final_logits_bias", "scale", "positions", "activation", "swap"])
