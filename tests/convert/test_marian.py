@@ -23,7 +23,6 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.layers import EncoderLayer
 from jax_transformer.masks import source_mask
-from tests.convert.tools import LOGIT_BOUNDS
 from tests.parity.ladder import bound, error
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -176,7 +175,7 @@ def test_the_numbers_of_opus_mt(dtype):
     logits, _ = foreign_results(model, config, src, tgt)
     measured = error(forward(params, config, src, tgt), logits)
     print(f"\nopus-mt {dtype}: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
-    assert measured <= LOGIT_BOUNDS[dtype]
+    assert measured <= bound("logits", dtype)
 
 
 @pytest.mark.parametrize("leaf", ["final_logits_bias", "scale", "positions", "activation", "swap"])
