@@ -141,6 +141,26 @@ def merge_heads(x: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
     return x.swapaxes(1, 2).reshape(batch, length, -1)
 
 
+def clear_unattended(
+    x: Float[Array, "B L D"], mask: Bool[Array, "#B #H _ #L"] | None
+) -> Float[Array, "B L D"]:
+    """Return `x` with 0 for NaN and numbers too large to square where no query may attend.
+
+    Such a position is padding, and whatever it holds changes no other position's output; but
+    gradients of products multiply it by 0, and 0 * NaN is NaN. Other numbers stay, so that the
+    outputs of padded positions are defined as well.
+
+    Args:
+        x: Vectors that enter a stack of layers [B, L, D].
+        mask: Who attends to them, True = attend; None is everybody.
+    """
+    if mask is None:
+        return x
+    limit = math.sqrt(jnp.finfo(jnp.promote_types(x.dtype, jnp.float32)).max)
+    attended = jnp.any(mask, axis=(1, 2))[..., None]  # [B, L, 1]
+    return jnp.where(attended | (jnp.abs(x) < limit), x, 0)
+
+
 def attention_weights(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],

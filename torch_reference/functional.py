@@ -81,6 +81,21 @@ def merge_heads(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B L D"]:
     return x.transpose(1, 2).flatten(-2)
 
 
+def clear_unattended(
+    x: Float[Tensor, "B L D"], mask: Bool[Tensor, "#B #H _ #L"] | None
+) -> Float[Tensor, "B L D"]:
+    """Return `x` with 0 for NaN and numbers too large to square where no query may attend.
+
+    Such a position is padding, and whatever it holds changes no other position's output; but
+    gradients of products multiply it by 0, and 0 * NaN is NaN.
+    """
+    if mask is None:
+        return x
+    limit = math.sqrt(torch.finfo(x.dtype).max)
+    ignored = ~mask.any(dim=2).any(dim=1)[..., None]  # [B, L, 1]
+    return x.masked_fill(ignored & ~(x.abs() < limit), 0)
+
+
 def attention_weights(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B H S K"],

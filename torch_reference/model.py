@@ -28,6 +28,7 @@ class Encoder(nn.Module):
         self, x: Float[Tensor, "B S D"], src_mask: Bool[Tensor, "#B #H #S #S"] | None = None
     ) -> Float[Tensor, "B S D"]:
         """Return the memory of embedded sources."""
+        x = functional.clear_unattended(x, src_mask)
         for layer in self.layers:
             x = layer(x, src_mask)
         return self.norm(x)
@@ -49,6 +50,8 @@ class Decoder(nn.Module):
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the hidden states of embedded targets."""
+        x = functional.clear_unattended(x, tgt_mask)
+        memory = functional.clear_unattended(memory, src_mask)
         for layer in self.layers:
             x = layer(x, memory, tgt_mask, src_mask)
         return self.norm(x)
