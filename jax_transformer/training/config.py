@@ -30,6 +30,15 @@ class TrainingConfig:
     adam_epsilon: float = 1e-9
     """Added to the root of Adam's second moment."""
 
+    weight_decay: float = 0.0
+    """Decoupled weight decay of kernels and embeddings, not of biases and norms (AdamW)."""
+
+    clip_norm: float | None = None
+    """Largest global norm of a gradient, a larger one is scaled down to it; None clips nothing."""
+
+    num_microbatches: int = 1
+    """Parts of a batch whose gradients are added up one after the other, to save memory."""
+
     label_smoothing: float = 0.1
     """Probability spread evenly over the vocabulary (section 5.4)."""
 
@@ -56,6 +65,7 @@ class TrainingConfig:
         for name in (
             "steps",
             "warmup_steps",
+            "num_microbatches",
             "token_budget",
             "bucket_count",
             "evaluation_interval",
@@ -65,8 +75,11 @@ class TrainingConfig:
         for name in ("adam_beta1", "adam_beta2", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        for name in ("learning_rate_factor", "adam_epsilon"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name}={getattr(self, name)} must be above 0 and finite")
+        for name in ("learning_rate_factor", "adam_epsilon", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{name}={value} must be above 0 and finite")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise InputError(f"weight_decay={self.weight_decay} must be at least 0 and finite")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed={self.seed} must be from 0 to {2**32 - 1}")

@@ -72,7 +72,7 @@ def train(
             apart.
 
     Raises:
-        InputError: A setting is out of range, or the first evaluation's loss is not finite.
+        InputError: A setting is out of range, or the loss was not finite before an evaluation.
     """
     training_config.check()
     state = init_state(config, training_config)
@@ -94,8 +94,10 @@ def train(
             metrics.append(step_metrics)
             evaluating = step % training_config.evaluation_interval == 0 or step == last
             if evaluating or len(metrics) == STEPS_PER_REPORT:
-                progress.report(step, jax.device_get(metrics))
-                metrics = []
+                window, metrics = jax.device_get(metrics), []
+                progress.report(step, window)
+                if len(window) == STEPS_PER_REPORT and not any(one.finite for one in window):
+                    break
             if evaluating:
                 held_out = training_batches(validation, validation_plan)
                 loss = _mean_loss(state.params, held_out, config, training_config)
@@ -193,7 +195,14 @@ class _Progress:
         now = time.monotonic()
         seconds = now - self._window_started
         tokens = sum(int(one.target_tokens) for one in metrics)
-        loss = sum(float(one.loss) * int(one.target_tokens) for one in metrics) / tokens
+        made = [one for one in metrics if one.finite]
+        if len(made) < len(metrics):
+            self._console.print(
+                f"step {step:,}: {len(metrics) - len(made)} of the last {len(metrics)} steps left "
+                "out, their loss or gradient was not finite"
+            )
+        loss = sum(float(one.loss) * int(one.target_tokens) for one in made)
+        loss /= max(sum(int(one.target_tokens) for one in made), 1)
         left = timedelta(seconds=round((now - self._started) / step * (self._steps - step)))
         line = (
             f"step {step:,}/{self._steps:,}  loss {loss:.3f}  learning rate "

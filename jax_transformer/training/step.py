@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
@@ -39,11 +39,13 @@ class Metrics(NamedTuple):
         loss: The objective, in nats a target token.
         target_tokens: Target tokens that are not padding.
         learning_rate: The learning rate of the step.
+        finite: Whether loss and gradient were finite; if not, the state was left as it was.
     """
 
     loss: Float[Array, ""]
     target_tokens: Int[Array, ""]
     learning_rate: Float[Array, ""]
+    finite: Bool[Array, ""]
 
 
 def init_state(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -60,26 +62,64 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Return the state after one optimizer step on a batch, and the step's metrics.
 
-    The loss is the sum over the batch's target tokens, divided once by their number. The state
-    handed in is donated: its arrays are gone afterwards.
+    The loss is the sum over the batch's target tokens, divided once by their number, whatever
+    the number of microbatches. A loss or gradient that is not finite leaves the state as it was,
+    by selection: multiplying by 0 would keep a NaN. The state handed in is donated: its arrays
+    are gone afterwards.
     """
-
-    def mean_loss(params: Params) -> tuple[Float[Array, ""], Int[Array, ""]]:
-        dropout_key = jax.random.fold_in(state.key, state.step)
-        logits = apply(params, config, batch.src, batch.tgt_in, dropout_key=dropout_key)
-        total, count = cross_entropy(
-            logits, batch.tgt_out, config.pad_id, training_config.label_smoothing
-        )
-        return total / jnp.maximum(count, 1), count  # a batch of padding alone has loss 0
-
-    (loss, count), gradients = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
+    dropout_key = jax.random.fold_in(state.key, state.step)
+    loss, gradients = _loss_and_gradients(state.params, batch, dropout_key, config, training_config)
     updates, optimizer_state = adam(config, training_config).update(
         gradients, state.optimizer_state, state.params
     )
     params = optax.apply_updates(state.params, updates)
-    learning_rate = learning_rate_schedule(config, training_config)(state.step)
+    finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
     new_state = TrainState(params, optimizer_state, state.step + 1, state.key)
-    return new_state, Metrics(loss, count, learning_rate)
+    kept_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
+    learning_rate = learning_rate_schedule(config, training_config)(state.step)
+    target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
+    return kept_state, Metrics(loss, target_tokens, learning_rate, finite)
+
+
+def _loss_and_gradients(
+    params: Params,
+    batch: Batch,
+    dropout_key: PRNGKeyArray,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+) -> tuple[Float[Array, ""], Params]:
+    # A batch of padding alone has loss 0.
+    count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
+
+    def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
+        logits = apply(params, config, part.src, part.tgt_in, dropout_key=key)
+        total, _ = cross_entropy(
+            logits, part.tgt_out, config.pad_id, training_config.label_smoothing
+        )
+        return total / count
+
+    differentiate = jax.value_and_grad(share)
+    parts = training_config.num_microbatches
+    if parts == 1:
+        return differentiate(params, batch, dropout_key)
+
+    def add(sums: tuple, part_and_key: tuple) -> tuple[tuple, None]:
+        return jax.tree.map(jnp.add, sums, differentiate(params, *part_and_key)), None
+
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, params, batch, dropout_key))
+    split = (_split_rows(batch, parts, config.pad_id), jax.random.split(dropout_key, parts))
+    return jax.lax.scan(add, zeros, split)[0]
+
+
+def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
+    """Return the batch as [parts, rows, length], filled up with rows of padding."""
+
+    def split(ids: Int[Array, "rows length"]) -> Int[Array, "parts _ length"]:
+        missing = -len(ids) % parts
+        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=pad_id)
+        return ids.reshape(parts, -1, ids.shape[1])
+
+    return Batch(*map(split, batch))
 
 
 @partial(jax.jit, static_argnames=("config", "training_config"))

@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-import torch
 
-import torch_reference
-from jax_transformer import TransformerConfig, convert
-from tests.models import random_params, random_tokens, small_config
+from jax_transformer import TransformerConfig
+from tests.models import random_tokens, small_config
 from tests.parity.ladder import Ladder
+from tests.parity.measure import make_pair, trainable
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +31,15 @@ def dtype(request):
 @pytest.fixture(scope="module", params=TransformerConfig.presets())
 def pair(request, dtype):
     """Return the preset's config and one model in both frameworks: params and torch module."""
-    config = small_config(request.param)
-    params = random_params(config, dtype=dtype)
-    module = torch_reference.Transformer(config).to(getattr(torch, dtype))
-    module.load_state_dict(convert.to_torch(params, config), strict=True)
+    config, params, module = make_pair(small_config(request.param), dtype)
     src, tgt = random_tokens(config, dtype=dtype)
     return SimpleNamespace(
         preset=request.param, config=config, params=params, module=module, src=src, tgt=tgt
     )
+
+
+@pytest.fixture(scope="module", params=TransformerConfig.presets())
+def trainable_pair(request, dtype):
+    """Return (preset, dtype, one small model of token ids in both frameworks)."""
+    seed = TransformerConfig.presets().index(request.param)
+    return request.param, dtype, make_pair(trainable(request.param), dtype, seed)

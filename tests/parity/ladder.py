@@ -6,7 +6,12 @@ import torch
 from jax_transformer import TransformerConfig
 
 # float64, float32: the largest error that is still called identical.
-BOUNDS = {"block": (1e-14, 2e-6), "logits": (1e-14, 2e-6)}
+BOUNDS = {
+    "block": (1e-14, 2e-6),
+    "logits": (1e-14, 2e-6),
+    "gradient": (1e-12, 1e-5),  # of the leaf's largest
+    "adam": (1e-12, 1e-4),  # parameters after 20 steps
+}
 
 
 def error(actual, expected):

@@ -1,5 +1,6 @@
 """The loop on a tiny corpus: what it compiles, shows, keeps and refuses."""
 
+import dataclasses
 import io
 import itertools
 import random
@@ -128,6 +129,40 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(task, monke
     assert len(seen) == 2
 
 
+def scripted_steps(monkeypatch, bad):
+    """Let the steps of these numbers, from 1, find a loss that is not finite."""
+    compile_steps, number = loop._compile_steps, itertools.count(1)
+
+    def scripted(*arguments):
+        def spoil(make):
+            def run(state, batch):
+                state, metrics = make(state, batch)
+                fine = next(number) not in bad
+                nan = np.float32("nan")
+                return state, metrics._replace(finite=fine, loss=metrics.loss if fine else nan)
+
+            return run
+
+        return {shape: spoil(make) for shape, make in compile_steps(*arguments).items()}
+
+    monkeypatch.setattr(loop, "_compile_steps", scripted)
+
+
+def test_steps_that_are_left_out_are_told_and_count_in_no_mean(task, monkeypatch):
+    scripted_steps(monkeypatch, bad={3, 5, 8})
+    shown = console()
+    loop.train(task[0], SETTINGS, *task[1:], shown)
+    assert "step 8: 3 of the last 8 steps left out" in shown.file.getvalue()
+    assert "loss nan" not in shown.file.getvalue()
+
+
+def test_a_run_of_steps_left_out_ends_the_training(task, monkeypatch):
+    scripted_steps(monkeypatch, bad=range(1, 100))
+    settings = dataclasses.replace(SETTINGS, evaluation_interval=20)
+    with pytest.raises(InputError, match=r"learning_rate_factor=1\.0 .* not finite"):
+        loop.train(task[0], settings, *task[1:], console())
+
+
 def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatch):
     scripted_losses(monkeypatch, [float("inf")])
     with pytest.raises(InputError, match=r"learning_rate_factor=1\.0 .* not finite"):
@@ -145,6 +180,10 @@ def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatc
         ("adam_beta1", 1.0),
         ("adam_beta2", -0.5),
         ("adam_epsilon", 0.0),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+        ("weight_decay", -0.1),
+        ("num_microbatches", 0),
         ("learning_rate_factor", float("inf")),
         ("seed", -1),
         ("seed", 2**32),

@@ -1,5 +1,6 @@
-"""The schedule of section 5.3 against its formula, Adam against torch's."""
+"""The schedule of section 5.3 against its formula; Adam, decay and clipping against torch's."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -8,7 +9,8 @@ import torch
 
 from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.optimizer import adam, noam
+from jax_transformer.training.optimizer import adam, clip_by_global_norm, noam
+from tests.models import random_params, small_config
 
 
 @pytest.mark.parametrize("step", [1, 2, 399, 400, 401, 100_000])
@@ -44,3 +46,31 @@ def test_updates_are_those_of_torchs_adam(x64):
         updates, state = optimizer.update({"kernel": jnp.asarray(gradient)}, state, params)
         params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(params["kernel"], theirs.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [0, 1e-12, 0.999999, 1, 1.000001, 1e6, 1e18])
+def test_clipping_is_torchs(norm):
+    direction = np.random.default_rng(0).standard_normal(15).astype(np.float32)
+    gradient = np.float32(norm) * direction / np.linalg.norm(direction)
+    theirs = [torch.nn.Parameter(torch.zeros(6)), torch.nn.Parameter(torch.zeros(9))]
+    theirs[0].grad, theirs[1].grad = torch.from_numpy(gradient.copy()).split([6, 9])
+    torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    ours = {"kernel": jnp.asarray(gradient[:6]), "bias": jnp.asarray(gradient[6:])}
+    ours, _ = clip_by_global_norm(1.0).update(ours, clip_by_global_norm(1.0).init(ours))
+    for one, other in zip((ours["kernel"], ours["bias"]), theirs, strict=True):
+        np.testing.assert_allclose(one, other.grad, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("preset", TransformerConfig.presets())
+def test_weight_decay_is_for_matrices(preset):
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    settings = TrainingConfig(warmup_steps=1, learning_rate_factor=42**0.5, weight_decay=0.25)
+    params = random_params(config)
+    optimizer = adam(config, settings)
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(nothing, optimizer.init(params), params)  # learning rate 1
+    for (path, update), leaf in zip(
+        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True
+    ):
+        expected = -0.25 * leaf if leaf.ndim == 2 else np.zeros_like(leaf)
+        np.testing.assert_allclose(update, expected, rtol=1e-6, err_msg=str(path))

@@ -10,6 +10,7 @@ import pytest
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.data.batches import Batch
+from jax_transformer.training import step as step_module
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.step import evaluation_step, init_state, train_step
@@ -96,6 +97,78 @@ def test_a_batch_of_padding_gives_a_finite_step():
     state, metrics = train_step(init_state(CONFIG, SETTINGS), nothing, CONFIG, SETTINGS)
     assert (metrics.loss, metrics.target_tokens) == (0, 0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_microbatches_make_the_step_of_the_whole_batch():
+    settings = TrainingConfig(warmup_steps=4)
+    without_dropout = dataclasses.replace(CONFIG, dropout=0.0)
+    one, other = batch(rows=4), batch(seed=1, rows=2)
+    uneven = Batch(
+        *(np.concatenate([a, b, np.zeros_like(b)]) for a, b in zip(one, other, strict=True))
+    )
+    results = []
+    for parts in (1, 4, 3):  # of 8 rows: one of four parts is all padding, one of three is filled
+        state = init_state(without_dropout, settings)
+        some = dataclasses.replace(settings, num_microbatches=parts)
+        state, metrics = train_step(state, uneven, without_dropout, some)
+        results.append((metrics.loss, metrics.target_tokens, state.optimizer_state[0].mu))
+    for loss, count, moments in results[1:]:
+        assert loss == pytest.approx(float(results[0][0]), rel=1e-6)
+        assert count == results[0][1]
+        for a, b in zip(*map(jax.tree.leaves, (moments, results[0][2])), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
+
+
+def test_microbatches_drop_each_its_own():
+    settings = TrainingConfig(num_microbatches=2)
+    half = Batch(*map(jnp.asarray, batch(rows=2)))
+    twice = Batch(*(jnp.concatenate([ids, ids]) for ids in half))
+    params, key = init_state(CONFIG, settings).params, jax.random.key(0)
+
+    def loss(example, key, settings):
+        return step_module._loss_and_gradients(params, example, key, CONFIG, settings)[0]
+
+    one, other = (loss(half, part, TrainingConfig()) for part in jax.random.split(key, 2))
+    assert one != other
+    assert loss(twice, key, settings) == pytest.approx((one + other) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", ["NaN loss", "NaN gradient", "infinite gradient"])
+def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad, monkeypatch):
+    honest = step_module._loss_and_gradients
+    poison = jnp.inf if bad == "infinite gradient" else jnp.nan
+
+    def poisoned(params, example, *rest):
+        loss, gradients = honest(params, example, *rest)
+        wrong = jnp.any(example.src == 3)  # an id that the other batches do not have
+        if bad == "NaN loss":
+            return jnp.where(wrong, poison, loss), gradients
+        bias = gradients["decoder"]["layers_0"]["feed_forward"]["inner"]["bias"]
+        gradients["decoder"]["layers_0"]["feed_forward"]["inner"]["bias"] = bias.at[1].add(
+            jnp.where(wrong, poison, 0)
+        )
+        return loss, gradients
+
+    monkeypatch.setattr(step_module, "_loss_and_gradients", poisoned)
+    settings = TrainingConfig(warmup_steps=4, clip_norm=1.0, adam_beta1=0.91)  # its own compilation
+    make = jax.jit(lambda state, example: train_step(state, example, CONFIG, settings))
+    good = [Batch(*(np.maximum(ids, 4) for ids in batch(seed))) for seed in range(3)]
+    evil = good[0]._replace(src=np.full_like(good[0].src, 3))
+
+    def run(batches):
+        state, finite = init_state(CONFIG, settings), []
+        for example in batches:
+            before = state
+            state, metrics = make(state, example)
+            finite.append(bool(metrics.finite))
+            if not metrics.finite:
+                assert leaves_equal(state[:3], before[:3])
+        return state, finite
+
+    clean, _ = run(good)
+    state, finite = run([evil, good[0], evil, evil, evil, good[1], *[evil] * 11, good[2]])
+    assert finite == [False, True, False, False, False, True, *[False] * 11, True]
+    assert leaves_equal(state[:3], clean[:3])
 
 
 def test_a_seed_is_a_run():

@@ -1,0 +1,190 @@
+"""What differs between the frameworks: logits, gradients and optimizer steps, leaf by leaf."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import torch_reference
+from jax_transformer import TransformerConfig, apply, convert
+from jax_transformer.convert.table import flatten
+from jax_transformer.data.batches import Batch
+from jax_transformer.training import objective
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.optimizer import adam
+from jax_transformer.training.step import TrainState, train_step
+from tests.models import random_params, small_config
+from tests.parity.ladder import error
+from torch_reference import training
+
+Jit = Callable[..., Callable[..., Any]]
+
+STEPS = 20
+# The learning rate peaks at 1.4e-3, twice that of the paper's base model; every gradient's norm
+# is above the one that it is clipped to.
+SETTINGS = TrainingConfig(
+    steps=STEPS,
+    warmup_steps=5,
+    learning_rate_factor=0.02,
+    label_smoothing=0.1,
+    weight_decay=0.1,
+    clip_norm=0.1,
+)
+BATCH, LENGTH = 5, 11
+
+# The layers of torch.nn.Transformer end at hidden states; to be trained they need a head.
+WITH_HEAD = {
+    "token_embeddings": "separate",
+    "output_projection": "linear",
+    "output_bias": True,
+    "positions": "sinusoidal",
+}
+
+
+class Pair(NamedTuple):
+    """One model in both frameworks with the same weights."""
+
+    config: TransformerConfig
+    params: dict
+    module: torch_reference.Transformer
+
+
+def trainable(preset: str, **fields: Any) -> TransformerConfig:
+    """Return a small model of token ids of this preset."""
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 2}
+    return small_config(preset, **(layers | (WITH_HEAD if preset == "torch_nn" else {}) | fields))
+
+
+def make_pair(config: TransformerConfig, dtype: str, seed: int = 0) -> Pair:
+    """Return a model with random numbers in every leaf, in both frameworks."""
+    params = random_params(config, seed, dtype)
+    module = torch_reference.Transformer(config).to(getattr(torch, dtype))
+    module.load_state_dict(convert.to_torch(params, config), strict=True)
+    return Pair(config, params, module)
+
+
+def random_batches(config: TransformerConfig, count: int) -> list[Batch]:
+    """Return batches of ragged rows; the last row's source is all padding."""
+    random = np.random.default_rng(7)
+    batches = []
+    for _ in range(count):
+        src = random.integers(3, config.src_vocab_size - 1, (BATCH, LENGTH)).astype(np.int32)
+        tgt = random.integers(3, config.tgt_vocab_size - 1, (BATCH, LENGTH + 1)).astype(np.int32)
+        for row in range(1, BATCH):
+            src[row, random.integers(1, LENGTH) :] = config.pad_id
+            tgt[row, random.integers(2, LENGTH) :] = config.pad_id
+        src[-1], tgt[:, 0] = config.pad_id, config.bos_id
+        batches.append(Batch(src, tgt[:, :-1], tgt[:, 1:]))
+    return batches
+
+
+def forward(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, float]:
+    """Return the error of the logits."""
+    logits = jit(apply, static_argnums=1)(pair.params, pair.config, batch.src, batch.tgt_in)
+    return {"logits": error(logits, pair.module(*map(torch.from_numpy, batch[:2])))}
+
+
+def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[str, float]]:
+    """Return the error of every leaf's gradient, for two objectives.
+
+    "logits" is the sum of the logits, each times a number of its own; "loss" the training loss
+    of the batch, with padding and label smoothing.
+    """
+    config, module = pair.config, pair.module
+    dtype = jax.tree.leaves(pair.params)[0].dtype
+    shape = (*batch.tgt_in.shape, config.tgt_vocab_size)
+    weights = np.random.default_rng(8).normal(size=shape).astype(dtype)
+
+    def objectives(cross_entropy, logits, targets, weights):
+        total, count = cross_entropy(logits, targets, config.pad_id, SETTINGS.label_smoothing)
+        return (logits * weights).sum(), total / count
+
+    @jit
+    def differentiate(params, which):
+        def ours(params):
+            logits = apply(params, config, batch.src, batch.tgt_in)
+            both = objectives(objective.cross_entropy, logits, batch.tgt_out, weights)
+            return jnp.where(which == 0, *both)
+
+        return jax.grad(ours)(params)
+
+    errors = {}
+    for which, name in enumerate(("logits", "loss")):
+        module.zero_grad()
+        src, tgt_in, tgt_out = map(torch.from_numpy, batch)
+        theirs = objectives(
+            training.cross_entropy, module(src, tgt_in), tgt_out, torch.from_numpy(weights)
+        )
+        theirs[which].backward()
+        expected = {key: value.grad for key, value in module.named_parameters()}
+        expected = convert.from_torch(expected, config)
+        errors[name] = gradient_errors(differentiate(pair.params, which), expected)
+    return errors
+
+
+def gradient_errors(actual: dict, expected: dict) -> dict[str, float]:
+    """Return max|a - b| / max|b| of each leaf.
+
+    A key's bias has no gradient in theory: it moves all scores of a query alike, and softmax
+    does not notice. Its rounding noise is compared with the gradient of the key's kernel.
+    """
+    actual, expected = flatten(actual), flatten(expected)
+    errors = {}
+    for name in expected:
+        one, other = np.asarray(actual[name]), np.asarray(expected[name])
+        beside = name.replace("key/bias", "key/kernel")
+        errors[name] = float(np.abs(one - other).max() / np.abs(np.asarray(expected[beside])).max())
+    return errors
+
+
+class Trained(NamedTuple):
+    """Both models after the same steps, and the losses on the way."""
+
+    ours: dict
+    theirs: dict
+    our_losses: np.ndarray
+    their_losses: np.ndarray
+
+
+def train(
+    pair: Pair, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
+) -> Trained:
+    """Make one optimizer step a batch in both frameworks, from the pair's weights."""
+    config, module = pair.config, pair.module.train()  # dropout has rate 0
+    module.load_state_dict(convert.to_torch(pair.params, config), strict=True)
+    params = jax.tree.map(jnp.array, pair.params)
+    state = TrainState(
+        params, adam(config, settings).init(params), jnp.zeros((), jnp.int32), jax.random.key(0)
+    )
+    step = jit(lambda state, batch: train_step(state, batch, config, settings))
+    optimizer = training.adam(module, settings)
+    our_losses, their_losses = [], []
+    for steps_made, batch in enumerate(batches):
+        state, metrics = step(state, batch)
+        our_losses.append(float(metrics.loss))
+        tensors = tuple(map(torch.from_numpy, batch))
+        their_losses.append(training.train_step(module, optimizer, steps_made, tensors, settings))
+    theirs = convert.from_torch(module.state_dict(), config)
+    return Trained(state.params, theirs, np.array(our_losses), np.array(their_losses))
+
+
+def training_errors(trained: Trained) -> dict[str, float]:
+    """Return max|a - b| / max(1, max|b|) of each parameter after the steps.
+
+    Without the biases of keys: Adam turns the rounding noise of a gradient that is 0 in theory
+    into steps of full size. They change no output (`error` of the logits shows it).
+    """
+    ours, theirs = flatten(trained.ours), flatten(trained.theirs)
+    return {
+        name: float(error(ours[name], theirs[name]))
+        for name in theirs
+        if not name.endswith("key/bias")
+    }
+
+
+def worst(errors: dict[str, float]) -> tuple[str, float]:
+    """Return the leaf with the largest error, and that error."""
+    return max(errors.items(), key=lambda item: item[1])

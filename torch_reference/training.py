@@ -1,0 +1,94 @@
+"""One optimizer step in torch: objective, schedule and optimizer of `jax_transformer.training`.
+
+Letters in shapes: B batch, L length, V target vocabulary.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.training.config import TrainingConfig
+from torch_reference.model import Transformer
+
+
+def cross_entropy(
+    logits: Float[Tensor, "B L V"],
+    targets: Int[Tensor, "B L"],
+    pad_id: int,
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """Return the summed cross-entropy of the targets that are not padding, and their number."""
+    total = nn.functional.cross_entropy(
+        logits.flatten(0, 1),
+        targets.flatten().long(),
+        ignore_index=pad_id,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total, (targets != pad_id).sum()
+
+
+def learning_rate(
+    config: TransformerConfig, training_config: TrainingConfig, steps_made: int
+) -> float:
+    """Return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) (section 5.3)."""
+    step = steps_made + 1
+    warm_up = step * training_config.warmup_steps**-1.5
+    return training_config.learning_rate_factor * config.d_model**-0.5 * min(step**-0.5, warm_up)
+
+
+def adam(model: Transformer, training_config: TrainingConfig) -> torch.optim.AdamW:
+    """Return AdamW with nothing left to torch's defaults; matrices decay, vectors do not."""
+    parameters = list(model.parameters())
+    return torch.optim.AdamW(
+        [
+            {
+                "params": [parameter for parameter in parameters if parameter.dim() == 2],
+                "weight_decay": training_config.weight_decay,
+            },
+            {
+                "params": [parameter for parameter in parameters if parameter.dim() < 2],
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=0.0,  # `train_step` sets it
+        betas=(training_config.adam_beta1, training_config.adam_beta2),
+        eps=training_config.adam_epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def train_step(
+    model: Transformer,
+    optimizer: torch.optim.AdamW,
+    steps_made: int,
+    batch: tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], Int[Tensor, "B L"]],
+    training_config: TrainingConfig,
+) -> float:
+    """Make one step in place; return the loss before it, in nats a target token.
+
+    Args:
+        model: The model whose parameters move.
+        optimizer: What `adam` made of them.
+        steps_made: Steps before this one.
+        batch: Source ids, target ids with the begin, target ids with the end.
+        training_config: The settings of the run.
+    """
+    config = model.config
+    count = max(int((batch[2] != config.pad_id).sum()), 1)
+    optimizer.zero_grad()
+    loss = 0.0
+    microbatches = (ids.tensor_split(training_config.num_microbatches) for ids in batch)
+    for src, tgt_in, tgt_out in zip(*microbatches, strict=True):
+        logits = model(src, tgt_in)
+        total, _ = cross_entropy(logits, tgt_out, config.pad_id, training_config.label_smoothing)
+        (total / count).backward()
+        loss += total.item() / count
+    if training_config.clip_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), training_config.clip_norm, norm_type=2.0)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config, training_config, steps_made)
+    optimizer.step()
+    return loss
