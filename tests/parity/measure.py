@@ -83,8 +83,8 @@ def random_batches(config: TransformerConfig, count: int) -> list[Batch]:
 
 def forward(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, float]:
     """Return the error of the logits."""
-    logits = jit(apply, static_argnums=1)(pair.params, pair.config, batch.src, batch.tgt_in)
-    return {"logits": error(logits, pair.module(*map(torch.from_numpy, batch[:2])))}
+    run = jit(lambda params: apply(params, pair.config, batch.src, batch.tgt_in))
+    return {"logits": error(run(pair.params), pair.module(*map(torch.from_numpy, batch[:2])))}
 
 
 def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[str, float]]:

@@ -1,0 +1,34 @@
+"""Three hundred steps on the embedded task: the same loss at every step, the same translations."""
+
+import jax
+import numpy as np
+
+from jax_transformer import TransformerConfig
+from jax_transformer.training.config import TrainingConfig
+from tests.parity.training_run import run
+
+
+def test_loss_at_every_step_and_translations_at_the_end(x64):
+    config = TransformerConfig.preset(
+        "vaswani2017",
+        src_vocab_size=60,
+        tgt_vocab_size=60,
+        d_model=32,
+        num_heads=2,
+        d_ff=64,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_length=64,
+        dropout=0.0,
+    )
+    settings = TrainingConfig(
+        steps=300, warmup_steps=60, learning_rate_factor=0.25, token_budget=400, bucket_count=1
+    )
+    result = run(config, settings, held_out=40, jit=jax.jit)
+    ours, theirs = result.trained.our_losses, result.trained.their_losses
+    difference = np.abs(ours - theirs).max()
+    print(f"loss {ours[0]:.2f} to {ours[-1]:.2f}, the curves at most {difference:.1e} apart")
+    assert difference <= 1e-12
+    assert ours[-1] < ours[0] / 2
+    assert result.our_translations == result.their_translations
+    assert len(set(result.our_translations)) > 20

@@ -1,0 +1,243 @@
+"""Traps that are silent elsewhere: with one set, the comparison with torch must go red."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jax_transformer import TransformerConfig, functional
+from jax_transformer.layers import MultiHeadAttention
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.objective import cross_entropy
+from jax_transformer.training.optimizer import adam
+from tests.convert.tools import jit
+from tests.models import random_params, small_config
+from tests.parity import measure
+from tests.parity.ladder import bound, error
+from tests.parity.precision import MANTISSA_BITS, with_rounded_products
+from torch_reference.layers import MultiHeadAttention as TorchAttention
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with jax.default_matmul_precision("highest"):
+        yield measure.make_pair(measure.trainable("pre_norm", num_decoder_layers=1), "float32")
+
+
+@pytest.mark.parametrize("precision", MANTISSA_BITS)
+def test_products_of_rounded_inputs(pair, precision):
+    (batch,) = measure.random_batches(pair.config, 1)
+
+    def rounding(function):
+        return jit(with_rounded_products(function, precision))
+
+    _, exact = measure.worst(measure.forward(pair, batch, jit))
+    _, rounded = measure.worst(measure.forward(pair, batch, rounding))
+    print(f"{precision}: logits {rounded:.1e} instead of {exact:.1e}")
+    assert exact <= bound("logits", "float32") < rounded / 100
+    exact, rounded = (measure.gradients(pair, batch, one) for one in (jit, rounding))
+    for objective in exact:
+        assert measure.worst(exact[objective])[1] <= bound("gradient", "float32")
+        assert measure.worst(rounded[objective])[1] > 100 * bound("gradient", "float32")
+
+
+SMALLEST = float(np.finfo(np.float32).min)
+WRONG_MASKS = {
+    "minus infinity": lambda scores, mask: jnp.where(mask, scores, -jnp.inf),
+    "a large number": lambda scores, mask: jnp.where(mask, scores, -1e9),
+    "a small number added": lambda scores, mask: scores + jnp.where(mask, 0, -1e4),
+    "the smallest number added twice": lambda scores, mask: (
+        scores + 2 * jnp.where(mask, 0, SMALLEST)
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
+def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
+    def weights(query, key, mask):
+        scores = jnp.einsum("bhtk,bhsk->bhts", query, key) / query.shape[-1] ** 0.5
+        return jax.nn.softmax(WRONG_MASKS[wrong](scores, mask))
+
+    config = small_config("torch_nn")
+    params = random_params(config)["encoder"]["layers_0"]["self_attention"]
+    if wrong:
+        monkeypatch.setattr(functional, "attention_weights", weights)
+    random = np.random.default_rng(0)
+    query, key, value = random.normal(size=(3, 4, 7, config.d_model)).astype(np.float32)
+    mask = random.random((4, 1, 7, 7)) < 0.6
+    mask[1, 0, 2] = mask[3] = False
+
+    theirs = TorchAttention(config)
+    for name, part in params.items():
+        getattr(theirs, name).weight.data = torch.from_numpy(part["kernel"].T.copy())
+        getattr(theirs, name).bias.data = torch.from_numpy(part["bias"])
+    expected = theirs(*map(torch.from_numpy, (query, key, value, mask)))
+    expected.sum().backward()
+
+    attention = MultiHeadAttention(config)
+
+    def attend(params, query, key, value):
+        return attention.apply({"params": params}, query, key, value, jnp.asarray(mask))
+
+    with jax.default_matmul_precision("highest"):
+        actual, back = jax.vjp(attend, *jax.tree.map(jnp.asarray, (params, query, key, value)))
+        gradient = back(jnp.ones_like(actual))[0]["value"]["kernel"]
+    forward = error(actual, expected)
+    backward = error(gradient, theirs.value.weight.grad.T)
+    right = forward <= bound("block", "float32") and backward <= bound("gradient", "float32")
+    assert right == (wrong is None), (forward, backward)
+
+
+def _flax_epsilon(x, scale, bias, epsilon):
+    return functional.layer_norm(x, scale, bias, 1e-6)
+
+
+def _fast_variance(x, scale, bias, epsilon):
+    mean = jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(x**2, -1, keepdims=True) - mean**2
+    return (x - mean) / jnp.sqrt(variance + epsilon) * scale + bias
+
+
+def _unbiased_variance(x, scale, bias, epsilon):
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.sum(centred**2, -1, keepdims=True) / (x.shape[-1] - 1)
+    return centred / jnp.sqrt(variance + epsilon) * scale + bias
+
+
+@pytest.mark.parametrize("wrong", [None, _flax_epsilon, _fast_variance, _unbiased_variance])
+def test_norms_at_every_scale(wrong, x64):
+    norm = wrong or functional.layer_norm
+    random = np.random.default_rng(0)
+    rows, (scale, bias) = random.normal(size=(5, 43)), random.normal(size=(2, 43))
+    errors = []
+    for x in (1e-3 * rows, rows, 1e3 * rows, 1e4 + rows):
+        ours = norm(*map(jnp.asarray, (x, scale, bias)), 1e-5)
+        theirs = torch.nn.functional.layer_norm(
+            *(torch.from_numpy(x), (43,)), *map(torch.from_numpy, (scale, bias)), eps=1e-5
+        )
+        errors.append(error(ours, theirs))
+    print(f"at scale 1e-3, 1, 1e3 and mean 1e4: {', '.join(f'{e:.0e}' for e in errors)}")
+    assert (max(errors) <= 1e-11) == (wrong is None)
+
+
+def _mean_of_means(logits, targets, pad_id, smoothing):
+    parts = [
+        cross_entropy(logits[i : i + 1], targets[i : i + 1], pad_id, smoothing)
+        for i in range(len(logits))
+    ]
+    return np.mean([total / count for total, count in parts])
+
+
+def _padding_counted(logits, targets, pad_id, smoothing):
+    return cross_entropy(logits, targets, pad_id, smoothing)[0] / targets.size
+
+
+def _smoothing_of_padding(logits, targets, pad_id, smoothing):
+    total, count = cross_entropy(logits, targets, pad_id, 0.0)
+    log_probabilities = jax.nn.log_softmax(logits)
+    return ((1 - smoothing) * total - smoothing * log_probabilities.mean(-1).sum()) / count
+
+
+def _last_class_for_minus_one(logits, targets, pad_id, smoothing):
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(
+        logits, np.where(targets == pad_id, -1, targets)
+    )
+    return losses.mean()
+
+
+def _smoothing_of_the_others(logits, targets, pad_id, smoothing):
+    vocabulary = logits.shape[-1]
+    return _right_loss(logits, targets, pad_id, smoothing * vocabulary / (vocabulary - 1))
+
+
+def _right_loss(logits, targets, pad_id, smoothing):
+    total, count = cross_entropy(logits, targets, pad_id, smoothing)
+    return total / count
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _right_loss,
+        _mean_of_means,
+        _padding_counted,
+        _smoothing_of_padding,
+        _last_class_for_minus_one,
+        _smoothing_of_the_others,
+    ],
+)
+def test_normalization_of_the_loss(loss, x64):
+    random = np.random.default_rng(0)
+    logits, targets = random.normal(size=(4, 7, 11)), random.integers(1, 11, (4, 7))
+    targets[-1, 1:] = 0  # nearly all the padding is on one shard
+    expected = torch.nn.functional.cross_entropy(
+        torch.from_numpy(logits).flatten(0, 1),
+        torch.from_numpy(targets).flatten(),
+        ignore_index=0,
+        label_smoothing=0.1,
+    )
+    actual = float(loss(logits, targets.astype(np.int32), 0, 0.1))
+    print(f"{loss.__name__}: {actual:.4f} instead of {expected:.4f}")
+    assert (abs(actual - expected) < 1e-13) == (loss is _right_loss)
+
+
+SETTINGS = TrainingConfig(warmup_steps=1, learning_rate_factor=0.03, weight_decay=0.01)
+MOMENTS = {"b1": 0.9, "b2": 0.98, "eps": 1e-9}
+
+
+def _rate(steps_made):
+    return 0.03 * 42**-0.5 * (steps_made + 1) ** -0.5
+
+
+def _matrices(params):
+    return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
+
+
+WRONG_OPTIMIZERS = {
+    "optax's weight decay": optax.adamw(_rate, **MOMENTS, mask=_matrices),
+    "optax's betas": optax.adamw(_rate, eps=1e-9, weight_decay=0.01, mask=_matrices),
+    "optax's epsilon": optax.adamw(_rate, b1=0.9, b2=0.98, weight_decay=0.01, mask=_matrices),
+    "decay of biases and norms": optax.adamw(_rate, **MOMENTS, weight_decay=0.01),
+    "decay inside the moments": optax.chain(
+        optax.add_decayed_weights(0.01, _matrices), optax.adam(_rate, **MOMENTS)
+    ),
+    "schedule one step late": optax.adamw(
+        lambda steps: _rate(jnp.maximum(steps - 1, 0)), **MOMENTS, weight_decay=0.01, mask=_matrices
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG_OPTIMIZERS])
+def test_a_hundred_steps_from_equal_gradients(wrong, x64):
+    config = TransformerConfig(d_model=42, num_heads=3)
+    optimizer = WRONG_OPTIMIZERS[wrong] if wrong else adam(config, SETTINGS)
+    random = np.random.default_rng(0)
+    params = {"kernel": random.normal(size=(5, 7)), "bias": random.normal(size=7)}
+    gradients = [
+        jax.tree.map(lambda x: random.normal(0, 1e-7, x.shape), params) for _ in range(100)
+    ]
+
+    theirs = {name: torch.nn.Parameter(torch.tensor(leaf)) for name, leaf in params.items()}
+    reference = torch.optim.AdamW(
+        [
+            {"params": [theirs["kernel"]], "weight_decay": 0.01},
+            {"params": [theirs["bias"]], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.98),
+        eps=1e-9,
+    )
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for steps_made, gradient in enumerate(gradients):
+        for name, parameter in theirs.items():
+            parameter.grad = torch.from_numpy(gradient[name])
+        for group in reference.param_groups:
+            group["lr"] = _rate(steps_made)
+        reference.step()
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    measured = max(error(params[name], theirs[name]) for name in params)
+    print(f"{wrong or 'ours'}: {measured:.0e}")
+    assert measured <= 1e-13 if wrong is None else measured > 1e-4

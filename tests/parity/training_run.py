@@ -1,0 +1,88 @@
+"""A training run on the embedded task, in both frameworks side by side."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import torch
+
+import torch_reference
+from jax_transformer import TransformerConfig, convert, generate, init_params
+from jax_transformer.data import number_words
+from jax_transformer.data.batches import encode_corpus, epoch_plan, training_batches
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training.config import TrainingConfig
+from tests.parity.measure import Jit, Pair, Trained, train
+
+LONGEST = 40  # most tokens of a translation
+
+
+class Run(NamedTuple):
+    """Both models after training, and what they make of numbers that neither has seen."""
+
+    trained: Trained
+    sources: Sequence[str]
+    references: Sequence[str]
+    our_translations: list[str]
+    their_translations: list[str]
+
+
+def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit: Jit) -> Run:
+    """Train in float64 from one initialization on the same batches; translate greedily.
+
+    Args:
+        config: The shape of the model; the size of the vocabulary is what the tokenizer needs.
+        settings: Steps, batches and optimizer.
+        held_out: How many of the held-out numbers are translated.
+        jit: Compiles the JAX side.
+    """
+    training, validation = number_words.corpus(settings.seed)
+    tokenizer = Tokenizer.train(training.sources + training.targets, config.src_vocab_size)
+    corpus = encode_corpus(training, tokenizer, config.max_length)
+    batches = itertools.chain.from_iterable(
+        training_batches(
+            corpus,
+            epoch_plan(
+                corpus.lengths,
+                bucket_count=settings.bucket_count,
+                token_budget=settings.token_budget,
+                seed=settings.seed,
+                epoch=epoch,
+            ),
+        )
+        for epoch in itertools.count()
+    )
+    params = init_params(jax.random.key(settings.seed), config)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    module = torch_reference.Transformer(config).double()
+    trained = train(
+        Pair(config, params, module),
+        list(itertools.islice(batches, settings.steps)),
+        settings,
+        jit,
+    )
+
+    sources, references = (
+        side[:: len(side) // held_out] for side in (validation.sources, validation.targets)
+    )
+    ids = tokenizer.encode_batch(sources)
+    src = np.full((len(ids), max(map(len, ids)) + 1), config.pad_id, np.int32)
+    for row, one in zip(src, ids, strict=True):
+        row[: len(one) + 1] = [*one, config.eos_id]
+    ours = generate(trained.ours, config, src, max_new_tokens=LONGEST)
+    module.load_state_dict(convert.to_torch(trained.theirs, config))
+    theirs = torch_reference.generate(
+        module.eval(), torch.from_numpy(src).long(), max_new_tokens=LONGEST
+    )
+    translations = [
+        [
+            tokenizer.decode(row[:length].tolist())
+            for row, length in zip(
+                np.asarray(one.tokens)[:, 0], np.asarray(one.lengths)[:, 0], strict=True
+            )
+        ]
+        for one in (ours, theirs)
+    ]
+    return Run(trained, sources, references, *translations)
