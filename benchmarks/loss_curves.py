@@ -59,7 +59,9 @@ def main() -> None:
         max_length=defaults.max_length,
         dropout=0.0,
     )
-    settings = dataclasses.replace(defaults.training, steps=STEPS, label_smoothing=0.1, learning_rate_factor=0.25)
+    settings = dataclasses.replace(
+        defaults.training, steps=STEPS, label_smoothing=0.1, learning_rate_factor=0.25
+    )
     result = run(config, settings, HELD_OUT, jax.jit)
     ours, theirs = result.trained.our_losses, result.trained.their_losses
     draw(ours, theirs)
