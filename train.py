@@ -22,6 +22,7 @@ from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.training import checkpoint, loop
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.translation import translate
 
 SAMPLES = 5  # translations printed at the end
 
@@ -144,7 +145,8 @@ def run(arguments: Arguments) -> None:
     checkpoint.save(output, trained, arguments.overwrite)
     console.print(f"checkpoint of step {best.step:,} written to {output}")
 
-    translations = evaluate.translate(trained, validation.sources)
+    hypotheses = translate(trained, validation.sources, console=console)
+    translations = [best.text for best, *_ in hypotheses]
     triples = list(zip(validation.sources, translations, validation.targets, strict=True))
     for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
         console.print(f"  {source}\n    {translation}\n    ({reference})")

@@ -1,8 +1,10 @@
 """The command line: `jax-transformer translate | convert | verify`."""
 
+import itertools
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,25 +21,79 @@ def main() -> None:
             prog="jax-transformer",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
+        sys.stdout.flush()  # here, and not at exit, a reader that has left can be dealt with
     except InputError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
-def translate(checkpoint: tyro.conf.Positional[Path], /) -> None:
-    """Translate the lines of standard input, one a line on standard output.
+def translate(
+    checkpoint: tyro.conf.Positional[Path],
+    /,
+    beam: int = 1,
+    length_penalty: float = 0.6,
+    nbest: int = 1,
+    scores: bool = False,
+    max_new_tokens: int | None = None,
+    overlong: Literal["refuse", "cut"] = "refuse",
+    token_budget: int = 4096,
+    alignments: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Translate the lines of standard input: --nbest lines each on standard output, best first.
+
+    Line i gives the lines from (i - 1) * nbest + 1 to i * nbest, blank ones if it is blank. With
+    --scores each begins with its score and a tab. Progress is shown on standard error, where that
+    is a terminal.
 
     Args:
         checkpoint: Directory that train.py has written.
+        beam: Hypotheses that beam search keeps open; 1 is greedy.
+        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, which the log-probability of a
+            translation of n tokens is divided by.
+        nbest: Translations of each line, at most --beam.
+        scores: Write the score of each translation, that of a blank line being 0.
+        max_new_tokens: Most tokens of a translation, its end included; if None, ten more than
+            twice as many as its line.
+        overlong: Refuse all lines where one has more tokens than the model takes, or cut it.
+        token_budget: Most slots (lines times beam times length) of a batch: more of them need
+            more memory and fewer batches.
+        alignments: Picture to write of where the model looked, for the first few lines: .png,
+            .pdf or .svg.
+        overwrite: Replace an existing picture.
     """
     # Imported here, so that --help need not wait for them.
-    from jax_transformer import evaluate
+    from rich.console import Console
+
+    from jax_transformer import alignment_plot, translation
     from jax_transformer.data.corpus import split_lines
     from jax_transformer.training.checkpoint import load
 
+    if not 1 <= nbest <= beam:
+        raise InputError(f"--nbest {nbest} must be from 1 to --beam {beam}")
+    if alignments is not None:
+        alignment_plot.check_picture(alignments, overwrite)
     model = load(checkpoint)
     lines = split_lines(sys.stdin.buffer.read(), "standard input")
-    translations = evaluate.translate(model, lines)
-    sys.stdout.buffer.writelines(f"{line}\n".encode() for line in translations)
+    translations = translation.translate(
+        model,
+        lines,
+        beam_size=beam,
+        num_hypotheses=nbest,
+        length_penalty=length_penalty,
+        max_new_tokens=max_new_tokens,
+        overlong=overlong,
+        token_budget=token_budget,
+        console=Console(stderr=True, markup=False, highlight=False, soft_wrap=True),
+    )
+    for one in itertools.chain.from_iterable(translations):
+        score = f"{one.score:.6f}\t" if scores else ""
+        sys.stdout.buffer.write(f"{score}{one.text}\n".encode())
+    if alignments is not None:
+        drawn = alignment_plot.alignments(model, lines, translations)
+        alignment_plot.draw(alignments, drawn, overwrite)
 
 
 def convert(

@@ -192,14 +192,21 @@ def attention_weights(
     The softmax runs in at least float32. A masked key has weight 0; a query that may attend to
     nothing has weight 0 everywhere, with finite gradients.
     """
-    scores = jnp.einsum("bhtk,bhsk->bhts", query, key) / math.sqrt(query.shape[-1])
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
+    return _weigh(scores / math.sqrt(query.shape[-1]), mask)
+
+
+def _weigh(
+    scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None
+) -> Float[Array, "B H T S"]:
+    dtype = scores.dtype
+    scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
     if mask is None:
         weights = softmax(scores)
     else:
         weights = softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
         weights = jnp.where(mask, weights, 0)
-    return weights.astype(query.dtype)
+    return weights.astype(dtype)
 
 
 def dot_product_attention(
@@ -224,18 +231,22 @@ def dot_product_attention(
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    return attend(query, key, value, mask, dropout)
-
-
-def attend(
-    query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None = None,
-    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
-) -> Float[Array, "B H T K"]:
-    """Return `dot_product_attention` of keys and values that are finite everywhere."""
     weights = attention_weights(query, key, mask)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)
+
+
+def cached_attention(
+    query: Float[Array, "B H T K"],
+    keys: Float[Array, "B H K S"],
+    values: Float[Array, "B H S K"],
+    mask: Bool[Array, "#B #H #T #S"] | None = None,
+) -> Float[Array, "B H T K"]:
+    """Return `dot_product_attention` over a cache: keys lie in columns, all numbers are finite.
+
+    A row of keys is then one dimension of every position, and the products read whole rows.
+    """
+    scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
+    weights = _weigh(scores / math.sqrt(query.shape[-1]), mask)
+    return jnp.einsum("bhts,bhsk->bhtk", weights, values)

@@ -122,13 +122,43 @@ class MultiHeadAttention(nn.Module):
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         """
         heads = functional.dot_product_attention(
-            self._project(self.query, query),
-            self._project(self.key, key),
-            self._project(self.value, value),
+            self.project_queries(query),
+            self.project_keys(key),
+            self.project_values(value),
             mask,
             self.dropout,
         )
         return self.output(functional.merge_heads(heads))
+
+    def attend_to_cache(
+        self,
+        queries: Float[Array, "B H T K"],
+        keys: Float[Array, "B H K S"],
+        values: Float[Array, "B H S K"],
+        mask: Bool[Array, "#B #H #T #S"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return what queries gather from keys and values, all of them projected already.
+
+        Args:
+            queries: Projected queries [B, H, T, K].
+            keys: Projected keys, in columns [B, H, K, S], finite everywhere.
+            values: Projected values [B, H, S, K], finite everywhere.
+            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+        """
+        heads = functional.cached_attention(queries, keys, values, mask)
+        return self.output(functional.merge_heads(heads))
+
+    def project_queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T K"]:
+        """Return the queries of vectors that attend, split into heads."""
+        return self._project(self.query, x)
+
+    def project_keys(self, x: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
+        """Return the keys of vectors, split into heads."""
+        return self._project(self.key, x)
+
+    def project_values(self, x: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
+        """Return the values of vectors, split into heads."""
+        return self._project(self.value, x)
 
     def _project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
         if self.config.head_projection == "shared":

@@ -3,7 +3,7 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
 
     def encode(self, src: Source, src_mask: SourceMask | None = None) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
-        x = self._embed(src, self._table("source"))
+        x = self._add_positions(self.embed(src, "source"))
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -113,12 +113,8 @@ class Transformer(nn.Module):
         src_mask: SourceMask | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
-        table = self._table("target")
-        x = self._embed(tgt, table)
-        x = self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask)
-        if self.config.output_projection == "none":
-            return x
-        return self.output_projection(x, table.embedding if table else None)
+        x = self._add_positions(self.embed(tgt, "target"))
+        return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def __call__(
         self,
@@ -130,15 +126,26 @@ class Transformer(nn.Module):
         """Return the logits [B, T, V]; see the function `apply`."""
         return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
 
-    def _table(self, side: str) -> Embedding | None:
+    def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
+        """Return the tokens' vectors [B, S, D], without positions."""
+        table = self._table(side)
+        return tokens if table is None else table(tokens)
+
+    def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Return the logits of hidden states, or these where there is no output projection."""
+        if self.config.output_projection == "none":
+            return x
+        table = self._table("target")
+        return self.output_projection(x, table.embedding if table else None)
+
+    def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":
             return None
         if self.config.token_embeddings == "shared":
             return self.token_embedding
         return self.source_embedding if side == "source" else self.target_embedding
 
-    def _embed(self, tokens: Source, table: Embedding | None) -> Float[Array, "B S D"]:
-        x = tokens if table is None else table(tokens)
+    def _add_positions(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         if self.config.positions == "none":
             return x
         positions = functional.sinusoidal_positions(

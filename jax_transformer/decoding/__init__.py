@@ -1,0 +1,19 @@
+"""Decoding: from sources to the target tokens that the model thinks best, one token a step."""
+
+from jax_transformer.decoding.cache import Cache, decode_step, init_cache, select_hypotheses
+from jax_transformer.decoding.generation import generate
+from jax_transformer.decoding.scoring import cross_attention_weights, score
+from jax_transformer.decoding.search import Hypotheses
+from jax_transformer.decoding.source import check_generates
+
+__all__ = [
+    "Cache",
+    "Hypotheses",
+    "check_generates",
+    "cross_attention_weights",
+    "decode_step",
+    "generate",
+    "init_cache",
+    "score",
+    "select_hypotheses",
+]

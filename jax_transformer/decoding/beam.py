@@ -1,0 +1,146 @@
+"""Beam search: the N best hypotheses of a source side by side, in one loop.
+
+Letters in shapes: B batch, N hypotheses of a source, K of them handed back, L target positions,
+V target vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.cache import Cache, select_hypotheses
+from jax_transformer.decoding.processors import Rules, apply_rules
+from jax_transformer.decoding.search import Hypotheses, LengthPenalty, Step, begin, next_logits
+
+
+class _Finished(NamedTuple):
+    tokens: Int32[Array, "B K L"]
+    scores: Float[Array, "B K"]  # best first
+    lengths: Int32[Array, "B K"]
+
+
+class _State(NamedTuple):
+    step: Int32[Array, ""]
+    cache: Cache
+    sequences: Int32[Array, "B N _"]  # open hypotheses, best first
+    scores: Float[Array, "B N"]  # sums of their log-probabilities
+    finished: _Finished
+    done: Bool[Array, " B"]
+    failed_at: Int32[Array, " B"]
+
+
+def beam_search(
+    advance: Step,
+    cache: Cache,
+    config: TransformerConfig,
+    rules: Rules,
+    length_penalty: LengthPenalty,
+    num_hypotheses: int,
+) -> tuple[Hypotheses, Int32[Array, " B"]]:
+    """Keep the N likeliest beginnings of a target at each step, and the best finished targets.
+
+    A step ranks all one-token continuations of a source's N open hypotheses, the lowest beam and
+    id first where they tie. Those of the first N that end are finished; the best N that do not
+    end stay open. At the last position all of the first N are finished as they are.
+
+    Stopping early is exact: log-probabilities only fall, so a source is done once its best open
+    hypothesis, without losing anything more and at the length whose penalty favours it most,
+    would not come before the last of the finished ones that are kept.
+
+    Args:
+        advance: Takes a cache and tokens, gives their successors' logits and the new cache.
+        cache: An empty one, for N hypotheses a source.
+        config: Names the ids of begin, end and padding.
+        rules: Which tokens may be chosen.
+        length_penalty: What the scores of finished targets are divided by.
+        num_hypotheses: K, how many finished targets are kept.
+
+    Returns:
+        The targets, and the step at which a source's logits were not finite, or -1.
+    """
+    batch, count, length = cache.ancestors.shape
+
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return (state.step < length) & ~jnp.all(state.done)
+
+    def extend(state: _State) -> _State:
+        step = state.step
+        logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
+        alive = state.scores > -jnp.inf
+        failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.done
+        done = state.done | failed
+
+        allowed = logits - normalizer[..., None]
+        allowed = apply_rules(allowed, state.sequences, step, rules, config)
+        totals = (state.scores[..., None] + allowed).reshape(batch, -1)
+        totals, index = jax.lax.top_k(totals, 2 * count)  # [B, 2N]
+        parents, tokens = index // allowed.shape[-1], index % allowed.shape[-1]
+        sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
+        sequences = sequences.at[:, :, step + 1].set(tokens)
+
+        ends = (tokens == config.eos_id) | (step + 1 == length)
+        scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf) / length_penalty(step + 1)
+        new = _Finished(
+            sequences[:, :count, 1:],
+            scores[:, :count],
+            jnp.broadcast_to(step + 1, (batch, count)),
+        )
+        finished = _best(state.finished, new)
+        scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
+        parents = jnp.take_along_axis(parents, order, axis=1)
+        limit = _limit(scores[:, 0], step + 1, length, length_penalty)
+        return _State(
+            step=step + 1,
+            cache=select_hypotheses(cache, parents),
+            sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
+            scores=scores,
+            finished=finished,
+            done=done | (limit <= finished.scores[:, -1]),
+            failed_at=jnp.where(failed, step, state.failed_at),
+        )
+
+    sequences, scores = begin(cache, config)
+    end = jax.lax.while_loop(
+        unfinished,
+        extend,
+        _State(
+            step=jnp.zeros((), jnp.int32),
+            cache=cache,
+            sequences=sequences,
+            # One hypothesis at first: the continuations of equal ones would be copies.
+            scores=scores.at[:, 1:].set(-jnp.inf),
+            finished=_Finished(
+                jnp.full((batch, num_hypotheses, length), config.pad_id, jnp.int32),
+                jnp.full((batch, num_hypotheses), -jnp.inf, scores.dtype),
+                jnp.zeros((batch, num_hypotheses), jnp.int32),
+            ),
+            done=jnp.zeros(batch, bool),
+            failed_at=jnp.full(batch, -1, jnp.int32),
+        ),
+    )
+    tokens, scores, lengths = end.finished
+    scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
+    return Hypotheses(tokens, scores, lengths), end.failed_at
+
+
+def _best(finished: _Finished, new: _Finished) -> _Finished:
+    """Return as many as there were finished, the earlier ones first where they tie."""
+    both = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), finished, new)
+    scores, order = jax.lax.top_k(both.scores, finished.scores.shape[1])
+    return _Finished(
+        jnp.take_along_axis(both.tokens, order[..., None], axis=1),
+        scores,
+        jnp.take_along_axis(both.lengths, order, axis=1),
+    )
+
+
+def _limit(
+    total: Float[Array, " B"], so_far: Int32[Array, ""], longest: int, penalty: LengthPenalty
+) -> Float[Array, " B"]:
+    """Return a bound on the scores that a sum of log-probabilities may lead to."""
+    # The penalty rises or falls with the length throughout: the best length is first or last.
+    first, last = jnp.minimum(so_far + 1, longest), jnp.asarray(longest, jnp.int32)
+    return jnp.maximum(total / penalty(first), total / penalty(last))

@@ -1,0 +1,153 @@
+"""The cache: an explicit pytree that one decoding step reads and hands back extended.
+
+Letters in shapes: B batch, N hypotheses of a source, L target positions, S source length,
+D d_model, V target vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from jax_transformer.checks import check_ids, check_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.source import check_source_mask
+from jax_transformer.decoding.step import DecoderCache, init_layers, step
+from jax_transformer.errors import InputError
+from jax_transformer.model import Params, SourceMask, Transformer
+
+Tokens = (
+    Int[Array | np.ndarray, " B"]
+    | Int[Array | np.ndarray, "B N"]
+    | Float[Array | np.ndarray, "B D"]
+    | Float[Array | np.ndarray, "B N D"]
+)
+Logits = Float[Array, "B V"] | Float[Array, "B N V"]
+
+
+class Cache(NamedTuple):
+    """All that decoding knows of the tokens so far and of the memory.
+
+    The N hypotheses of a source lie side by side: what hypothesis n computed at position p stays
+    in slot (p, n). When a hypothesis continues another one, only the table of ancestors changes.
+
+    Attributes:
+        layers: What each decoder layer keeps.
+        src_mask: Who of the memory is attended to, True = attend; None is everybody.
+        ancestors: For each hypothesis and each position so far, the n of the slot (p, n) that is
+            its own [B, N, L]; -1 at positions to come.
+        position: How many positions are written, at most L.
+    """
+
+    layers: DecoderCache
+    src_mask: Bool[Array, "#B #H 1 #S"] | None
+    ancestors: Int32[Array, "B N L"]
+    position: Int32[Array, ""]
+
+
+def init_cache(
+    params: Params,
+    config: TransformerConfig,
+    memory: Float[Array | np.ndarray, "B S D"],
+    max_new_tokens: int,
+    src_mask: SourceMask | None = None,
+    *,
+    beam_size: int = 1,
+) -> Cache:
+    """Return a cache for `max_new_tokens` positions, with the memory projected for every layer.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        memory: What `encode` returned [B, S, D].
+        max_new_tokens: Positions of the cache, L.
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None attends to the whole
+            memory, as in `decode`.
+        beam_size: Hypotheses of a source, N. The memory is not copied for them.
+
+    Raises:
+        InputError: A size is below 1, the positions exceed the position table or, where
+            `config.decoder_attention` is "self_over_memory", the memory.
+    """
+    for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
+        if size < 1:
+            raise InputError(f"{name}={size} must be at least 1")
+    if config.positions != "none":
+        check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
+    if config.decoder_attention == "self_over_memory" and max_new_tokens > memory.shape[1]:
+        raise InputError(
+            f"max_new_tokens={max_new_tokens} exceeds the memory's length {memory.shape[1]}, but "
+            "decoder_attention='self_over_memory' needs a memory as long: pad the source"
+        )
+    check_source_mask(src_mask)
+    params, memory, src_mask = jax.tree.map(jnp.asarray, (params, memory, src_mask))
+    slots = max_new_tokens * beam_size
+    layers = Transformer(config).apply(
+        {"params": params}, memory, src_mask, slots, method=init_layers
+    )
+    return Cache(
+        layers=layers,
+        src_mask=src_mask,
+        ancestors=jnp.full((memory.shape[0], beam_size, max_new_tokens), -1, jnp.int32),
+        position=jnp.zeros((), jnp.int32),
+    )
+
+
+def decode_step(
+    params: Params, config: TransformerConfig, cache: Cache, tokens: Tokens
+) -> tuple[Logits, Cache]:
+    """Return the logits of each token's successor, and the cache with that token in it.
+
+    Equal to the last logits of `decode` on the tokens so far. A token in the cache is visible to
+    its successors even where it is `config.pad_id`. Pure: works under `jit`, `vmap` and `scan`.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        cache: As from `init_cache` or an earlier step.
+        tokens: One token of each source [B], or of each of its hypotheses [B, N]; vectors [B, D]
+            or [B, N, D] where `config.token_embeddings` is "none".
+
+    Returns:
+        Logits [B, V] or [B, N, V], hidden states where `config.output_projection` is "none"; and
+        the new cache. Under a transformation, where nothing can be refused, a step on a full
+        cache writes nothing and its logits are NaN.
+
+    Raises:
+        InputError: The cache is full, the tokens do not have its shape, or an id is outside the
+            vocabulary.
+    """
+    batch, count, length = cache.ancestors.shape
+    traced = isinstance(cache.position, jax.core.Tracer)
+    if not traced and cache.position >= length:
+        raise InputError(f"the cache is full: it was made for max_new_tokens={length}")
+    vectors = config.token_embeddings == "none"
+    single = tokens.ndim == 1 + vectors
+    if tokens.shape[: 2 - single] not in ((batch, count), (batch,) * (count == 1)):
+        wanted = f"[{batch}, {count}]" + f" or [{batch}]" * (count == 1)
+        raise InputError(f"tokens of shape {tokens.shape} must be {wanted}, as the cache is")
+    if not vectors and not isinstance(tokens, jax.core.Tracer):
+        check_ids("tokens", np.asarray(tokens).reshape(batch, count), config.tgt_vocab_size)
+    params, tokens = jax.tree.map(jnp.asarray, (params, tokens))
+    here = jnp.arange(length) == cache.position
+    ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
+    own = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
+    logits, layers = Transformer(config).apply(
+        {"params": params},
+        tokens[:, None] if single else tokens,
+        cache.layers,
+        cache.position,
+        own.reshape(batch, 1, count, length * count),
+        cache.src_mask,
+        method=step,
+    )
+    cache = Cache(layers, cache.src_mask, ancestors, cache.position + 1)
+    return logits[:, 0] if single else logits, cache
+
+
+def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:
+    """Return the cache in which hypothesis n of each source continues hypothesis `parents[n]`."""
+    parents = jnp.asarray(parents)[..., None]
+    return cache._replace(ancestors=jnp.take_along_axis(cache.ancestors, parents, axis=1))

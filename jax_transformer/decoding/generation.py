@@ -1,0 +1,160 @@
+"""The public face of the search: options in, checked before any work, hypotheses out."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int32, Integer, PRNGKeyArray
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding import options
+from jax_transformer.decoding.beam import beam_search
+from jax_transformer.decoding.cache import decode_step, init_cache
+from jax_transformer.decoding.greedy import greedy_search
+from jax_transformer.decoding.options import Scalar
+from jax_transformer.decoding.processors import Rules
+from jax_transformer.decoding.sampling import Sampling
+from jax_transformer.decoding.search import Hypotheses, LengthPenalty
+from jax_transformer.decoding.source import as_ids, check_generates, check_source_mask, fit_source
+from jax_transformer.errors import InputError
+from jax_transformer.model import Params, SourceMask, encode
+
+
+def generate(
+    params: Params,
+    config: TransformerConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    *,
+    max_new_tokens: int,
+    src_mask: SourceMask | None = None,
+    beam_size: int = 1,
+    num_hypotheses: int = 1,
+    length_penalty: Scalar = 0.0,
+    length_normalization: str = "gnmt",
+    min_new_tokens: int | None = None,
+    prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
+    forced_first_token: int | None = None,
+    banned_tokens: tuple[int, ...] = (),
+    repetition_penalty: Scalar | None = None,
+    no_repeat_ngram_size: int | None = None,
+    key: PRNGKeyArray | None = None,
+    temperature: Scalar | None = None,
+    top_k: int | None = None,
+    top_p: Scalar | None = None,
+) -> Hypotheses:
+    """Return the targets that the model finds likeliest, or draws, for a batch of sources.
+
+    Greedy by default: each next token is the likeliest one. With a `beam_size` above 1, beam
+    search; with a `key`, sampling. The lowest id is taken where tokens tie, and padding is never
+    generated. One compiled loop that ends when every row has, and one compilation for each set of
+    shapes, `config`, and options other than `length_penalty`, `min_new_tokens`, `banned_tokens`,
+    `forced_first_token`, `repetition_penalty`, `temperature` and `top_p`, whose values are data.
+    A row's targets do not depend on the rest of the batch. Works under `jax.jit`, where `config`
+    and all options that are whole numbers, strings or tuples are static.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        src: Source ids [B, S].
+        max_new_tokens: Most tokens of a target, the end included: L of the result. A target that
+            reaches it has no end.
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+        beam_size: Hypotheses that beam search keeps open, N.
+        num_hypotheses: Targets handed back for each source, K, at most `beam_size`.
+        length_penalty: Exponent alpha of the penalty that sums of log-probabilities are divided
+            by; Vaswani et al. 2017 take 0.6 with `beam_size=4`.
+        length_normalization: The penalty of n tokens, the end included: "gnmt" is
+            ((5 + n) / 6)**alpha (Wu et al. 2016), "power" n**alpha.
+        min_new_tokens: Tokens, the end not counted, that a target has at least.
+        prefix: Tokens that begin each target [B, P], padded where they are fewer: there the
+            choice is free. They count in the score as if they had been chosen.
+        forced_first_token: The same for one token, in every row.
+        banned_tokens: Ids that are never generated; the scores are of the unchanged model.
+        repetition_penalty: Factor, above 1, by which tokens that occurred fall (Keskar et al.
+            2019). It acts on logits or, in beam search, on log-probabilities, and so on scores.
+        no_repeat_ngram_size: No sequence of that many tokens occurs twice in a target.
+        key: Random key: tokens are drawn. A row's draws depend on the key and the row's index.
+        temperature: What logits are divided by before tokens are drawn.
+        top_k: Draw from the likeliest `top_k` tokens only.
+        top_p: Draw from the fewest likeliest tokens that together reach this probability.
+
+    Returns:
+        K hypotheses a source, best first.
+
+    Raises:
+        InputError: The model has no token embeddings or output projection; a length does not fit
+            its position table; an id is outside the vocabulary; options contradict each other or
+            are out of range; logits are NaN or infinite. The last names row and step; under a
+            transformation, where nothing can be raised, that row's scores are NaN.
+    """
+    check_generates(config)
+    options.check_sizes(config, beam_size, num_hypotheses)
+    check_source_mask(src_mask)
+    src = as_ids("src", src, config.src_vocab_size)
+    rules = options.rules(
+        config,
+        src.shape[0],
+        max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        prefix=prefix,
+        forced_first_token=forced_first_token,
+        banned_tokens=banned_tokens,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+    )
+    hypotheses, failed_at = _search(
+        params,
+        config,
+        src,
+        src_mask,
+        rules,
+        options.sampling(config, beam_size, key, temperature, top_k, top_p),
+        options.length_penalty(length_penalty, length_normalization),
+        max_new_tokens=max_new_tokens,
+        beam_size=beam_size,
+        num_hypotheses=num_hypotheses,
+    )
+    if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
+        row = int(np.argmax(np.asarray(failed_at) >= 0))
+        raise InputError(
+            f"the logits of src[{row}] are NaN or infinite at step {int(failed_at[row])}: "
+            "parameters that are not finite, or so large that they overflow, cannot generate"
+        )
+    return hypotheses
+
+
+@partial(jax.jit, static_argnames=("config", "max_new_tokens", "beam_size", "num_hypotheses"))
+def _search(
+    params: Params,
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    src_mask: SourceMask | None,
+    rules: Rules,
+    sampling: Sampling | None,
+    length_penalty: LengthPenalty,
+    *,
+    max_new_tokens: int,
+    beam_size: int,
+    num_hypotheses: int,
+) -> tuple[Hypotheses, Int32[Array, " B"]]:
+    src, src_mask = fit_source(config, src, src_mask, max_new_tokens)
+    memory = encode(params, config, src, src_mask)
+    params, config = _untie(params, config)
+    cache = init_cache(params, config, memory, max_new_tokens, src_mask, beam_size=beam_size)
+    advance = partial(decode_step, params, config)
+    if beam_size == 1:
+        return greedy_search(advance, cache, config, rules, sampling, length_penalty)
+    return beam_search(advance, cache, config, rules, length_penalty, num_hypotheses)
+
+
+def _untie(params: Params, config: TransformerConfig) -> tuple[Params, TransformerConfig]:
+    """Return the same model with an output kernel of its own, made once and not at every step."""
+    if config.output_projection != "tied":
+        return params, config
+    shared = config.token_embeddings == "shared"
+    table = params["token_embedding" if shared else "target_embedding"]["embedding"]
+    kernel = jax.lax.optimization_barrier(table.T)  # or XLA reads the table across its rows
+    projection = params.get("output_projection", {}) | {"kernel": kernel}
+    config = dataclasses.replace(config, output_projection="linear")
+    return params | {"output_projection": projection}, config

@@ -1,0 +1,105 @@
+"""One target a source, each token the likeliest or drawn, in one loop.
+
+Letters in shapes: B batch, L target positions, V target vocabulary.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.cache import Cache
+from jax_transformer.decoding.processors import Rules, apply_rules
+from jax_transformer.decoding.sampling import Sampling, sample
+from jax_transformer.decoding.search import Hypotheses, LengthPenalty, Step, begin, next_logits
+
+
+class _State(NamedTuple):
+    step: Int32[Array, ""]
+    cache: Cache
+    sequences: Int32[Array, "B 1 _"]
+    scores: Float[Array, " B"]
+    lengths: Int32[Array, " B"]
+    ended: Bool[Array, " B"]
+    failed_at: Int32[Array, " B"]
+
+
+def greedy_search(
+    advance: Step,
+    cache: Cache,
+    config: TransformerConfig,
+    rules: Rules,
+    sampling: Sampling | None,
+    length_penalty: LengthPenalty,
+) -> tuple[Hypotheses, Int32[Array, " B"]]:
+    """Extend each target by its likeliest next token, or by one drawn, until all have ended.
+
+    Args:
+        advance: Takes a cache and tokens, gives their successors' logits and the new cache.
+        cache: An empty one, for one hypothesis a source.
+        config: Names the ids of begin, end and padding.
+        rules: Which tokens may be chosen.
+        sampling: How tokens are drawn; None takes the likeliest, the lowest id of a tie.
+        length_penalty: What scores are divided by.
+
+    Returns:
+        The targets (K = 1), and the step at which a source's logits were not finite, or -1.
+    """
+    batch, _, length = cache.ancestors.shape
+
+    def unfinished(state: _State) -> Bool[Array, ""]:
+        return (state.step < length) & ~jnp.all(state.ended)
+
+    def extend(state: _State) -> _State:
+        step, running = state.step, ~state.ended
+        logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
+        logits, normalizer = logits[:, 0], normalizer[:, 0]
+        allowed = apply_rules(logits[:, None], state.sequences, step, rules, config)[:, 0]
+        token = _likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
+        chosen = token[:, None]
+        score = jnp.take_along_axis(logits, chosen, axis=-1)[:, 0] - normalizer
+        # Where everything is forbidden, the token that was taken all the same is impossible.
+        possible = jnp.take_along_axis(allowed, chosen, axis=-1)[:, 0] > -jnp.inf
+        score = jnp.where(possible, score, -jnp.inf)
+        failed = running & ~jnp.isfinite(normalizer)
+        token = jnp.where(running & ~failed, token, config.pad_id)
+        return _State(
+            step=step + 1,
+            cache=cache,
+            sequences=state.sequences.at[:, 0, step + 1].set(token),
+            scores=state.scores + jnp.where(running, score, 0),
+            lengths=state.lengths + running,
+            ended=state.ended | failed | (token == config.eos_id),
+            failed_at=jnp.where(failed, step, state.failed_at),
+        )
+
+    sequences, scores = begin(cache, config)
+    end = jax.lax.while_loop(
+        unfinished,
+        extend,
+        _State(
+            step=jnp.zeros((), jnp.int32),
+            cache=cache,
+            sequences=sequences,
+            scores=scores[:, 0],
+            lengths=jnp.zeros(batch, jnp.int32),
+            ended=jnp.zeros(batch, bool),
+            failed_at=jnp.full(batch, -1, jnp.int32),
+        ),
+    )
+    scores = jnp.where(end.failed_at < 0, end.scores / length_penalty(end.lengths), jnp.nan)
+    hypotheses = Hypotheses(
+        tokens=end.sequences[..., 1:],
+        scores=scores[:, None].astype(jnp.float32),
+        lengths=end.lengths[:, None],
+    )
+    return hypotheses, end.failed_at
+
+
+def _likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:
+    # jnp.argmax takes 18 times as long on CPU, XLA having no vector code for it.
+    ids = jnp.arange(scores.shape[-1], dtype=jnp.int32)
+    best = jnp.max(scores, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(scores == best, ids, ids.size - 1), axis=-1)

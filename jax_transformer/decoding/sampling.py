@@ -1,0 +1,62 @@
+"""Drawing a token from its distribution, or from the best part of it.
+
+Letters in shapes: B batch, V target vocabulary, C candidates.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int32, PRNGKeyArray
+
+
+@struct.dataclass
+class Sampling:
+    """How tokens are drawn; None is off and costs nothing.
+
+    Attributes:
+        key: Random key of the search; a row's draws depend on it and on the row's index alone.
+        temperature: The logits are divided by it before anything else.
+        top_p: Share of the probability that the candidates, the likeliest tokens, must reach
+            (Holtzman et al. 2020).
+        top_k: How many of the likeliest tokens are candidates (Fan et al. 2018).
+    """
+
+    key: PRNGKeyArray
+    temperature: Float[Array | np.ndarray, ""] | None = None
+    top_p: Float[Array | np.ndarray, ""] | None = None
+    top_k: int | None = struct.field(pytree_node=False, default=None)
+
+
+def sample(
+    logits: Float[Array, "B V"], step: Int32[Array, ""], sampling: Sampling
+) -> Int32[Array, " B"]:
+    """Return a token of each row, drawn with the probabilities of its logits.
+
+    Args:
+        logits: Logits [B, V]; -inf is never drawn.
+        step: How many tokens there are so far: each step draws anew.
+        sampling: How to draw. A temperature, then `top_k`, then `top_p` of what that leaves.
+    """
+    if sampling.temperature is not None:
+        logits = logits / sampling.temperature.astype(logits.dtype)
+    if sampling.top_k is None and sampling.top_p is None:
+        return _draw(logits, step, sampling.key)
+    count = logits.shape[-1] if sampling.top_k is None else sampling.top_k
+    best, ids = jax.lax.top_k(logits, count)  # [B, C], falling
+    if sampling.top_p is not None:
+        probabilities = jax.nn.softmax(best)
+        better = jnp.cumsum(probabilities, axis=-1) - probabilities
+        # The likeliest stays whatever is asked for: a share too small for it would leave nothing.
+        kept = (better < sampling.top_p).at[:, 0].set(True)
+        best = jnp.where(kept, best, -jnp.inf)
+    drawn = _draw(best, step, sampling.key)
+    return jnp.take_along_axis(ids, drawn[:, None], axis=-1)[:, 0]
+
+
+def _draw(
+    logits: Float[Array, "B C"], step: Int32[Array, ""], key: PRNGKeyArray
+) -> Int32[Array, " B"]:
+    key = jax.random.fold_in(key, step)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits.shape[0]))
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -1,0 +1,147 @@
+"""What the model says of targets that are given: their probability, and where it looked.
+
+Letters in shapes: B batch, S source length, T target length, H heads.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
+
+from jax_transformer import masks
+from jax_transformer.checks import check_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.source import as_ids, check_generates, check_source_mask, fit_source
+from jax_transformer.model import Params, SourceMask, Transformer, apply
+
+
+def score(
+    params: Params,
+    config: TransformerConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    tgt: Integer[Array | np.ndarray, "B T"],
+    *,
+    src_mask: SourceMask | None = None,
+) -> Float32[Array, " B"]:
+    """Return the log-probability of each target given its source.
+
+    The sum over its tokens, in one pass that sees the whole target. Where
+    `config.decoder_attention` is "self_over_memory" the model learns from it how long the target
+    is, so that the sum is not that of `generate`, which does not know.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        src: Source ids [B, S].
+        tgt: Target ids [B, T] as `generate` hands them back: without the begin, with the end,
+            then padding, which does not count.
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+
+    Raises:
+        InputError: A length does not fit the position table, an id is outside the vocabulary, or
+            the model has no token embeddings or output projection.
+    """
+    src, tgt = _check(config, src, tgt, src_mask)
+    return _score(params, config, src, tgt, src_mask)
+
+
+def cross_attention_weights(
+    params: Params,
+    config: TransformerConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    tgt: Integer[Array | np.ndarray, "B T"],
+    *,
+    src_mask: SourceMask | None = None,
+) -> Float[Array, "B layers H T S"]:
+    """Return where each decoder layer and head looked in the source for each target token.
+
+    Weights [B, layers, H, T, S] of the attention to the memory when the model predicted token t:
+    they sum to 1 over the source, to 0 where all of it is hidden. Arguments and errors as `score`.
+    """
+    src, tgt = _check(config, src, tgt, src_mask)
+    return _weights(params, config, src, tgt, src_mask)
+
+
+def _check(
+    config: TransformerConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    tgt: Integer[Array | np.ndarray, "B T"],
+    src_mask: SourceMask | None,
+) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
+    check_generates(config)
+    check_source_mask(src_mask)
+    if config.positions != "none":
+        check_length("src", src.shape[1], config.max_length)
+        check_length("tgt", tgt.shape[1], config.max_length)
+    src = as_ids("src", src, config.src_vocab_size)
+    return src, as_ids("tgt", tgt, config.tgt_vocab_size)
+
+
+@partial(jax.jit, static_argnames="config")
+def _score(
+    params: Params,
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    tgt: Int32[Array, "B T"],
+    src_mask: SourceMask | None,
+) -> Float32[Array, " B"]:
+    src, given, src_mask = _inputs(config, src, tgt, src_mask)
+    logits = apply(params, config, src, given, src_mask)[:, : tgt.shape[1]]
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    chosen = jnp.take_along_axis(logits, tgt[..., None], axis=-1)[..., 0]
+    scores = chosen - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.sum(scores, axis=-1, where=tgt != config.pad_id).astype(jnp.float32)
+
+
+@partial(jax.jit, static_argnames="config")
+def _weights(
+    params: Params,
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    tgt: Int32[Array, "B T"],
+    src_mask: SourceMask | None,
+) -> Float[Array, "B layers H T S"]:
+    source_length = src.shape[1]
+    src, given, src_mask = _inputs(config, src, tgt, src_mask)
+    _, captured = Transformer(config).apply(
+        {"params": params},
+        src,
+        given,
+        src_mask,
+        masks.target_mask(given, config),
+        capture_intermediates=_drops_cross_attention,
+        mutable="intermediates",
+    )
+    layers = captured["intermediates"]["decoder"]
+    weights = [
+        layers[f"layers_{index}"]["cross_attention"]["dropout"]["__call__"][0]
+        for index in range(config.num_decoder_layers)
+    ]
+    return jnp.stack(weights, axis=1)[:, :, :, : tgt.shape[1], :source_length]
+
+
+def _drops_cross_attention(module: nn.Module, method: str) -> bool:
+    """Whether a module's output is cross-attention weights, whose last stop is a dropout."""
+    return module.path[-2:] == ("cross_attention", "dropout") and method == "__call__"
+
+
+def _inputs(
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    tgt: Int32[Array, "B T"],
+    src_mask: SourceMask | None,
+) -> tuple[Int32[Array, "B _"], Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
+    """Return source, the tokens that predict the target, and mask, as long as the model wants."""
+    begin = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
+    given = jnp.concatenate([begin, tgt[:, :-1]], axis=1)
+    count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
+    # The last token predicts nothing, and may not be seen where padding left room for it.
+    given = jnp.where(jnp.arange(given.shape[1]) < count, given, config.pad_id)
+    src, src_mask = fit_source(config, src, src_mask, tgt.shape[1])
+    if config.decoder_attention == "self_over_memory":
+        missing = src.shape[1] - tgt.shape[1]
+        given = jnp.pad(given, ((0, 0), (0, missing)), constant_values=config.pad_id)
+    return src, given, src_mask

@@ -1,0 +1,79 @@
+"""What greedy and beam search share: the result, the length penalty, one step's scores.
+
+Letters in shapes: B batch, N hypotheses of a source, K of them handed back, L target positions,
+V target vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Float32, Int32
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.cache import Cache
+
+Step = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
+
+
+class Hypotheses(NamedTuple):
+    """The K best targets of each source of a batch, best first.
+
+    Attributes:
+        tokens: Ids without the begin [B, K, L]: padding follows the end, and a row that never
+            ended has none.
+        scores: Sums of the log-probabilities of the tokens, the end included, over the length
+            penalty, float32 [B, K]; -inf where a source has fewer than K possible targets.
+        lengths: Tokens of each target, the end included [B, K].
+    """
+
+    tokens: Int32[Array, "B K L"]
+    scores: Float32[Array, "B K"]
+    lengths: Int32[Array, "B K"]
+
+
+@struct.dataclass
+class LengthPenalty:
+    """What the score of a target is divided by: ((5 + n) / 6)**alpha of n tokens, or n**alpha.
+
+    Attributes:
+        alpha: The exponent; 0 divides by 1.
+        normalization: "gnmt" (Wu et al. 2016, equation 14) or "power".
+    """
+
+    alpha: Float32[Array | np.ndarray, ""]
+    normalization: Literal["gnmt", "power"] = struct.field(pytree_node=False)
+
+    def __call__(self, length: Int32[Array, "*shape"]) -> Float32[Array, "*shape"]:
+        """Return the divisor of targets of `length` tokens, the end included."""
+        base = (5 + length) / 6 if self.normalization == "gnmt" else length
+        return jnp.power(jnp.asarray(base, jnp.float32), self.alpha)
+
+
+def begin(
+    cache: Cache, config: TransformerConfig
+) -> tuple[Int32[Array, "B N _"], Float[Array, "B N"]]:
+    """Return sequences that hold the begin and room for L tokens, and their scores of 0."""
+    batch, count, length = cache.ancestors.shape
+    sequences = jnp.full((batch, count, length + 1), config.pad_id, jnp.int32)
+    dtype = jnp.promote_types(jax.tree.leaves(cache.layers)[0].dtype, jnp.float32)
+    return sequences.at[..., 0].set(config.bos_id), jnp.zeros((batch, count), dtype)
+
+
+def next_logits(
+    advance: Step, cache: Cache, sequences: Int32[Array, "B N _"], step: Int32[Array, ""]
+) -> tuple[Float[Array, "B N V"], Float[Array, "B N"], Cache]:
+    """Return the logits of the next token, the log of the sum of their exponentials, the cache.
+
+    A log-probability is the one minus the other, in at least float32. The sum is not finite
+    where a logit is NaN or infinite.
+    """
+    tokens = jax.lax.dynamic_index_in_dim(sequences, step, axis=2, keepdims=False)
+    logits, cache = advance(cache, tokens)
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    largest = jnp.max(logits, axis=-1)
+    total = jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
+    return logits, largest + jnp.log(total), cache

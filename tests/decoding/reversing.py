@@ -1,0 +1,148 @@
+"""Small models that are learning to reverse their sources, caught at several stages.
+
+Random weights repeat one token for ever. These models say something else at every step, end their
+rows at different ones, and are unsure enough that a beam finds what greedy search does not.
+"""
+
+import contextlib
+import functools
+
+import jaxtyping
+import numpy as np
+import torch
+
+import torch_reference
+from jax_transformer import TransformerConfig, convert
+
+PRESETS = [name for name in TransformerConfig.presets() if name != "torch_nn"]  # those with ids
+VOCABULARY, LONGEST = 16, 10
+MAX_NEW_TOKENS = LONGEST + 1  # with the end; rows that forget it are cut off
+STEPS, BETWEEN_STAGES, STAGES = 200, 10, 8
+
+
+def small_config(preset, vocab_size=VOCABULARY):
+    fields = {
+        "src_vocab_size": vocab_size,
+        "tgt_vocab_size": vocab_size,
+        "d_model": 32,
+        "num_heads": 2,
+        "d_ff": 64,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "max_length": 2 * LONGEST,
+        "dropout": 0.0,
+        "initialization": "xavier_uniform",  # unused here: presets that differ in it only are one
+    }
+    if preset == "marian":  # padding is the last id there, and begins every target
+        fields |= {"pad_id": vocab_size - 1, "bos_id": vocab_size - 1}
+    return TransformerConfig.preset(preset, **fields)
+
+
+def random_model(config, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = torch_reference.Transformer(config)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, 0, parameter.shape[-1] ** -0.5)
+    return model
+
+
+def constant_model(weights):
+    """Return a model whose next token has these odds [V], whatever came before."""
+    model = random_model(small_config("bias_free_qkv"))
+    model.output_projection.weight.data[:] = 0
+    model.output_projection.bias.data[:] = torch.log(torch.tensor(weights))
+    return model
+
+
+def pairs(config, batch, random):
+    """Return sources of 1 to LONGEST symbols and an end, and their reversals, begun and ended."""
+    special = (config.pad_id, config.bos_id, config.eos_id)
+    symbols = np.setdiff1d(np.arange(VOCABULARY), special)
+    src = np.full((batch, LONGEST + 1), config.pad_id, np.int32)
+    tgt = np.full((batch, LONGEST + 2), config.pad_id, np.int32)
+    tgt[:, 0] = config.bos_id
+    for row, length in enumerate(random.integers(1, LONGEST + 1, batch)):
+        sequence = random.choice(symbols, length)
+        src[row, : length + 1] = [*sequence, config.eos_id]
+        tgt[row, 1 : length + 2] = [*sequence[::-1], config.eos_id]
+    return src, tgt
+
+
+def sources(config, batch, seed):
+    """Return ragged sources that no model has been trained on."""
+    return pairs(config, batch, np.random.default_rng(1000 + seed))[0]
+
+
+@functools.cache
+def learners(preset):
+    """Return eight models of this preset, each trained a little further."""
+    config = small_config(preset)
+    random = np.random.default_rng(PRESETS.index(preset))
+    model = random_model(config, seed=PRESETS.index(preset))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, betas=(0.9, 0.98), fused=True)
+    stages = []
+    with unchecked():
+        for step in range(1, STEPS + 1):
+            src, tgt = map(torch.from_numpy, pairs(config, 16, random))
+            logits = model(src, tgt[:, :-1]).flatten(0, 1)
+            labels = tgt[:, 1:].flatten().long()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, labels, ignore_index=config.pad_id).backward()
+            optimizer.step()
+            if (STEPS - step) % BETWEEN_STAGES == 0:
+                stages.append(torch_reference.Transformer(config))
+                stages[-1].load_state_dict(model.state_dict())
+    return tuple(stages[-STAGES:])
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Leave out the checks of shapes, which take most of the time of so small a model."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def as_marian(model, directory):
+    """Return transformers' model with the weights of a reference model of preset "marian"."""
+    from transformers import MarianMTModel
+
+    params = convert.from_torch(model.state_dict(), model.config)
+    convert.to_huggingface(params, model.config, directory)
+    theirs = MarianMTModel.from_pretrained(directory).eval()
+    theirs.generation_config.forced_eos_token_id = None  # a target may be cut off
+    return theirs
+
+
+def marian_hypotheses(theirs, src, beam_size, length_penalty):
+    """Return tokens [B, K, L] without the begin, and scores [B, K], as transformers finds them."""
+    pad_id = theirs.config.pad_token_id
+    source = torch.from_numpy(src).long()
+    result = theirs.generate(
+        input_ids=source,
+        attention_mask=(source != pad_id).long(),
+        max_length=1 + MAX_NEW_TOKENS,  # with the begin
+        num_beams=beam_size,
+        num_return_sequences=beam_size,
+        do_sample=False,
+        early_stopping="never",
+        length_penalty=length_penalty,
+        bad_words_ids=[[pad_id]],
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+    )
+    tokens = result.sequences[:, 1:]
+    if beam_size > 1:
+        scores = result.sequences_scores
+    else:  # greedy search adds nothing up
+        seen = theirs.compute_transition_scores(
+            result.sequences, result.logits, normalize_logits=True
+        )
+        scores = torch.where(tokens != pad_id, seen, 0).sum(dim=1)
+    tokens = torch.nn.functional.pad(tokens, (0, MAX_NEW_TOKENS - tokens.shape[1]), value=pad_id)
+    return tokens.view(len(src), beam_size, -1).numpy(), scores.view(len(src), -1).numpy()

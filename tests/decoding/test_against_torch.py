@@ -1,0 +1,104 @@
+"""The cached, compiled search beside the plain one of the torch reference, and transformers'."""
+
+import functools
+import os
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import torch_reference
+from jax_transformer import convert, generate
+from tests.convert.tools import jit
+from tests.decoding.reversing import (
+    MAX_NEW_TOKENS,
+    PRESETS,
+    VOCABULARY,
+    as_marian,
+    constant_model,
+    learners,
+    marian_hypotheses,
+    sources,
+    unchecked,
+)
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+STATIC = ("config", "max_new_tokens", "beam_size", "length_normalization", "num_hypotheses")
+# Taken in turns. The strong ones tempt a search to stop before a longer or shorter target wins.
+ALPHAS = (0.0, 0.6, 3.0, -0.5)
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Compile once a preset and beam: only weights, sources and penalties change."""
+    return jit(generate, static_argnames=STATIC)
+
+
+@functools.cache
+def params_of(model):
+    return convert.from_torch(model.state_dict(), model.config)
+
+
+def assert_same(found, tokens, scores, atol):
+    np.testing.assert_array_equal(found.tokens, tokens)
+    np.testing.assert_allclose(found.scores, scores, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("beam_size", "num_hypotheses"), [(1, 1), (2, 2), (4, 1), (5, 5), (8, 3)])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_ids_and_scores_are_the_references(compiled, preset, beam_size, num_hypotheses):
+    """56 models: eight stages of each preset's training."""
+    for stage, model in enumerate(learners(preset)):
+        src = sources(model.config, 3, seed=stage)
+        options = {
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "beam_size": beam_size,
+            "length_penalty": ALPHAS[stage % len(ALPHAS)],
+            "num_hypotheses": num_hypotheses,
+        }
+        with unchecked():
+            expected = torch_reference.generate(model, torch.from_numpy(src), **options)
+        found = compiled(params_of(model), model.config, src, **options)
+        assert_same(found, expected.tokens, expected.scores, atol=1e-5)
+        np.testing.assert_array_equal(found.lengths, expected.lengths)
+
+
+@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.0), (4, 0.0), (4, 1.0), (4, 3.0)])
+def test_ids_and_scores_are_those_of_transformers(compiled, tmp_path, beam_size, alpha):
+    pytest.importorskip("transformers")
+    for stage, model in enumerate(learners("marian")):
+        src = sources(model.config, 3, seed=20 + stage)
+        theirs = as_marian(model, tmp_path / str(stage))
+        tokens, scores = marian_hypotheses(theirs, src, beam_size, alpha)
+        found = compiled(
+            params_of(model),
+            model.config,
+            src,
+            max_new_tokens=MAX_NEW_TOKENS,
+            beam_size=beam_size,
+            num_hypotheses=beam_size,
+            length_penalty=alpha,
+            length_normalization="power",
+        )
+        assert_same(found, tokens, scores, atol=1e-4)
+
+
+def test_a_target_that_wins_late_is_waited_for(compiled):
+    """Two short ones come first until, all steps later, the penalty has grown enough."""
+    odds = [1e-9] * VOCABULARY
+    odds[2], odds[7] = 0.9, 0.1  # the end, and another
+    model = constant_model(odds)
+    src = sources(model.config, 3, seed=0)
+    options = {"beam_size": 2, "num_hypotheses": 2, "length_penalty": 4.0}
+    options |= {"max_new_tokens": MAX_NEW_TOKENS}
+    expected = torch_reference.generate(model, torch.from_numpy(src), **options)
+    found = compiled(params_of(model), model.config, src, **options)
+    assert_same(found, expected.tokens, expected.scores, atol=1e-5)
+    assert found.lengths.tolist() == [[1, MAX_NEW_TOKENS]] * 3

@@ -1,0 +1,239 @@
+"""A cached step is the uncached model; beams share what they keep; a full cache says so."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import (
+    InputError,
+    TransformerConfig,
+    decode,
+    decode_step,
+    encode,
+    init_cache,
+    masks,
+    select_hypotheses,
+)
+from tests.convert.tools import jit
+from tests.decoding.plain import assert_equal
+from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
+from tests.parity.ladder import error
+
+LENGTH, BEAM = 7, 3
+BOUNDS = {"float64": 1e-12, "float32": 2e-6}
+
+
+@pytest.fixture(params=["float64", "float32"])
+def dtype(request):
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    with jax.default_matmul_precision("highest"):
+        yield request.param
+    jax.config.update("jax_enable_x64", False)
+
+
+def setting(preset, dtype="float32", beam_size=BEAM, seed=0):
+    """Return a model, ragged sources of which one is all padding, and tokens of every step."""
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    random = np.random.default_rng(seed)
+    shape = (LENGTH, BATCH, beam_size)
+    if config.token_embeddings == "none":
+        tokens = random.normal(size=(*shape, config.d_model)).astype(dtype)
+    else:
+        words = np.setdiff1d(np.arange(config.tgt_vocab_size), config.pad_id)
+        tokens = random.choice(words, shape).astype(np.int32)
+        tokens[0] = config.bos_id
+    return config, random_params(config, seed, dtype), random_tokens(config, seed, dtype)[0], tokens
+
+
+def remember(config, params, src):
+    mask = None
+    if config.token_embeddings != "none":
+        mask = masks.source_mask(jnp.asarray(src), config)
+    return encode(params, config, src), mask
+
+
+@functools.partial(jit, static_argnames=("config", "length", "beam_size"))
+def start(config, params, src, length=LENGTH, beam_size=BEAM):
+    memory, mask = remember(config, params, src)
+    return init_cache(params, config, memory, length, mask, beam_size=beam_size)
+
+
+quick_step = jit(decode_step, static_argnames="config")
+
+
+def uncached(config, params, src, tokens):
+    """Return the logits after each prefix of tokens [L, B, ...], each read by itself."""
+    memory, mask = remember(config, params, src)
+    length = src.shape[1] if config.decoder_attention == "self_over_memory" else LENGTH
+    tgt = jnp.moveaxis(tokens, 0, 1)
+    padding = 0 if config.token_embeddings == "none" else config.pad_id
+    widths = [(0, 0), (0, length - LENGTH)] + [(0, 0)] * (tgt.ndim - 2)
+    tgt = jnp.pad(tgt, widths, constant_values=padding)
+
+    def last(step):
+        read = (jnp.arange(length) <= step).reshape(1, -1, *[1] * (tgt.ndim - 2))
+        prefix = jnp.where(read, tgt, padding)
+        return decode(params, config, prefix, memory, src_mask=mask)[:, step]
+
+    return jax.lax.map(last, jnp.arange(LENGTH))
+
+
+def cached(config, params, src, tokens):
+    """Return the logits after each of the tokens [L, B] or [L, B, N]."""
+    memory, mask = remember(config, params, src)
+    single = tokens.ndim == 2 + (config.token_embeddings == "none")
+    cache = init_cache(
+        params, config, memory, LENGTH, mask, beam_size=1 if single else tokens.shape[2]
+    )
+
+    def step(cache, tokens):
+        logits, cache = decode_step(params, config, cache, tokens)
+        return cache, logits
+
+    return jax.lax.scan(step, cache, tokens)[1]
+
+
+@pytest.mark.parametrize("preset", TransformerConfig.presets())
+def test_every_step_is_the_uncached_model(preset, dtype):
+    config, params, src, tokens = setting(preset, dtype, beam_size=1)
+    tokens = tokens[:, :, 0]
+    compare = jit(lambda *args: (cached(config, *args), uncached(config, *args)))
+    found, expected = compare(params, src, tokens)
+    assert found.dtype == dtype
+    for step in range(LENGTH):
+        assert error(found[step], expected[step]) <= BOUNDS[dtype], step
+    print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
+
+
+def with_ancestors(config, params, src, tokens, parents):
+    """Return each step's logits where hypotheses continue others: only the table moves."""
+    memory, mask = remember(config, params, src)
+    cache = init_cache(params, config, memory, LENGTH, mask, beam_size=BEAM)
+
+    def step(cache, chosen):
+        tokens, parents = chosen
+        logits, cache = decode_step(params, config, cache, tokens)
+        return select_hypotheses(cache, parents), logits
+
+    return jax.lax.scan(step, cache, (tokens, parents))[1]
+
+
+def with_gathering(config, params, src, tokens, parents):
+    """Return the same, each hypothesis a row of its own: memory copied, keys and values moved."""
+    memory, mask = remember(config, params, src)
+    memory = jnp.repeat(memory, BEAM, axis=0)
+    mask = None if mask is None else jnp.repeat(mask, BEAM, axis=0)
+    cache = init_cache(params, config, memory, LENGTH, mask)
+
+    def step(cache, chosen):
+        tokens, parents = chosen
+        logits, cache = decode_step(params, config, cache, tokens.reshape(-1, *tokens.shape[2:]))
+        rows = (jnp.arange(BATCH)[:, None] * BEAM + parents).reshape(-1)
+        layers = jax.tree.map(lambda leaf: leaf[rows], cache.layers)
+        return cache._replace(layers=layers), logits.reshape(BATCH, BEAM, -1)
+
+    return jax.lax.scan(step, cache, (tokens, parents))[1]
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "torch_nn"])
+def test_ancestors_are_gathering_without_the_moving(preset, dtype):
+    config, params, src, tokens = setting(preset, dtype)
+    parents = np.random.default_rng(1).integers(0, BEAM, (LENGTH, BATCH, BEAM)).astype(np.int32)
+    compare = jit(lambda *args: (with_ancestors(config, *args), with_gathering(config, *args)))
+    found, expected = compare(params, src, tokens, parents)
+    assert found.shape[:3] == (LENGTH, BATCH, BEAM)
+    assert error(found, expected) <= BOUNDS[dtype]
+    if preset != "shared_heads":  # there, targets do not see each other
+        others, _ = compare(params, src, tokens, parents[:, :, ::-1])
+        assert error(found[2], others[2]) > 1e-3
+
+
+def test_hypotheses_share_the_memory_and_move_nothing_else():
+    config, params, src, tokens = setting("vaswani2017")
+    cache = start(config, params, src)
+    heads = (BATCH, config.num_heads)
+    for layer in cache.layers:
+        assert layer.memory_keys.shape == (*heads, config.head_dim, SOURCE_LENGTH)
+        assert layer.memory_values.shape == (*heads, SOURCE_LENGTH, config.head_dim)
+        assert layer.keys.shape == (*heads, config.head_dim, LENGTH * BEAM)
+        assert layer.values.shape == (*heads, LENGTH * BEAM, config.head_dim)
+    _, cache = quick_step(params, config, cache, tokens[0])
+    moved = select_hypotheses(cache, np.full((BATCH, BEAM), 2))
+    assert moved.layers is cache.layers
+    assert moved.ancestors[:, :, 0].tolist() == [[2] * BEAM] * BATCH
+
+
+def test_a_step_can_be_mapped():
+    """Two caches at different positions, one step for both."""
+    config, params, src, tokens = setting("pre_norm")
+    first = start(config, params, src)
+    _, second = quick_step(params, config, first, tokens[0])
+    both = jax.tree.map(lambda *pair: np.stack(pair), first, second)
+    mapped = jit(jax.vmap(functools.partial(decode_step, params, config)))
+    logits, caches = mapped(both, tokens[1:3])
+    for index, cache in enumerate((first, second)):
+        expected, after = quick_step(params, config, cache, tokens[1 + index])
+        assert error(logits[index], expected) <= BOUNDS["float32"]
+        for a, b in zip(jax.tree.leaves(caches), jax.tree.leaves(after), strict=True):
+            np.testing.assert_allclose(a[index], b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["pre_norm", "shared_heads"])
+def test_a_full_cache_is_refused_and_never_written(preset):
+    config, params, src, tokens = setting(preset)
+    cache = start(config, params, src)
+    for index in range(LENGTH):
+        logits, cache = quick_step(params, config, cache, tokens[index])
+        assert jnp.isfinite(logits).all()
+    with pytest.raises(InputError, match=f"full.*max_new_tokens={LENGTH}"):
+        decode_step(params, config, cache, tokens[0])
+    logits, after = quick_step(params, config, cache, tokens[0])
+    assert jnp.isnan(logits).all()
+    assert_equal(after.layers, cache.layers)
+    assert_equal(after.ancestors, cache.ancestors)
+    assert jnp.isnan(quick_step(params, config, after, tokens[0])[0]).all()
+
+
+def test_bad_sizes_shapes_and_ids_are_refused():
+    config, params, src, tokens = setting("vaswani2017")
+    memory = np.zeros((BATCH, SOURCE_LENGTH, config.d_model), np.float32)
+
+    def attempt(max_new_tokens=LENGTH, mask=None, **options):
+        return init_cache(params, config, memory, max_new_tokens, mask, **options)
+
+    with pytest.raises(InputError, match="max_new_tokens=0"):
+        attempt(0)
+    with pytest.raises(InputError, match="beam_size=0"):
+        attempt(beam_size=0)
+    with pytest.raises(InputError, match=r"30 .*max_length=29"):
+        attempt(30)
+    with pytest.raises(InputError, match="third axis"):
+        attempt(mask=np.ones((1, 1, 2, SOURCE_LENGTH), bool))
+    assert start(config, params, src, length=29, beam_size=1).ancestors.shape == (BATCH, 1, 29)
+    cache = start(config, params, src)
+    for wrong in (tokens[0, :, :2], tokens[0, :2], tokens[0, :, 0]):
+        with pytest.raises(InputError, match=r"must be \[5, 3\]"):
+            decode_step(params, config, cache, wrong)
+    with pytest.raises(InputError, match=r"tokens\[1, 2\]=41"):
+        decode_step(params, config, cache, np.where(np.arange(15).reshape(5, 3) == 5, 41, 3))
+
+
+def test_a_position_table_of_one_row_is_not_stretched():
+    config = small_config("vaswani2017", max_length=1)
+    params, src = random_params(config), np.full((2, 1), 3)
+    with pytest.raises(InputError, match=r"2 .*max_length=1"):
+        start(config, params, src, length=2, beam_size=1)
+    cache = start(config, params, src, length=1, beam_size=1)
+    logits, cache = quick_step(params, config, cache, np.array([1, 1]))
+    assert jnp.isfinite(logits).all()
+    with pytest.raises(InputError, match="max_new_tokens=1"):
+        decode_step(params, config, cache, np.array([3, 3]))
+
+
+def test_a_target_as_long_as_its_source_needs_a_memory_as_long():
+    config, params, src, _ = setting("shared_heads")
+    with pytest.raises(InputError, match=r"max_new_tokens=14 .*13.*pad the source"):
+        start(config, params, src, length=SOURCE_LENGTH + 1)

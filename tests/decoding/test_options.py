@@ -1,0 +1,145 @@
+"""What is refused, before any work; what a new value or a new shape compiles; numbers that fail."""
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, generate
+from jax_transformer.decoding import check_generates, generation
+from tests.decoding.conftest import sequences
+from tests.decoding.plain import STATIC, quick_generate, random_model
+from tests.models import SOURCE_LENGTH, small_config
+
+KEY = jax.random.key(0)
+REFUSED = [
+    ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+    ({"max_new_tokens": 30}, "30 .*max_length=29"),
+    ({"src": np.ones((1, 30), np.int32)}, "src is 30 .*max_length=29"),
+    ({"src": np.array([[5, -1]])}, r"src\[0, 1\]=-1"),
+    ({"src": np.array([[5, 2**31]])}, r"src\[0, 1\]=2147483648"),
+    ({"src": np.array([[5, 8]])}, r"src\[0, 1\]=8"),
+    ({"src_mask": np.ones((1, 1, 2, SOURCE_LENGTH), bool)}, "third axis"),
+    ({"beam_size": 0}, "beam_size=0 must be at least 1"),
+    ({"beam_size": 5, "max_new_tokens": 3}, "beam_size=5 needs .*10 tokens.*tgt_vocab_size=8"),
+    ({"num_hypotheses": 2}, "num_hypotheses=2 .*beam_size=1"),
+    ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 .*beam_size=2"),
+    ({"num_hypotheses": 0}, "num_hypotheses=0"),
+    ({"length_penalty": np.nan}, "length_penalty=nan"),
+    ({"length_normalization": "mean"}, "length_normalization='mean'"),
+    ({"min_new_tokens": 4}, "min_new_tokens=4 must be from 0 to 3"),
+    ({"min_new_tokens": -1}, "min_new_tokens=-1"),
+    ({"banned_tokens": (3, 8)}, r"banned_tokens\[0, 1\]=8"),
+    ({"banned_tokens": tuple(range(8))}, "leaves no token"),
+    ({"forced_first_token": 8}, r"forced_first_token\[0, 0\]=8"),
+    ({"prefix": np.array([[3, -2]] * 5)}, r"prefix\[0, 1\]=-2"),
+    ({"prefix": np.full((4, 1), 3)}, r"prefix of shape \(4, 1\) .*5 sources"),
+    ({"prefix": np.full((5, 5), 3)}, r"\(5, 5\) .*max_new_tokens=4"),
+    ({"prefix": np.full((5, 1), 3), "forced_first_token": 3}, "exclude each other"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0"),
+    ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size=0"),
+    ({"temperature": 1.0}, "temperature=1.0 .*needs a key"),
+    ({"top_k": 2}, "top_k=2 .*needs a key"),
+    ({"top_p": 0.5}, "top_p=0.5 .*needs a key"),
+    ({"key": KEY, "temperature": 0.0}, "temperature=0.0 must be above 0"),
+    ({"key": KEY, "top_p": 0.0}, "top_p=0.0 must be above 0"),
+    ({"key": KEY, "top_p": 1.1}, "top_p=1.1"),
+    ({"key": KEY, "top_k": 9}, "top_k=9 must be from 1 to 8"),
+    ({"key": KEY, "beam_size": 2}, "beam_size=2 searches"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_is_refused_in_one_line(options, message):
+    config, params, src = random_model("vaswani2017")
+    options = {"src": src, "max_new_tokens": 4} | options
+    with pytest.raises(InputError, match=message) as refusal:
+        generate(params, config, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_without_ids_is_refused():
+    config = small_config("torch_nn")
+    with pytest.raises(InputError, match="token_embeddings='none'"):
+        generate({}, config, np.zeros((1, 2), np.int32), max_new_tokens=2)
+    hidden = small_config("vaswani2017", output_projection="none", output_bias=False)
+    with pytest.raises(InputError, match="output_projection='none'"):
+        check_generates(hidden)
+
+
+def spoil(params, table, row, value):
+    params = jax.tree.map(np.array, params)
+    params[table]["embedding"][row] = value
+    return params
+
+
+def test_a_source_that_is_not_finite_is_named_and_spoils_no_neighbour():
+    config, params, src = random_model("pre_norm")
+    src[src == 7] = 6
+    src[3, 0] = 7
+    bad = spoil(params, "source_embedding", 7, np.inf)
+    options = {"max_new_tokens": 6, "beam_size": 3}
+    with pytest.raises(InputError, match=r"src\[3\] are NaN or infinite at step 0"):
+        generate(bad, config, src, **options)
+    good = quick_generate(params, config, src, **options)
+    spoiled = quick_generate(bad, config, src, **options)
+    assert np.isnan(spoiled.scores).tolist() == [[row == 3] for row in range(5)]
+    for a, b in zip(good, spoiled, strict=True):
+        np.testing.assert_array_equal(np.delete(a, 3, axis=0), np.delete(b, 3, axis=0))
+
+
+def test_a_step_that_is_not_finite_is_named():
+    """Rows fail at the step that reads the token whose vector is NaN; the others never do."""
+    config, params, src = random_model("pre_norm_memory_norm", seed=4)
+    good = quick_generate(params, config, src, max_new_tokens=6)
+    words = np.asarray(good.tokens[:, 0, :-1])  # nothing reads the last one
+    token = next(word for word in range(3, 8) if 0 < (words == word).any(axis=1).sum() < 5)
+    bad = spoil(params, "target_embedding", token, np.nan)
+    spoiled = quick_generate(bad, config, src, max_new_tokens=6)
+    np.testing.assert_array_equal(np.isnan(spoiled.scores[:, 0]), (words == token).any(axis=1))
+    row, step = np.argwhere(words == token)[0]
+    with pytest.raises(InputError, match=rf"src\[{row}\] .* at step {step + 1}:"):
+        generate(bad, config, src, max_new_tokens=6)
+
+
+def test_one_compilation_for_each_shape_and_set_of_options(reversal_model):
+    """Eight lengths in two buckets, new values of what is data: two compilations each."""
+    config, params = reversal_model
+    src, _ = sequences(4, seed=13)
+    count = generation._search._cache_size
+
+    def compiled(**options):
+        before = count()
+        for length in range(1, 9):
+            bucket = 4 if length <= 4 else 8
+            batch = np.zeros((4, bucket), np.int32)
+            batch[:, :length] = src[:, :length]
+            data = {name: value(length) for name, value in options.items() if callable(value)}
+            generate(params, config, batch, max_new_tokens=bucket, **(options | data))
+        return count() - before
+
+    assert compiled(length_penalty=lambda n: n / 8, banned_tokens=lambda n: (n,)) == 2
+    assert compiled(length_penalty=lambda n: n / 9, banned_tokens=lambda n: (n, n + 1)) == 0
+    assert compiled(beam_size=2, length_penalty=lambda n: n / 8) == 2
+    assert (
+        compiled(
+            key=lambda n: jax.random.key(n),
+            temperature=lambda n: 1 + n / 10,
+            top_p=lambda n: n / 10,
+            repetition_penalty=lambda n: 1 + n / 10,
+            forced_first_token=lambda n: n,
+            min_new_tokens=lambda n: n % 3,
+        )
+        == 2
+    )
+
+
+def test_works_under_jit_with_values_that_are_traced():
+    config, params, src = random_model("vaswani2017")
+    options = {"max_new_tokens": 5, "key": KEY, "temperature": 0.7, "top_p": 0.9}
+    jitted = jax.jit(generate, static_argnames=STATIC)
+    for a, b in zip(
+        jitted(params, config, src, **options),
+        generate(params, config, src, **options),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,212 @@
+"""The plain search of the torch reference beside exhaustive search and transformers."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import torch_reference
+from tests.decoding.reversing import (
+    MAX_NEW_TOKENS,
+    PRESETS,
+    VOCABULARY,
+    as_marian,
+    constant_model,
+    learners,
+    marian_hypotheses,
+    random_model,
+    small_config,
+    sources,
+    unchecked,
+)
+from torch_reference.decoding import _beam_search, _next_tokens
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+PENALTIES = {"gnmt": lambda n, alpha: ((5 + n) / 6) ** alpha, "power": lambda n, alpha: n**alpha}
+# What shared_heads says at a position depends on how many tokens follow: a whole target cannot
+# be read at once.
+CAUSAL = [name for name in PRESETS if name != "shared_heads"]
+LONGEST = 4
+
+
+def tiny(preset):
+    """Return a random model of five ids, and two sources."""
+    config = small_config(preset, vocab_size=5)
+    symbol, other = (3, 2) if preset == "marian" else (3, 4)
+    src = [[symbol, other, config.eos_id], [symbol, config.eos_id, config.pad_id]]
+    return random_model(config), torch.tensor(src)
+
+
+def read(model, src, tokens, src_mask=None):
+    """Return logits [B, L, V] and log-probabilities [B, L] of whole targets, 0 at padding."""
+    begin = torch.full((len(tokens), 1), model.config.bos_id)
+    with torch.no_grad(), unchecked():
+        logits = model(src, torch.cat([begin, tokens[:, :-1]], dim=1), src_mask)
+    seen = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return logits, torch.where(tokens != model.config.pad_id, seen, 0)
+
+
+def everything(model, src, penalty):
+    """Return every target of up to four tokens, best first: tokens and scores of one source."""
+    config = model.config
+    symbols = [i for i in range(config.tgt_vocab_size) if i not in (config.pad_id, config.eos_id)]
+    targets = [
+        (*prefix, last)
+        for length in range(LONGEST)
+        for prefix in itertools.product(symbols, repeat=length)
+        for last in (config.eos_id, *(symbols if length == LONGEST - 1 else ()))
+    ]
+    tokens = torch.full((len(targets), LONGEST), config.pad_id)
+    for row, target in enumerate(targets):
+        tokens[row, : len(target)] = torch.tensor(target)
+    lengths = torch.tensor([len(target) for target in targets])
+    _, seen = read(model, src.expand(len(targets), -1), tokens)
+    scores = seen.sum(dim=1) / penalty(lengths)
+    order = scores.argsort(descending=True)
+    return tokens[order], scores[order], lengths[order]
+
+
+@pytest.mark.parametrize("preset", CAUSAL)
+@pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0)])
+def test_a_wide_beam_finds_every_target_in_order(preset, kind, alpha):
+    model, src = tiny(preset)
+    found = torch_reference.generate(
+        model,
+        src,
+        max_new_tokens=LONGEST,
+        beam_size=200,
+        length_penalty=alpha,
+        length_normalization=kind,
+        num_hypotheses=200,
+    )
+    for row in range(len(src)):
+        expected = everything(model, src[row : row + 1], lambda n: PENALTIES[kind](n, alpha))
+        count = len(expected[0])
+        tokens, scores, lengths = (part[row] for part in found)
+        assert torch.equal(tokens[:count], expected[0])
+        torch.testing.assert_close(scores[:count].float(), expected[1], rtol=0, atol=1e-5)
+        assert torch.equal(lengths[:count], expected[2])
+        # There are no more: what is left says so.
+        assert (tokens[count:] == model.config.pad_id).all()
+        assert (scores[count:] == -np.inf).all()
+        assert (lengths[count:] == 0).all()
+
+
+def search(model, src, **options):
+    options = {"max_new_tokens": MAX_NEW_TOKENS} | options
+    with unchecked():
+        return torch_reference.generate(model, torch.as_tensor(src), **options)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_learners_put_a_search_to_the_test(preset):
+    """Their ids vary, their rows end at different steps, and a beam differs from greedy search."""
+    greedy, beam = [], []
+    for stage, model in enumerate(learners(preset)[::2]):
+        src = sources(model.config, 4, seed=stage)
+        greedy.append(search(model, src))
+        beam.append(search(model, src, beam_size=4))
+        assert len(greedy[-1].lengths.unique()) > 1
+    words = torch.cat([found.tokens for found in greedy])
+    better = torch.cat([found.tokens for found in beam])
+    different = (words != better).any(dim=-1).float().mean()
+    print(f"\n{preset}: {different:.0%} of rows differ, {len(words.unique())} ids", end="")
+    assert different >= 0.25
+    assert len(words.unique()) > VOCABULARY / 2
+
+
+@pytest.mark.parametrize("preset", CAUSAL)
+def test_greedy_takes_the_likeliest_token(preset):
+    """The whole target, read at once, says so at each of its positions."""
+    model = learners(preset)[3]
+    src = torch.from_numpy(sources(model.config, 4, seed=0))
+    found = search(model, src)
+    logits, seen = read(model, src, found.tokens[:, 0])
+    logits[..., model.config.pad_id] = -np.inf
+    for row, length in enumerate(found.lengths[:, 0].tolist()):
+        tokens = found.tokens[row, 0, :length]
+        assert torch.equal(tokens, logits[row, :length].argmax(dim=-1))
+        assert model.config.eos_id not in tokens[:-1]
+        assert length == MAX_NEW_TOKENS or tokens[-1] == model.config.eos_id
+        assert (found.tokens[row, 0, length:] == model.config.pad_id).all()
+    torch.testing.assert_close(found.scores[:, 0].float(), seen.sum(dim=1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_beam_of_one_is_greedy(preset):
+    for model in learners(preset)[::4]:
+        src = torch.from_numpy(sources(model.config, 4, seed=1))
+        greedy = search(model, src)
+        for row, length in enumerate(greedy.lengths[:, 0]):
+            source = src[row : row + 1]
+            with torch.no_grad(), unchecked():
+                mask = (source != model.config.pad_id)[:, None, None]
+                next_tokens = _next_tokens(model, source, mask, MAX_NEW_TOKENS)
+                found = _beam_search(next_tokens, model.config, MAX_NEW_TOKENS, beam_size=1)
+            best = max(found, key=lambda hypothesis: hypothesis.log_probability)
+            assert best.tokens == greedy.tokens[row, 0, :length].tolist()
+            assert best.log_probability == pytest.approx(greedy.scores[row, 0].item())
+
+
+@pytest.mark.parametrize(("beam_size", "endings"), [(1, [4]), (2, [4, 5]), (4, [4, 5, 6, 7])])
+def test_ties_take_the_lowest_id(beam_size, endings):
+    """Four ids are equally likely, whatever the source; the better parent is the lower one too."""
+    model = constant_model([1.0] * 4 + [9.0] * 4 + [1.0] * (VOCABULARY - 8))
+    src = sources(model.config, 2, seed=0)
+    found = search(model, src, beam_size=beam_size, num_hypotheses=beam_size)
+    assert (found.tokens[..., :-1] == 4).all()
+    assert found.tokens[..., -1].tolist() == [endings, endings]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_neighbours_and_padding_do_not_matter(preset, beam_size):
+    model = learners(preset)[-1]
+    src = sources(model.config, 4, seed=2)
+    together = search(model, src, beam_size=beam_size)
+    for row, length in enumerate((src != model.config.pad_id).sum(axis=1)):
+        alone = search(model, src[row : row + 1, :length], beam_size=beam_size)
+        assert torch.equal(alone.tokens[0], together.tokens[row])
+        torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_lower_limit_cuts_the_same_targets(preset):
+    """Also below the length of the sources, which some targets must be as long as."""
+    model = learners(preset)[-1]
+    src = sources(model.config, 4, seed=3)
+    whole, cut = search(model, src), search(model, src, max_new_tokens=5)
+    assert torch.equal(cut.tokens, whole.tokens[..., :5])
+    assert torch.equal(cut.lengths, whole.lengths.clamp(max=5))
+
+
+def test_a_source_mask_takes_the_place_of_the_padding():
+    model = learners("vaswani2017")[-1]
+    src = torch.from_numpy(sources(model.config, 4, seed=4))
+    padding = (src != model.config.pad_id)[:, None, None]
+    for mask in (padding, torch.ones((1, 1, 1, 1), dtype=torch.bool), padding.roll(1, dims=0)):
+        found = search(model, src, beam_size=2, src_mask=mask)
+        expected = read(model, src, found.tokens[:, 0], mask)[1].sum(dim=1)
+        torch.testing.assert_close(found.scores[:, 0].float(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.0), (4, 0.0), (4, 1.0), (4, 3.0)])
+def test_transformers_finds_the_same(tmp_path, beam_size, alpha):
+    pytest.importorskip("transformers")
+    for stage, model in enumerate(learners("marian")[::2]):
+        src = sources(model.config, 6, seed=10 + stage)
+        theirs = as_marian(model, tmp_path / str(stage))
+        tokens, scores = marian_hypotheses(theirs, src, beam_size, alpha)
+        found = search(
+            model,
+            src,
+            beam_size=beam_size,
+            length_penalty=alpha,
+            length_normalization="power",
+            num_hypotheses=beam_size,
+        )
+        np.testing.assert_array_equal(found.tokens, tokens)
+        np.testing.assert_allclose(found.scores, scores, rtol=0, atol=1e-4)

@@ -1,0 +1,95 @@
+"""Draws follow their distribution, depend on the key alone, and are scored by the model."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import score
+from jax_transformer.decoding.sampling import Sampling, sample
+from tests.convert.tools import jit
+from tests.decoding.conftest import LONGEST, sequences
+from tests.decoding.plain import quick_generate
+
+ROWS = 20_000
+LOGITS = np.log(np.array([0.3, 0.05, 0.25, 0.0, 0.2, 0.1, 0.1], np.float32) + 1e-30)
+LOGITS[3] = -np.inf
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def only(*ids, temperature=1.0):
+    return softmax(np.where(np.isin(np.arange(7), ids), LOGITS / temperature, -np.inf))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, only(0, 1, 2, 4, 5, 6)),
+        ({"temperature": 0.5}, only(0, 1, 2, 4, 5, 6, temperature=0.5)),
+        ({"temperature": 3.0}, only(0, 1, 2, 4, 5, 6, temperature=3.0)),
+        ({"top_k": 1}, only(0)),
+        ({"top_k": 3}, only(0, 2, 4)),
+        ({"top_k": 4}, only(0, 2, 4, 5)),  # the lower id of a tie
+        ({"top_k": 7}, only(0, 1, 2, 4, 5, 6)),
+        ({"top_p": 1e-6}, only(0)),
+        ({"top_p": 0.29}, only(0)),
+        ({"top_p": 0.31}, only(0, 2)),
+        ({"top_p": 0.7}, only(0, 2, 4)),
+        ({"top_p": 1.0}, only(0, 1, 2, 4, 5, 6)),
+        ({"top_p": 0.6, "top_k": 3}, only(0, 2)),  # of 0.75, not of 1
+        ({"top_p": 0.5, "temperature": 9.0}, only(0, 2, 4, temperature=9.0)),
+    ],
+    ids=str,
+)
+def test_draws_have_their_frequencies(options, expected):
+    top_k = options.get("top_k")
+    values = {
+        name: np.asarray(value, np.float32) for name, value in options.items() if name != "top_k"
+    }
+    sampling = Sampling(jax.random.key(0), top_k=top_k, **values)
+    logits = np.broadcast_to(LOGITS, (ROWS, 7))
+    drawn = jit(sample)(logits, np.int32(3), sampling)
+    frequencies = np.bincount(drawn, minlength=7) / ROWS
+    assert (frequencies[expected == 0] == 0).all()
+    deviation = np.sqrt(expected * (1 - expected) / ROWS)
+    assert (np.abs(frequencies - expected) <= 4 * deviation + 1e-9).all()
+
+
+def test_rows_and_steps_draw_apart():
+    sampling = Sampling(jax.random.key(0))
+    draw = functools.partial(jit(sample), sampling=sampling)
+    logits = np.broadcast_to(LOGITS, (ROWS, 7))
+    first, second = draw(logits, np.int32(0)), draw(logits, np.int32(1))
+    likely = np.square(softmax(LOGITS)).sum()  # that two draws agree
+    assert np.mean(first == second) == pytest.approx(likely, abs=0.02)
+    assert np.mean(first[1:] == first[:-1]) == pytest.approx(likely, abs=0.02)
+    np.testing.assert_array_equal(draw(logits[:5], np.int32(0)), first[:5])
+
+
+def test_the_key_decides_and_the_model_scores(reversal_model):
+    config, params = reversal_model
+    src, _ = sequences(6, seed=9)
+    draw = functools.partial(quick_generate, params, config, max_new_tokens=LONGEST + 1)
+    first = draw(src, key=jax.random.key(0), temperature=2.0)
+    again = draw(src, key=jax.random.key(0), temperature=2.0)
+    other = draw(src, key=jax.random.key(1), temperature=2.0)
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    assert (first.tokens != other.tokens).any()
+    expected = score(params, config, src, first.tokens[:, 0])
+    np.testing.assert_allclose(first.scores[:, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_likeliest_candidate_alone_is_greedy(reversal_model):
+    config, params = reversal_model
+    src, _ = sequences(6, seed=10)
+    greedy = quick_generate(params, config, src, max_new_tokens=LONGEST + 1)
+    drawn = quick_generate(
+        params, config, src, max_new_tokens=LONGEST + 1, key=jax.random.key(0), top_k=1
+    )
+    np.testing.assert_array_equal(drawn.tokens, greedy.tokens)
+    np.testing.assert_allclose(drawn.scores, greedy.scores, rtol=1e-5)

@@ -1,0 +1,222 @@
+"""Greedy and beam search against a plain search, what ends them, and what they do not depend on."""
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import generate
+from jax_transformer.decoding import generation
+from tests.decoding.conftest import LONGEST, sequences
+from tests.decoding.plain import (
+    Plain,
+    assert_equal,
+    assert_found,
+    biased,
+    quick_generate,
+    random_model,
+)
+
+REVERSED = LONGEST + 1
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017", "marian", "shared_heads"])
+def test_greedy_is_the_plain_loop(preset):
+    """With more tokens than the sources have."""
+    config, params, src = random_model(preset)
+    found = quick_generate(params, config, src, max_new_tokens=15)
+    assert found.tokens.shape == (len(src), 1, 15)
+    for row, source in enumerate(src):
+        assert_found(found, row, [Plain(params, config, source, 15).greedy()], config)
+
+
+@pytest.fixture
+def reversal_model_64(reversal_model, x64):
+    """Return the model in float64, where sums of many numbers agree closely."""
+    config, params = reversal_model
+    return config, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 4, 5, 8])
+def test_a_search_is_the_plain_one_that_goes_on_to_the_end(reversal_model_64, beam_size):
+    config, params = reversal_model_64
+    src, _ = sequences(6, seed=beam_size)
+    for length_penalty in (0.0, 0.6, -0.5):
+        options = {"max_new_tokens": REVERSED, "length_penalty": length_penalty}
+        found = quick_generate(
+            params, config, src, beam_size=beam_size, num_hypotheses=beam_size, **options
+        )
+        assert found.scores.dtype == np.float32
+        for row, source in enumerate(src):
+            plain = Plain(params, config, source, **options)
+            expected = [plain.greedy()] if beam_size == 1 else plain.beam(beam_size)[:beam_size]
+            assert_found(found, row, expected, config, atol=2e-6)
+
+
+def test_a_power_of_the_length_is_the_other_penalty(reversal_model_64):
+    config, params = reversal_model_64
+    src, _ = sequences(6, seed=1)
+    options = {"max_new_tokens": REVERSED, "length_penalty": 1.0}
+    options |= {"length_normalization": "power"}
+    found = quick_generate(params, config, src, beam_size=4, num_hypotheses=4, **options)
+    for row, source in enumerate(src):
+        plain = Plain(params, config, source, **options)
+        assert_found(found, row, plain.beam(4)[:4], config, atol=2e-6)
+
+
+def test_fewer_hypotheses_are_the_best_ones(reversal_model):
+    """And the loop, which may stop earlier for them, finds them all the same."""
+    config, params = reversal_model
+    options = {"max_new_tokens": REVERSED, "beam_size": 4, "length_penalty": 0.6}
+    different = 0
+    for seed in range(5):
+        src, _ = sequences(6, seed=seed)
+        every = quick_generate(params, config, src, num_hypotheses=4, **options)
+        assert (np.diff(every.scores, axis=1) <= 0).all()
+        best = quick_generate(params, config, src, **options)
+        assert_equal(best, jax.tree.map(lambda leaf: leaf[:, :1], every))
+        greedy = quick_generate(params, config, src, max_new_tokens=REVERSED)
+        different += np.any(best.tokens != greedy.tokens, axis=(1, 2)).sum()
+    assert different > 3
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size):
+    """Counts the steps of the compiled program: it stops as soon as nothing can change."""
+    config, params = reversal_model
+    src, _ = sequences(4, seed=3, longest=4)
+    steps = []
+
+    def counted(*args):
+        jax.debug.callback(lambda: steps.append(1))
+        return decode_step(*args)
+
+    decode_step = generation.decode_step
+    monkeypatch.setattr(generation, "decode_step", counted)
+    found = jax.block_until_ready(
+        generate(params, config, src, max_new_tokens=30, beam_size=beam_size)
+    )
+    jax.effects_barrier()
+    assert found.lengths.max() <= len(steps) < 20
+    if beam_size == 1:
+        assert len(steps) == found.lengths.max()
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_rows_that_never_end_are_full_and_have_no_end(beam_size):
+    never = np.zeros(8)
+    never[2] = -np.inf
+    config, params, src = biased(never)
+    found = quick_generate(params, config, src, max_new_tokens=5, beam_size=beam_size)
+    assert (found.lengths == 5).all()
+    assert not np.isin(found.tokens, (config.eos_id, config.pad_id)).any()
+    np.testing.assert_allclose(found.scores, -5 * np.log(7), rtol=1e-6)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_an_end_at_once_is_all(beam_size):
+    at_once = np.zeros(8)
+    at_once[2] = 10
+    config, params, src = biased(at_once)
+    found = quick_generate(params, config, src, max_new_tokens=5, beam_size=beam_size)
+    assert (found.tokens[..., 0] == config.eos_id).all()
+    assert (found.tokens[..., 1:] == config.pad_id).all()
+    assert (found.lengths == 1).all()
+    # One token of probability e^10 / (e^10 + 7), and nothing for the padding after it.
+    np.testing.assert_allclose(found.scores, -np.log1p(7 * np.exp(-10)), rtol=0, atol=1e-6)
+
+
+def test_ties_take_the_lowest_id_and_then_the_lowest_beam():
+    config, params, src = biased([0, 0, 0, 0, 9, 9, 9, 9])
+    found = quick_generate(params, config, src, max_new_tokens=5)
+    assert (found.tokens == 4).all()
+    found = quick_generate(params, config, src, max_new_tokens=2, beam_size=4, num_hypotheses=4)
+    assert found.tokens.tolist() == [[[4, 4], [4, 5], [4, 6], [4, 7]]] * len(src)
+    everything = np.zeros(8)  # the end too: a finished target stays before a later one
+    config, params, src = biased(everything)
+    found = quick_generate(params, config, src, max_new_tokens=5, beam_size=3)
+    assert (found.tokens[:, 0] == np.array([2, 0, 0, 0, 0])).all()
+
+
+def test_padding_is_never_generated():
+    likeliest = np.zeros(8)
+    likeliest[0] = 9
+    config, params, src = biased(likeliest)
+    for options in ({}, {"beam_size": 3}, {"key": jax.random.key(0)}):
+        found = quick_generate(params, config, src, max_new_tokens=5, **options)
+        filled = np.arange(5) < np.asarray(found.lengths)[..., None]
+        np.testing.assert_array_equal(np.asarray(found.tokens) != config.pad_id, filled)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_rest_of_the_batch_does_not_matter(reversal_model, beam_size):
+    """In another order, or alone with more padding: the same targets and scores."""
+    config, params = reversal_model
+    src, _ = sequences(6, seed=4)
+    options = {"max_new_tokens": REVERSED, "beam_size": beam_size, "length_penalty": 0.6}
+    together = quick_generate(params, config, src, **options)
+    assert len(np.unique(together.lengths)) > 2
+    order = np.random.default_rng(0).permutation(len(src))
+    rows = [(order, src[order])]
+    rows += [([row], np.pad(src[[row]], ((0, 0), (0, 6)))) for row in range(len(src))]
+    worst = 0.0
+    for chosen, sources in rows:
+        other = quick_generate(params, config, sources, **options)
+        np.testing.assert_array_equal(other.tokens, together.tokens[np.array(chosen)])
+        np.testing.assert_array_equal(other.lengths, together.lengths[np.array(chosen)])
+        worst = max(worst, np.abs(other.scores - together.scores[np.array(chosen)]).max())
+    print(f"\nbeam {beam_size}: scores differ by {worst:.0e} at most", end="")
+    assert worst <= 1e-5
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_source_of_padding_gets_a_target_and_leaves_its_neighbours_alone(
+    reversal_model, beam_size
+):
+    config, params = reversal_model
+    src, _ = sequences(6, seed=5)
+    other = src.copy()
+    other[2] = config.pad_id
+    options = {"max_new_tokens": REVERSED, "beam_size": beam_size, "length_penalty": 0.6}
+    without, found = (quick_generate(params, config, rows, **options) for rows in (src, other))
+    assert np.isfinite(found.scores).all()
+    for a, b in zip(without, found, strict=True):
+        np.testing.assert_array_equal(np.delete(a, 2, axis=0), np.delete(b, 2, axis=0))
+    alone = Plain(params, config, other[2], REVERSED, length_penalty=0.6)
+    expected = alone.greedy() if beam_size == 1 else alone.beam(beam_size)[0]
+    assert_found(found, 2, [expected], config)
+
+
+def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
+    config, params, src = random_model("shared_heads")
+    found = quick_generate(params, config, src, max_new_tokens=3, beam_size=3)
+    assert found.tokens.shape == (len(src), 1, 3)
+    for row, source in enumerate(src):
+        assert_found(found, row, [Plain(params, config, source, 3).beam(3)[0]], config)
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads"])
+def test_a_source_mask_takes_the_place_of_the_padding(preset):
+    config, params, src = random_model(preset)
+    options = {"max_new_tokens": 6}
+    expected = quick_generate(params, config, src, **options)
+    padding = (src != config.pad_id)[:, None, None, :]
+    everything = np.ones((1, 1, 1, 1), bool)
+    by_head = np.broadcast_to(padding, (len(src), config.num_heads, 1, src.shape[1]))
+    for mask in (padding, everything, by_head):
+        masked = quick_generate(params, config, src, src_mask=mask, **options)
+        same = np.array_equal(masked.scores, expected.scores)
+        assert same == (mask.size > 1)
+
+
+def test_ids_of_any_integer_type_are_the_same_ids():
+    config, params, src = random_model("vaswani2017")
+    found = quick_generate(params, config, src.astype(np.uint8), max_new_tokens=15)
+    assert found.tokens.dtype == np.int32
+    assert_equal(found, quick_generate(params, config, src, max_new_tokens=15))
+
+
+def test_bfloat16_weights_generate():
+    config, params, src = random_model("vaswani2017")
+    params = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.bfloat16), params)
+    found = quick_generate(params, config, src, max_new_tokens=4, beam_size=2)
+    assert np.isfinite(found.scores).all()
