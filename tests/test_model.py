@@ -122,7 +122,7 @@ def test_begin_token_that_is_the_pad_id_is_seen():
     hidden = run(params, config, src, tgt, tgt_mask=causal & not_padding)
     assert not np.allclose(seen[:, 0], hidden[:, 0], atol=1e-3)
     np.testing.assert_allclose(
-        seen[0], apply(params, config, src, tgt, tgt_mask=causal)[0], atol=1e-6
+        seen[0], run(params, config, src, tgt, tgt_mask=causal)[0], atol=1e-6
     )
 
 

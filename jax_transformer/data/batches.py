@@ -199,48 +199,6 @@ def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterat
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
 
 
-def evaluation_batches(
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    bucket_count: int,
-    token_budget: int,
-) -> Iterator[tuple[Integer[np.ndarray, "members"], Int32[np.ndarray, "batch length"]]]:
-    """Yield source lines for translation, shortest first, in at most `bucket_count` shapes.
-
-    Args:
-        lines: Source lines.
-        tokenizer: Their vocabulary.
-        max_length: Most tokens of a line, its end included.
-        bucket_count: Most shapes of a batch.
-        token_budget: Most slots of a batch of more than one row.
-
-    Yields:
-        The indices of the lines in the first rows, which restore the order, and the ids [batch,
-        length]: each line, then the end. Rows beyond the indices repeat the first one, so that
-        they do not keep a decoding loop busy for longer.
-
-    Raises:
-        InputError: A line is too long; nothing has been yielded then.
-    """
-    sources = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode_batch(lines)]
-    for number, source in enumerate(sources, start=1):
-        if len(source) > max_length:
-            raise InputError(
-                f"line {number} is {len(source)} tokens long, its end included, but the model "
-                f"takes max_length={max_length}; split the line"
-            )
-    if not sources:
-        return
-    lengths = np.array([len(source) for source in sources])
-    order = np.argsort(lengths, kind="stable")
-    for planned in _plan(order, lengths, bucket_count, token_budget):
-        filler = np.full(planned.rows - len(planned.members), planned.members[0])
-        rows = [sources[index] for index in np.concatenate([planned.members, filler])]
-        yield planned.members, _padded("src", rows, planned, tokenizer.vocab_size)
-
-
 def _plan(
     order: Integer[np.ndarray, "pairs"],
     lengths: Integer[np.ndarray, "pairs"],

@@ -75,9 +75,7 @@ def beam_search(
 
         allowed = logits - normalizer[..., None]
         allowed = apply_rules(allowed, state.sequences, step, rules, config)
-        totals = (state.scores[..., None] + allowed).reshape(batch, -1)
-        totals, index = jax.lax.top_k(totals, 2 * count)  # [B, 2N]
-        parents, tokens = index // allowed.shape[-1], index % allowed.shape[-1]
+        totals, parents, tokens = _best_continuations(state.scores, allowed)
         sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
         sequences = sequences.at[:, :, step + 1].set(tokens)
 
@@ -124,6 +122,22 @@ def beam_search(
     tokens, scores, lengths = end.finished
     scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
     return Hypotheses(tokens, scores, lengths), end.failed_at
+
+
+def _best_continuations(
+    scores: Float[Array, "B N"], allowed: Float[Array, "B N V"]
+) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
+    """Return the C = 2N best sums of each source, best first, their hypotheses and tokens.
+
+    At most N of them end, one a hypothesis, so that N are left to go on. No hypothesis has more
+    than all of them, so that each is asked for that many first.
+    """
+    batch, count, _ = allowed.shape
+    best, tokens = jax.lax.top_k(allowed, 2 * count)
+    totals = (scores[..., None] + best).reshape(batch, -1)
+    totals, index = jax.lax.top_k(totals, 2 * count)
+    tokens = jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)
+    return totals, index // (2 * count), tokens
 
 
 def _best(finished: _Finished, new: _Finished) -> _Finished:

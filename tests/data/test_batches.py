@@ -13,7 +13,6 @@ from jax_transformer.data.batches import (
     bucket_lengths,
     encode_corpus,
     epoch_plan,
-    evaluation_batches,
     padding_share,
     training_batches,
 )
@@ -203,43 +202,3 @@ def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
         negative = dataclasses.replace(encoded, **{name: tuple(sequences)})
         with pytest.raises(InputError, match=r"(src|tgt_in)\[\d+, 1\]=-1 "):
             list(training_batches(negative, plan))
-
-
-@pytest.mark.parametrize("token_id", [7, -1, 2**31, 2**32 + 1])
-def test_an_id_of_a_line_is_checked_before_the_cast(tokenizer, monkeypatch, token_id):
-    monkeypatch.setattr(Tokenizer, "encode_batch", lambda self, lines: [[4, 5], [4, token_id]])
-    with pytest.raises(InputError, match=rf"src\[1, 1\]={token_id} "):
-        list(evaluation_batches(["a", "b"], tokenizer, max_length=10, **SHAPES))
-
-
-def test_evaluation_covers_every_line_in_few_shapes_and_restores_the_order(corpus, tokenizer):
-    restored = [None] * len(corpus.sources)
-    shapes = set()
-    longest = 0
-    for members, src in evaluation_batches(corpus.sources, tokenizer, max_length=100, **SHAPES):
-        shapes.add(src.shape)
-        assert src.shape[1] >= longest
-        longest = src.shape[1]
-        assert src.dtype == np.int32
-        assert (src[len(members) :] == src[0]).all()
-        for row, member in zip(src, members, strict=False):
-            length = row.tolist().index(tokenizer.eos_id)
-            assert (row[length + 1 :] == tokenizer.pad_id).all()
-            assert restored[member] is None
-            restored[member] = tokenizer.decode(row)
-    assert restored == list(corpus.sources)
-    assert len(shapes) == len({length for _, length in shapes}) == SHAPES["bucket_count"]
-
-
-def test_evaluation_of_one_line_is_one_row_and_of_none_nothing(tokenizer):
-    ((members, src),) = evaluation_batches(["ab"], tokenizer, max_length=10, **SHAPES)
-    assert members.tolist() == [0]
-    assert src.shape == (1, 4)
-    assert list(evaluation_batches([], tokenizer, max_length=10, **SHAPES)) == []
-
-
-def test_evaluation_refuses_a_line_beyond_the_position_table(tokenizer):
-    lines = ["a", "a" * 8, "a" * 9]
-    assert list(evaluation_batches(lines[:2], tokenizer, max_length=10, **SHAPES))
-    with pytest.raises(InputError, match=r"line 3 is 11 tokens long.*max_length=10"):
-        next(evaluation_batches(lines, tokenizer, max_length=10, **SHAPES))

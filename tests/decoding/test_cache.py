@@ -1,6 +1,7 @@
 """A cached step is the uncached model; beams share what they keep; a full cache says so."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax_transformer import (
     decode,
     decode_step,
     encode,
+    generate,
     init_cache,
     masks,
     select_hypotheses,
@@ -20,10 +22,9 @@ from jax_transformer import (
 from tests.convert.tools import jit
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
-from tests.parity.ladder import error
+from tests.parity.ladder import bound, error
 
 LENGTH, BEAM = 7, 3
-BOUNDS = {"float64": 1e-12, "float32": 2e-6}
 
 
 @pytest.fixture(params=["float64", "float32"])
@@ -104,7 +105,7 @@ def test_every_step_is_the_uncached_model(preset, dtype):
     found, expected = compare(params, src, tokens)
     assert found.dtype == dtype
     for step in range(LENGTH):
-        assert error(found[step], expected[step]) <= BOUNDS[dtype], step
+        assert error(found[step], expected[step]) <= bound("logits", dtype), step
     print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
 
 
@@ -145,7 +146,7 @@ def test_ancestors_are_gathering_without_the_moving(preset, dtype):
     compare = jit(lambda *args: (with_ancestors(config, *args), with_gathering(config, *args)))
     found, expected = compare(params, src, tokens, parents)
     assert found.shape[:3] == (LENGTH, BATCH, BEAM)
-    assert error(found, expected) <= BOUNDS[dtype]
+    assert error(found, expected) <= bound("logits", dtype)
     if preset != "shared_heads":  # there, targets do not see each other
         others, _ = compare(params, src, tokens, parents[:, :, ::-1])
         assert error(found[2], others[2]) > 1e-3
@@ -176,7 +177,7 @@ def test_a_step_can_be_mapped():
     logits, caches = mapped(both, tokens[1:3])
     for index, cache in enumerate((first, second)):
         expected, after = quick_step(params, config, cache, tokens[1 + index])
-        assert error(logits[index], expected) <= BOUNDS["float32"]
+        assert error(logits[index], expected) <= bound("logits", "float32")
         for a, b in zip(jax.tree.leaves(caches), jax.tree.leaves(after), strict=True):
             np.testing.assert_allclose(a[index], b, rtol=0, atol=1e-5)
 
@@ -237,3 +238,16 @@ def test_a_target_as_long_as_its_source_needs_a_memory_as_long():
     config, params, src, _ = setting("shared_heads")
     with pytest.raises(InputError, match=r"max_new_tokens=14 .*13.*pad the source"):
         start(config, params, src, length=SOURCE_LENGTH + 1)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_the_compiled_loop_writes_into_the_cache_and_copies_none_of_it(beam_size):
+    config, params, src, _ = setting("vaswani2017")
+    search = functools.partial(generate, max_new_tokens=LENGTH, beam_size=beam_size)
+    program = jax.jit(search, static_argnums=1).lower(params, config, src).compile().as_text()
+    slots = LENGTH * beam_size
+    rows = f"{BATCH},{config.num_heads}"
+    shapes = f"{rows},{config.head_dim},{slots}|{rows},{slots},{config.head_dim}"
+    loop = program[: program.index("\nENTRY ")]
+    assert re.search(rf"f32\[({shapes})\]\S* dynamic-update-slice\(", loop)
+    assert not re.findall(rf"f32\[({shapes})\]\S* copy\(", loop)
