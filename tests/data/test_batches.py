@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer.data import batches
@@ -88,6 +88,7 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(tokenizer, sides):
         encode_corpus(ParallelCorpus(*sides), tokenizer, max_length=5)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30).map(np.array),
     count=st.integers(1, 5),

@@ -1,0 +1,259 @@
+"""Speed of `generate` beside Hugging Face and CTranslate2: python -m benchmarks.decoding.
+
+The same weights and sources, greedy and beam search, exactly `NEW_TOKENS` tokens a target, float32
+on one core. Each system has a process of its own, and they are called in turn: in one process the
+thread pools and allocations of one would be there while another is timed. Every timed call comes
+right after a discarded one. Needs the extra "bench", and Linux (sched_setaffinity).
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from jaxtyping import Int32
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from jax_transformer import TransformerConfig, convert, generate, init_params
+
+VOCAB_SIZE = 8_000
+NEW_TOKENS = 64
+SOURCE_LENGTHS = (28, 36)  # shortest and longest
+BATCHES = (1, 8, 32)
+BEAM_SIZES = (1, 4)
+CONFIG = TransformerConfig.preset(
+    "marian",
+    src_vocab_size=VOCAB_SIZE,
+    tgt_vocab_size=VOCAB_SIZE,
+    pad_id=VOCAB_SIZE - 1,
+    bos_id=VOCAB_SIZE - 1,
+)
+TOKENS = ["</s>", "<unk>", *map(str, range(2, VOCAB_SIZE - 1)), "<pad>"]  # CTranslate2 reads words
+
+Sources = Int32[np.ndarray, "batch source_length"]
+Targets = Int32[np.ndarray, "batch target_length"]
+System = Callable[[Sources, int], Targets]  # of sources and a beam size
+
+
+def write_models(folder: Path) -> None:
+    """Write the model for each system: folder/ours, folder/huggingface, folder/ctranslate2.
+
+    The kernels are four times as large as drawn: a smaller model repeats one token for ever. The
+    row of padding, which begins a target, is 0 as in the opus-mt models; CTranslate2 relies on it.
+    """
+    from ctranslate2.converters.transformers import MarianMTLoader
+    from transformers import MarianMTModel
+
+    params = init_params(jax.random.key(0), CONFIG)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: 4 * leaf if path[-1].key == "kernel" else leaf, params
+    )
+    table = params["token_embedding"]["embedding"]
+    params["token_embedding"]["embedding"] = table.at[CONFIG.pad_id].set(0)
+    convert.to_huggingface(params, CONFIG, folder / "huggingface")
+    # TransformersConverter would want a tokenizer's files; its loader wants these of its fields.
+    tokenizer = SimpleNamespace(
+        eos_token=TOKENS[CONFIG.eos_id],
+        unk_token="<unk>",
+        get_vocab=lambda: {token: index for index, token in enumerate(TOKENS)},
+    )
+    model = MarianMTModel.from_pretrained(folder / "huggingface")
+    specification = MarianMTLoader()(model, tokenizer)
+    specification.validate()
+    specification.optimize(quantization="float32")
+    (folder / "ctranslate2").mkdir()
+    specification.save(folder / "ctranslate2")
+
+
+def load_ours(folder: Path) -> System:
+    """Return `generate` of this library."""
+    config, params = convert.from_huggingface(folder / "huggingface")
+
+    def run(src: Sources, beam_size: int) -> Targets:
+        hypotheses = generate(
+            params,
+            config,
+            src,
+            max_new_tokens=NEW_TOKENS,
+            beam_size=beam_size,
+            banned_tokens=(config.eos_id,),
+        )
+        return np.asarray(hypotheses.tokens[:, 0])
+
+    return run
+
+
+def load_huggingface(folder: Path) -> System:
+    """Return `generate` of MarianMTModel."""
+    import torch
+    from transformers import MarianMTModel
+
+    torch.set_num_threads(1)
+    model = MarianMTModel.from_pretrained(folder / "huggingface").eval()
+    model.generation_config.max_length = None  # max_new_tokens is given
+    model.generation_config.forced_eos_token_id = None
+
+    def run(src: Sources, beam_size: int) -> Targets:
+        ids = torch.tensor(src, dtype=torch.int64)
+        mask = (ids != CONFIG.pad_id).long()
+        with torch.inference_mode():
+            targets = model.generate(
+                ids,
+                attention_mask=mask,
+                num_beams=beam_size,
+                do_sample=False,
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+            )
+        return targets[:, 1:].numpy().astype(np.int32)  # without the begin
+
+    return run
+
+
+def load_ctranslate2(folder: Path) -> System:
+    """Return `translate_batch` of CTranslate2."""
+    import ctranslate2
+
+    translator = ctranslate2.Translator(
+        str(folder / "ctranslate2"), compute_type="float32", inter_threads=1, intra_threads=1
+    )
+    ids = {token: index for index, token in enumerate(TOKENS)}
+
+    def run(src: Sources, beam_size: int) -> Targets:
+        results = translator.translate_batch(
+            [[TOKENS[index] for index in row if index != CONFIG.pad_id] for row in src],
+            beam_size=beam_size,
+            max_decoding_length=NEW_TOKENS,
+            min_decoding_length=NEW_TOKENS,
+        )
+        rows = [[ids[token] for token in result.hypotheses[0]] for result in results]
+        return np.array(rows, np.int32)
+
+    return run
+
+
+LOADERS = {"ours": load_ours, "Hugging Face": load_huggingface, "CTranslate2": load_ctranslate2}
+
+
+def draw_sources(batch: int) -> Sources:
+    """Return random sources, all but those of the longest length padded."""
+    random = np.random.default_rng(batch)
+    shortest, longest = SOURCE_LENGTHS
+    src = random.integers(2, CONFIG.pad_id, (batch, longest), dtype=np.int32)
+    lengths = random.integers(shortest, longest + 1, batch)
+    src[np.arange(longest) >= lengths[:, None]] = CONFIG.pad_id
+    return src[:, : lengths.max()]
+
+
+def serve(name: str, folder: Path, connection: Connection) -> None:
+    """Load a system, then answer each (sources, beam size) by ids and the seconds they took."""
+    run = LOADERS[name](folder)
+    while (request := connection.recv()) is not None:
+        run(*request)
+        start = time.perf_counter()
+        targets = run(*request)
+        connection.send((targets, time.perf_counter() - start))
+
+
+def compare(
+    systems: dict[str, Connection], batch: int, beam_size: int, rounds: int
+) -> dict[str, Any]:
+    """Return the seconds of each system in each round, and in how many rows its ids are others."""
+    src = draw_sources(batch)
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    targets: dict[str, Targets] = {}
+    for _ in range(rounds):
+        for name, connection in systems.items():
+            connection.send((src, beam_size))
+            targets[name], taken = connection.recv()
+            seconds[name].append(taken)
+    return {
+        "batch": batch,
+        "beam_size": beam_size,
+        "seconds": seconds,
+        "rows_that_differ": {
+            name: int((found != targets["ours"]).any(axis=1).sum())
+            for name, found in targets.items()
+        },
+    }
+
+
+def start(folder: Path) -> dict[str, Connection]:
+    """Return, by name, the connection to a process that serves each system."""
+    connections = {}
+    for name in LOADERS:
+        connections[name], theirs = Pipe()
+        get_context("spawn").Process(target=serve, args=(name, folder, theirs), daemon=True).start()
+        theirs.close()  # so that a process that dies is noticed here
+    return connections
+
+
+def cells(result: dict[str, Any]) -> list[str]:
+    """Return a result as a row of the table."""
+    seconds = result["seconds"]
+    ratios = [np.divide(seconds[name], seconds["ours"]) for name in list(LOADERS)[1:]]
+    return [
+        str(result["batch"]),
+        "greedy" if result["beam_size"] == 1 else f"beam {result['beam_size']}",
+        *(f"{median(taken):.3f}" for taken in seconds.values()),
+        *(f"{ratio.min():.2f} - {median(ratio):.2f} - {ratio.max():.2f}" for ratio in ratios),
+        *(str(result["rows_that_differ"][name]) for name in list(LOADERS)[1:]),
+    ]
+
+
+def main(rounds: int = 5, core: int = 0, json_file: Path | None = None) -> None:
+    """Time all three systems on every task, print seconds and ratios.
+
+    Args:
+        rounds: How often each system is timed on each task, in turn with the others.
+        core: The one core that everything runs on.
+        json_file: Where to write the seconds of every call, if anywhere.
+    """
+    os.sched_setaffinity(0, {core})  # inherited by the processes begun from here on
+    others = list(LOADERS)[1:]
+    table = Table("batch", "search", *(f"{name}, s" for name in LOADERS))
+    for heading in (*(f"{name} / ours" for name in others), *(f"ids unlike {n}" for n in others)):
+        table.add_column(heading)
+    results = []
+    with tempfile.TemporaryDirectory() as name:
+        write_models(Path(name))
+        systems = start(Path(name))
+        for beam_size in BEAM_SIZES:
+            for batch in track(BATCHES, "greedy" if beam_size == 1 else f"beam {beam_size}"):
+                results.append(compare(systems, batch, beam_size, rounds))
+                table.add_row(*cells(results[-1]))
+        for connection in systems.values():
+            connection.send(None)
+    versions = {name: version(name) for name in ("jax", "transformers", "torch", "ctranslate2")}
+    Console().print(
+        table,
+        f"Seconds are the median of {rounds} calls, ratios the least, median and most of {rounds} "
+        f"rounds, ids rows of the batch. {NEW_TOKENS} tokens a target, float32, one core: "
+        f"{processor()}. {', '.join(f'{n} {v}' for n, v in versions.items())}.",
+    )
+    if json_file is not None:
+        record = {"processor": processor(), "versions": versions, "results": results}
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
