@@ -67,8 +67,8 @@ def generate(
         length_normalization: The penalty of n tokens, the end included: "gnmt" is
             ((5 + n) / 6)**alpha (Wu et al. 2016), "power" n**alpha.
         min_new_tokens: Tokens, the end not counted, that a target has at least.
-        prefix: Tokens that begin each target [B, P], padded where they are fewer: there the
-            choice is free. They count in the score as if they had been chosen.
+        prefix: Tokens that the first P positions of each target must hold [B, P]; the choice is
+            free where it holds padding. They count in the score as if they had been chosen.
         forced_first_token: The same for one token, in every row.
         banned_tokens: Ids that are never generated; the scores are of the unchanged model.
         repetition_penalty: Factor, above 1, by which tokens that occurred fall (Keskar et al.

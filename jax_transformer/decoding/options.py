@@ -14,7 +14,7 @@ from jax_transformer.decoding.search import LengthPenalty
 from jax_transformer.decoding.source import as_ids
 from jax_transformer.errors import InputError
 
-Scalar = float | Float[Array | np.ndarray, ""]
+Scalar = float | int | Float[Array | np.ndarray, ""]
 
 
 def check_sizes(config: TransformerConfig, beam_size: int, num_hypotheses: int) -> None:

@@ -251,3 +251,19 @@ def test_the_compiled_loop_writes_into_the_cache_and_copies_none_of_it(beam_size
     loop = program[: program.index("\nENTRY ")]
     assert re.search(rf"f32\[({shapes})\]\S* dynamic-update-slice\(", loop)
     assert not re.findall(rf"f32\[({shapes})\]\S* copy\(", loop)
+
+
+@pytest.mark.parametrize("preset", ["pre_norm", "shared_heads"])
+def test_what_padding_of_the_memory_holds_does_not_matter(preset):
+    config, params, src, tokens = setting(preset)
+    padding = np.asarray(src == config.pad_id)[..., None]
+    memory, mask = remember(config, params, src)
+
+    @jit
+    def first_logits(memory):
+        cache = init_cache(params, config, memory, LENGTH, mask, beam_size=BEAM)
+        return decode_step(params, config, cache, tokens[0])[0]
+
+    expected = first_logits(np.where(padding, 0, memory))
+    for garbage in (np.nan, np.inf, 1e30):
+        np.testing.assert_array_equal(first_logits(np.where(padding, garbage, memory)), expected)
