@@ -5,14 +5,15 @@ from functools import partial
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int32, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import options
 from jax_transformer.decoding.beam import beam_search
-from jax_transformer.decoding.cache import decode_step, init_cache
+from jax_transformer.decoding.cache import Cache, decode_step, init_cache
 from jax_transformer.decoding.greedy import greedy_search
 from jax_transformer.decoding.options import Scalar
+from jax_transformer.decoding.panels import cut_panels, use_panels
 from jax_transformer.decoding.processors import Rules
 from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import Hypotheses, LengthPenalty
@@ -142,7 +143,12 @@ def _search(
     memory = encode(params, config, src, src_mask)
     params, config = _untie(params, config)
     cache = init_cache(params, config, memory, max_new_tokens, src_mask, beam_size=beam_size)
-    advance = partial(decode_step, params, config)
+    panels = cut_panels(params, config, len(src) * beam_size)
+
+    def advance(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
+        with use_panels(panels):
+            return decode_step(params, config, cache, tokens)
+
     if beam_size == 1:
         return greedy_search(advance, cache, config, rules, sampling, length_penalty)
     return beam_search(advance, cache, config, rules, length_penalty, num_hypotheses)

@@ -10,7 +10,7 @@ import torch
 
 import torch_reference
 from jax_transformer import convert, generate
-from tests.convert.tools import jit
+from tests.decoding.plain import jit
 from tests.decoding.reversing import (
     MAX_NEW_TOKENS,
     PRESETS,

@@ -19,8 +19,7 @@ from jax_transformer import (
     masks,
     select_hypotheses,
 )
-from tests.convert.tools import jit
-from tests.decoding.plain import assert_equal
+from tests.decoding.plain import assert_equal, jit
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from jax_transformer.decoding.processors import Rules, apply_rules
-from tests.convert.tools import jit
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import Plain, assert_found, biased, quick_generate, random_model
+from tests.decoding.plain import Plain, assert_found, biased, jit, quick_generate, random_model
 
 STEP, LENGTH, VOCABULARY = 9, 12, 8  # few ids, so that sequences repeat
 CASES = [

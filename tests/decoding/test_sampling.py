@@ -8,9 +8,8 @@ import pytest
 
 from jax_transformer import score
 from jax_transformer.decoding.sampling import Sampling, sample
-from tests.convert.tools import jit
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import quick_generate
+from tests.decoding.plain import jit, quick_generate
 
 ROWS = 20_000
 LOGITS = np.log(np.array([0.3, 0.05, 0.25, 0.0, 0.2, 0.1, 0.1], np.float32) + 1e-30)
@@ -80,7 +79,7 @@ def test_the_key_decides_and_the_model_scores(reversal_model):
     other = draw(src, key=jax.random.key(1), temperature=2.0)
     np.testing.assert_array_equal(first.tokens, again.tokens)
     assert (first.tokens != other.tokens).any()
-    expected = score(params, config, src, first.tokens[:, 0])
+    expected = jit(score, static_argnames="config")(params, config, src, first.tokens[:, 0])
     np.testing.assert_allclose(first.scores[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 

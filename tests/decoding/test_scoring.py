@@ -7,11 +7,13 @@ import torch
 
 import torch_reference
 from jax_transformer import InputError, apply, convert, cross_attention_weights, score
-from tests.convert.tools import jit
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import quick_generate, random_model
+from tests.decoding.plain import jit, quick_generate, random_model
 from tests.models import SOURCE_LENGTH
 from tests.parity.ladder import error
+
+quick_score = jit(score, static_argnames="config")
+quick_weights = jit(cross_attention_weights, static_argnames="config")
 
 
 def targets(config, count, length, seed=0):
@@ -43,14 +45,14 @@ def test_a_score_sums_the_log_probabilities_of_the_tokens(preset):
     logits = jit(apply, static_argnames="config")(params, config, src, given)
     seen = np.take_along_axis(jax.nn.log_softmax(logits), tgt[..., None], axis=-1)[..., 0]
     expected = np.sum(seen, axis=1, where=tgt != config.pad_id)
-    found = score(params, config, src, tgt)
+    found = quick_score(params, config, src, tgt)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     mask = (src != config.pad_id)[:, None, None]
-    np.testing.assert_array_equal(score(params, config, src, tgt, src_mask=mask), found)
+    np.testing.assert_array_equal(quick_score(params, config, src, tgt, src_mask=mask), found)
     if preset != "shared_heads":  # where the source is padded with the target
         padded = np.pad(tgt, ((0, 0), (0, 3)), constant_values=config.pad_id)
-        np.testing.assert_allclose(score(params, config, src, padded), expected, rtol=1e-5)
+        np.testing.assert_allclose(quick_score(params, config, src, padded), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [3, SOURCE_LENGTH + 2])
@@ -59,9 +61,9 @@ def test_targets_of_any_length_are_scored_where_they_must_be_as_long_as_sources(
     tgt = targets(config, len(src), length)
     whole = max(length, SOURCE_LENGTH)
     pad = lambda ids: np.pad(ids, ((0, 0), (0, whole - ids.shape[1])))  # noqa: E731
-    expected = score(params, config, pad(src), pad(tgt))
-    np.testing.assert_allclose(score(params, config, src, tgt), expected, rtol=1e-6)
-    weights = cross_attention_weights(params, config, src, tgt)
+    expected = quick_score(params, config, pad(src), pad(tgt))
+    np.testing.assert_allclose(quick_score(params, config, src, tgt), expected, rtol=1e-6)
+    weights = quick_weights(params, config, src, tgt)
     assert weights.shape == (len(src), 1, config.num_heads, length, SOURCE_LENGTH)
 
 
@@ -71,7 +73,7 @@ def test_generated_targets_get_the_scores_they_were_found_with(reversal_model):
     options = {"max_new_tokens": LONGEST + 1, "beam_size": 4, "num_hypotheses": 4}
     found = quick_generate(params, config, src, **options)
     for rank in range(4):
-        expected = score(params, config, src, found.tokens[:, rank])
+        expected = quick_score(params, config, src, found.tokens[:, rank])
         np.testing.assert_allclose(found.scores[:, rank], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -79,7 +81,7 @@ def test_generated_targets_get_the_scores_they_were_found_with(reversal_model):
 def test_cross_attention_weights_are_the_references(preset):
     config, params, src = random_model(preset, num_decoder_layers=3)
     tgt = targets(config, len(src), SOURCE_LENGTH)
-    found = np.asarray(cross_attention_weights(params, config, src, tgt))
+    found = np.asarray(quick_weights(params, config, src, tgt))
 
     model = torch_reference.Transformer(config).eval()
     model.load_state_dict(convert.to_torch(params, config))

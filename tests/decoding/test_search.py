@@ -39,7 +39,7 @@ def reversal_model_64(reversal_model, x64):
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 5, 8])
 def test_a_search_is_the_plain_one_that_goes_on_to_the_end(reversal_model_64, beam_size):
     config, params = reversal_model_64
-    src, _ = sequences(6, seed=beam_size)
+    src, _ = sequences(4, seed=beam_size)
     for length_penalty in (0.0, 0.6, -0.5):
         options = {"max_new_tokens": REVERSED, "length_penalty": length_penalty}
         found = quick_generate(
@@ -197,14 +197,14 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
 @pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads"])
 def test_a_source_mask_takes_the_place_of_the_padding(preset):
     config, params, src = random_model(preset)
-    options = {"max_new_tokens": 6}
+    options = {"max_new_tokens": 15}
     expected = quick_generate(params, config, src, **options)
     padding = (src != config.pad_id)[:, None, None, :]
     everything = np.ones((1, 1, 1, 1), bool)
     by_head = np.broadcast_to(padding, (len(src), config.num_heads, 1, src.shape[1]))
     for mask in (padding, everything, by_head):
         masked = quick_generate(params, config, src, src_mask=mask, **options)
-        same = np.array_equal(masked.scores, expected.scores)
+        same = np.allclose(masked.scores, expected.scores, rtol=1e-5, atol=1e-5)
         assert same == (mask.size > 1)
 
 

@@ -1,0 +1,55 @@
+"""Kernels in panels: the same products, and nothing computed twice for them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import encode, generate, init_cache, masks
+from jax_transformer.decoding.cache import decode_step
+from jax_transformer.decoding.panels import MOST_ROWS, cut_panels, use_panels
+from tests.decoding.plain import jit, random_model
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import bound, error
+
+
+@pytest.mark.parametrize(("num_rows", "shape"), [(1, (2, 42, 32)), (3, (1, 42, 64))])
+@pytest.mark.parametrize("preset", ["bias_free_qkv", "pre_norm"])
+def test_a_step_over_panels_is_the_plain_one(preset, num_rows, shape):
+    config = small_config(preset)  # no kernel of it divides into panels
+    params = jax.tree.map(jnp.asarray, random_params(config))
+    src, tgt = (jnp.asarray(tokens[:num_rows]) for tokens in random_tokens(config))
+    src_mask = masks.padding_mask(src, config.pad_id)
+    memory = encode(params, config, src, src_mask)
+    step = jit(decode_step, static_argnames="config")
+    plain = cache = init_cache(params, config, memory, tgt.shape[1], src_mask)
+    cut = cut_panels(params, config, num_rows)
+    assert cut.kernels["output_projection"].shape == shape
+
+    @jit
+    def step_over_panels(cache, tokens):
+        with use_panels(cut):
+            return decode_step(params, config, cache, tokens)
+
+    for tokens in tgt.T:
+        expected, plain = step(params, config, plain, tokens)
+        found, cache = step_over_panels(cache, tokens)
+        assert error(found, expected) <= bound("logits", "float32")
+
+
+@pytest.mark.parametrize("num_rows", [MOST_ROWS, MOST_ROWS + 1])
+def test_few_rows_are_multiplied_by_panels_and_computed_once(num_rows):
+    config, params, src = random_model("vaswani2017", d_model=128, num_heads=4, d_ff=256)
+    src = np.resize(src, (num_rows, src.shape[1]))
+    lowered = jax.jit(generate, static_argnames=("config", "max_new_tokens")).lower(
+        params, config, src, max_new_tokens=5
+    )
+    text = lowered.compile().as_text()
+    products = re.findall(rf"f32\[\d,{num_rows},64\]\S* dot\(", text)
+    assert bool(products) == (num_rows <= MOST_ROWS)
+    copies = re.findall(rf"\n%.* -> f32\[\d,{num_rows},\d{{3}}\] {{\n(.*?)\n}}", text, re.S)
+    assert bool(copies) == (num_rows <= MOST_ROWS)
+    for copy in copies:
+        assert not re.findall(" (add|multiply|maximum|divide)\\(", copy)
