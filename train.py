@@ -3,16 +3,20 @@
 Without files the task is the embedded one, English number words to German ones.
 """
 
+import argparse
 import dataclasses
 import itertools
+import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import jax
 import tyro
 from rich.console import Console
 
-from jax_transformer import evaluate
+from jax_transformer import alignment_plot, evaluate
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus
@@ -20,11 +24,22 @@ from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
+from jax_transformer.model import Params
 from jax_transformer.training import checkpoint, loop
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.curves import draw_curves
+from jax_transformer.training.metrics import METRICS_FILE, check_tensorboard, read_metrics
+from jax_transformer.training.run_checkpoints import Restored, restore
+from jax_transformer.training.run_state import RunSettings, check_equal, check_same, corpus_digest
+from jax_transformer.training.settings_file import read_settings, to_yaml, write_settings
+from jax_transformer.training.signals import Stopped, stop_requests
 from jax_transformer.translation import translate
 
-SAMPLES = 5  # translations printed at the end
+SAMPLES = 5  # translations printed at an evaluation and at the end
+SETTINGS_FILE = "settings.yaml"  # in the output: the settings as they were resolved
+CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
+FILES = ("source", "target", "valid_source", "valid_target")
+OF_THIS_CALL = ("config", "output", "overwrite", "resume", "training")  # not kept with the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +49,9 @@ class Arguments:
     Without files the task is the embedded one, and the defaults are made for it; with --source
     they are made for some ten thousand sentences, and `--source FILE --help` shows them.
     """
+
+    config: Path | None = None
+    """YAML file of these settings, those of the training under `training`; flags beside it win."""
 
     source: Path | None = None
     """Training text, one sentence a line, plain or gzip."""
@@ -52,6 +70,15 @@ class Arguments:
 
     overwrite: bool = False
     """Replace the checkpoint that is at --output."""
+
+    resume: bool = False
+    """Go on with the run that is at --output, under its own settings, from its last checkpoint."""
+
+    tensorboard: bool = False
+    """Write events for TensorBoard as well, into tensorboard/ in the output."""
+
+    bleu_tokenization: str = "13a"
+    """sacrebleu's tokenization for BLEU; "none" for text that is tokenised already."""
 
     preset: str = "vaswani2017"
     """The described implementation to train; the sizes below are set in it."""
@@ -106,28 +133,80 @@ NUMBER_WORDS = Arguments(
 
 def main() -> None:
     """Parse the command line and train; an input error is one line and exit code 1."""
-    text = any(argument.split("=")[0] == "--source" for argument in sys.argv[1:])
-    arguments = tyro.cli(
-        Arguments,
-        default=Arguments() if text else NUMBER_WORDS,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    keep_compilations()
     try:
-        run(arguments)
+        arguments, resumed = parse(defaults(sys.argv[1:])), None
+        if arguments.resume:
+            arguments, resumed = parse_resumed(arguments, console)
+        run(arguments, resumed, console)
     except InputError as error:
         sys.exit(f"error: {error}")
+    except Stopped as stopped:
+        console.print(str(stopped))
+        sys.exit(stopped.exit_code)
 
 
-def run(arguments: Arguments) -> None:
+def keep_compilations() -> None:
+    """Keep what XLA compiles in the user's cache folder, unless JAX is told of another one."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(folder / "jax-transformer"))
+
+
+def defaults(argv: list[str]) -> Arguments:
+    """Return what the command line's flags are set in: made for the task, or a file's settings.
+
+    Raises:
+        InputError: `read_settings` refuses the file.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--source")
+    named, _ = parser.parse_known_args(argv)
+    if named.config:
+        return read_settings(named.config, Arguments())
+    return Arguments() if named.source else NUMBER_WORDS
+
+
+def parse(default: Arguments) -> Arguments:
+    """Return the command line's arguments; what it does not name is as in `default`."""
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(Arguments, default=default, config=config)
+
+
+def parse_resumed(arguments: Arguments, console: Console) -> tuple[Arguments, Restored]:
+    """Return the run that is to go on, and its arguments with the command line's in their place.
+
+    Raises:
+        InputError: No run is named or there is none, or the command line asks for another one.
+    """
+    if arguments.output is None or arguments.overwrite:
+        raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
+    resumed = restore(arguments.output / loop.CHECKPOINTS, console)
+    saved = arguments_from_json(resumed.settings)
+    arguments = parse(dataclasses.replace(saved, output=arguments.output))
+    check_equal("vocab_size", saved.vocab_size, arguments.vocab_size)
+    step = resumed.checkpoint.progress.step
+    console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
+    return arguments, resumed
+
+
+def run(arguments: Arguments, resumed: Restored | None, console: Console) -> None:
     """Read, train, write the checkpoint, translate the held-out text."""
     started = time.monotonic()
-    console = Console(markup=False, highlight=False, soft_wrap=True)
-    if arguments.output:
+    if arguments.output and not resumed:
         checkpoint.check_free(arguments.output, arguments.overwrite)
     arguments.training.check()
+    evaluate.check_tokenization(arguments.bleu_tokenization)
+    if arguments.tensorboard:
+        check_tensorboard()
 
     training, validation = read_corpora(arguments)
-    tokenizer = Tokenizer.train(training.sources + training.targets, arguments.vocab_size)
+    if resumed:
+        tokenizer = resumed.settings.tokenizer
+    else:
+        tokenizer = Tokenizer.train(training.sources + training.targets, arguments.vocab_size)
     config = model_config(arguments, tokenizer)
     training_ids = encode_corpus(training, tokenizer, config.max_length)
     validation_ids = encode_corpus(validation, tokenizer, config.max_length)
@@ -139,23 +218,71 @@ def run(arguments: Arguments) -> None:
     console.print(f"training: {training.report()}; {training_ids.report()}")
     console.print(f"validation: {validation.report()}; {validation_ids.report()}")
 
-    best = loop.train(config, arguments.training, training_ids, validation_ids, console)
-    trained = checkpoint.Checkpoint(config, tokenizer, best.params)
+    settings = RunSettings(
+        config,
+        arguments.training,
+        tokenizer,
+        corpus_digest(training_ids, validation_ids),
+        arguments_to_json(arguments),
+    )
     output = arguments.output or first_free_run()
-    checkpoint.save(output, trained, arguments.overwrite)
+    if resumed:
+        check_same(resumed.settings, settings)
+    else:
+        loop.discard_run(output)
+    output.mkdir(parents=True, exist_ok=True)
+    arguments = dataclasses.replace(arguments, output=output, resume=False)
+    write_settings(output / SETTINGS_FILE, arguments)
+    console.print(to_yaml(arguments), end="")
+
+    def measure(params: Params) -> dict[str, float]:
+        model = checkpoint.Checkpoint(config, tokenizer, params)
+        return {"validation_bleu": show_translations(model, validation, arguments, console).value}
+
+    by_bleu = arguments.training.select_by == "bleu"
+    with stop_requests() as stop:
+        this_run = loop.Run(
+            output,
+            settings,
+            resumed.checkpoint if resumed else None,
+            stop,
+            measure if arguments.source or by_bleu else None,
+            arguments.tensorboard,
+        )
+        best = loop.train(this_run, training_ids, validation_ids, console)
+    trained = checkpoint.Checkpoint(config, tokenizer, best.params)
+    checkpoint.write(output, trained)
     console.print(f"checkpoint of step {best.step:,} written to {output}")
 
-    hypotheses = translate(trained, validation.sources, console=console)
+    draw_curves(output / CURVES, read_metrics(output / METRICS_FILE))
+    some = validation.sources[: alignment_plot.MAX_LINES]
+    alignments = alignment_plot.alignments(trained, some, translate(trained, some))
+    alignment_plot.draw(output / ATTENTION, alignments, overwrite=True)
+    console.print(f"drawn: {output / CURVES}, {output / ATTENTION}")
+    show_translations(trained, validation, arguments, console)
+    console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+
+
+def show_translations(
+    model: checkpoint.Checkpoint,
+    validation: ParallelCorpus,
+    arguments: Arguments,
+    console: Console,
+) -> evaluate.Score:
+    """Translate the held-out text, show some of it and how good it is; return its BLEU."""
+    hypotheses = translate(model, validation.sources, console=console)
     translations = [best.text for best, *_ in hypotheses]
     triples = list(zip(validation.sources, translations, validation.targets, strict=True))
     for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
         console.print(f"  {source}\n    {translation}\n    ({reference})")
+    bleu = evaluate.bleu(translations, validation.targets, arguments.bleu_tokenization)
     if arguments.source:
-        console.print(evaluate.bleu(translations, validation.targets))
+        console.print(bleu.report)
+        console.print(evaluate.chrf(translations, validation.targets).report)
     else:
         share = evaluate.exact_match(translations, validation.targets)
         console.print(f"exact match on {len(translations):,} held-out numbers: {share:.2%}")
-    console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+    return bleu
 
 
 def read_corpora(arguments: Arguments) -> tuple[ParallelCorpus, ParallelCorpus]:
@@ -164,13 +291,12 @@ def read_corpora(arguments: Arguments) -> tuple[ParallelCorpus, ParallelCorpus]:
     Raises:
         InputError: Some of the files are not named, or cannot be used.
     """
-    names = ("source", "target", "valid_source", "valid_target")
-    paths = [getattr(arguments, name) for name in names]
+    paths = [getattr(arguments, name) for name in FILES]
     if not any(paths):
         return number_words.corpus(arguments.training.seed)
-    for name, path in zip(names, paths, strict=True):
+    for name, path in zip(FILES, paths, strict=True):
         if path is None:
-            raise InputError(f"{name}=None: name all four of {', '.join(names)}, or none")
+            raise InputError(f"{name}=None: name all four of {', '.join(FILES)}, or none")
     return read_parallel(*paths[:2]), read_parallel(*paths[2:])
 
 
@@ -197,6 +323,21 @@ def model_config(arguments: Arguments, tokenizer: Tokenizer) -> TransformerConfi
     )
     check_generates(config)
     return config
+
+
+def arguments_to_json(arguments: Arguments) -> dict[str, Any]:
+    """Return what `arguments_from_json` needs beside the settings of the training."""
+    kept = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+    for name in OF_THIS_CALL:
+        del kept[name]
+    return kept | {name: str(kept[name].absolute()) for name in FILES if kept[name]}
+
+
+def arguments_from_json(settings: RunSettings) -> Arguments:
+    """Return the arguments that a run was started with."""
+    kept = settings.arguments
+    paths = {name: Path(kept[name]) for name in FILES if kept[name]}
+    return Arguments(**kept | paths, training=settings.training_config)
 
 
 def first_free_run() -> Path:

@@ -1,4 +1,4 @@
-"""Checks of token ids and lengths, made on the host before any work reaches a device.
+"""Checks of token ids, positions and lengths, made on the host before any work reaches a device.
 
 On a device nothing is refused: XLA clamps, wraps or drops what is out of range.
 """
@@ -27,6 +27,23 @@ def check_ids(name: str, ids: Integer[np.ndarray, "batch length"], vocab_size: i
         f"{name}[{row}, {column}]={ids[row, column]} is outside the vocabulary; "
         f"ids go from 0 to {vocab_size - 1}"
     )
+
+
+def check_positions(
+    name: str, positions: Integer[np.ndarray, "batch length"], max_length: int
+) -> None:
+    """Refuse positions outside the position table.
+
+    Raises:
+        InputError: A position is out of range; names row, column, position and table size.
+    """
+    wrong = np.argwhere((positions < 0) | (positions >= max_length))
+    if len(wrong):
+        row, column = wrong[0]
+        raise InputError(
+            f"{name}[{row}, {column}]={positions[row, column]} is outside the position table; "
+            f"positions go from 0 to {max_length - 1}"
+        )
 
 
 def check_length(name: str, length: int, max_length: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `jax-transformer translate | convert | verify`."""
+"""The command line: `jax-transformer translate | average | convert | verify`."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ def main() -> None:
     """Run a subcommand; an input error is one line on standard error and exit code 1."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"translate": translate, "convert": convert, "verify": verify},
+            {"translate": translate, "average": average, "convert": convert, "verify": verify},
             prog="jax-transformer",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
@@ -94,6 +94,28 @@ def translate(
     if alignments is not None:
         drawn = alignment_plot.alignments(model, lines, translations)
         alignment_plot.draw(alignments, drawn, overwrite)
+
+
+def average(
+    run: tyro.conf.Positional[Path],
+    output: tyro.conf.Positional[Path],
+    /,
+    last: int = 10,
+    overwrite: bool = False,
+) -> None:
+    """Write the mean of a training run's last checkpoints as a checkpoint for translate.
+
+    Args:
+        run: Directory of the run's checkpoints: run/ in the output of train.py.
+        output: Directory to write.
+        last: How many checkpoints, counted from the newest.
+        overwrite: Replace an existing checkpoint.
+    """
+    from jax_transformer.training import averaging, checkpoint
+
+    checkpoint.check_free(output, overwrite)
+    checkpoint.save(output, averaging.average_run(run, last), overwrite)
+    print(f"mean of the last {last} checkpoints of {run} written to {output}")
 
 
 def convert(

@@ -1,8 +1,23 @@
 """Measure translations against references."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
+
+from jax_transformer.errors import InputError
+
+
+class Score(NamedTuple):
+    """A corpus-level score.
+
+    Attributes:
+        value: The score, from 0 to 100.
+        report: sacrebleu's line of it, and its signature.
+    """
+
+    value: float
+    report: str
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -11,8 +26,34 @@ def exact_match(translations: Sequence[str], references: Sequence[str]) -> float
     return sum(translation == reference for translation, reference in pairs) / len(references)
 
 
-def bleu(translations: Sequence[str], references: Sequence[str]) -> str:
-    """Return sacrebleu's line of corpus BLEU (13a tokenisation, cased) and its signature."""
-    metric = BLEU()
+def check_tokenization(name: str) -> None:
+    """Refuse a tokenization that sacrebleu does not know.
+
+    Raises:
+        InputError: It is unknown; names the known ones.
+    """
+    if name not in BLEU.TOKENIZERS:
+        raise InputError(f"bleu_tokenization={name!r} must be one of {', '.join(BLEU.TOKENIZERS)}")
+
+
+def bleu(
+    translations: Sequence[str], references: Sequence[str], tokenization: str = "13a"
+) -> Score:
+    """Return the corpus BLEU (Papineni et al. 2002), cased, as sacrebleu computes it.
+
+    Args:
+        translations: One a line.
+        references: One a line.
+        tokenization: sacrebleu's name of one; "none" for text that is tokenised already.
+    """
+    return _score(BLEU(tokenize=tokenization, force=True), translations, references)
+
+
+def chrf(translations: Sequence[str], references: Sequence[str]) -> Score:
+    """Return the corpus chrF (Popovic 2015), as sacrebleu computes it."""
+    return _score(CHRF(), translations, references)
+
+
+def _score(metric: BLEU | CHRF, translations: Sequence[str], references: Sequence[str]) -> Score:
     score = metric.corpus_score(list(translations), [list(references)])
-    return f"{score} {metric.get_signature()}"
+    return Score(score.score, f"{score} {metric.get_signature()}")

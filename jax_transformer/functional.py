@@ -59,6 +59,18 @@ def sinusoidal_positions(
     return table
 
 
+def segment_positions(segments: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+    """Return positions that start at 0 in each segment of a row; those of padding are 0.
+
+    Args:
+        segments: Segment of each position: 1, 2, ... side by side; 0 is padding [batch, length].
+    """
+    index = jnp.arange(segments.shape[1])
+    starts = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
+    positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+    return jnp.where(segments > 0, positions, 0)
+
+
 def dropout(x: Float[Array, "*shape"], rate: float, key: PRNGKeyArray) -> Float[Array, "*shape"]:
     """Return `x` with each element zeroed with probability `rate`, the others scaled up."""
     if rate == 0:
@@ -132,13 +144,13 @@ def _rescale(
 
 def split_heads(x: Float[Array, "B L D"], num_heads: int) -> Float[Array, "B H L K"]:
     """Return the columns of each position dealt out to the heads, consecutive ones together."""
-    return x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
+    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
 
 
 def merge_heads(x: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
     """Return the heads of each position side by side: the inverse of `split_heads`."""
-    batch, _, length, _ = x.shape
-    return x.swapaxes(1, 2).reshape(batch, length, -1)
+    batch, num_heads, length, head_dim = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, num_heads * head_dim)
 
 
 def clear_unattended(

@@ -19,6 +19,20 @@ def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
+def segment_mask(
+    queries: Int[Array, "batch queries"], keys: Int[Array, "batch keys"]
+) -> Bool[Array, "batch 1 queries keys"]:
+    """Return the mask that keeps attention inside a segment of a packed row.
+
+    Args:
+        queries: Segment of each position that attends, from 1; 0 is padding, which attends to
+            nothing.
+        keys: Segment of each position that is attended to.
+    """
+    same = queries[:, :, None] == keys[:, None, :]
+    return (same & (queries > 0)[:, :, None])[:, None]
+
+
 def source_mask(
     src: Int[Array, "batch source"], config: TransformerConfig
 ) -> Bool[Array, "batch 1 1 source"]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import functional, masks
-from jax_transformer.checks import check_ids, check_length
+from jax_transformer.checks import check_ids, check_length, check_positions
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.layers import (
@@ -29,6 +29,8 @@ Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
 Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
 SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"]
 TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"]
+SourcePositions = Int[Array | np.ndarray, "B S"]
+TargetPositions = Int[Array | np.ndarray, "B T"]
 
 
 class Encoder(nn.Module):
@@ -100,9 +102,15 @@ class Transformer(nn.Module):
         if config.output_projection != "none":
             self.output_projection = OutputProjection(config)
 
-    def encode(self, src: Source, src_mask: SourceMask | None = None) -> Float[Array, "B S D"]:
+    def encode(
+        self,
+        src: Source,
+        src_mask: SourceMask | None = None,
+        *,
+        src_positions: SourcePositions | None = None,
+    ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
-        x = self._add_positions(self.embed(src, "source"))
+        x = self._add_positions(self.embed(src, "source"), src_positions)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -111,9 +119,11 @@ class Transformer(nn.Module):
         memory: Float[Array, "B S D"],
         tgt_mask: TargetMask | None = None,
         src_mask: SourceMask | None = None,
+        *,
+        tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
-        x = self._add_positions(self.embed(tgt, "target"))
+        x = self._add_positions(self.embed(tgt, "target"), tgt_positions)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def __call__(
@@ -122,9 +132,13 @@ class Transformer(nn.Module):
         tgt: Target,
         src_mask: SourceMask | None = None,
         tgt_mask: TargetMask | None = None,
+        *,
+        src_positions: SourcePositions | None = None,
+        tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
-        return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
+        memory = self.encode(src, src_mask, src_positions=src_positions)
+        return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
@@ -145,13 +159,16 @@ class Transformer(nn.Module):
             return self.token_embedding
         return self.source_embedding if side == "source" else self.target_embedding
 
-    def _add_positions(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        if self.config.positions == "none":
+    def _add_positions(
+        self, x: Float[Array, "B S D"], positions: SourcePositions | None
+    ) -> Float[Array, "B S D"]:
+        config = self.config
+        if config.positions == "none":
             return x
-        positions = functional.sinusoidal_positions(
-            x.shape[1], self.config.d_model, self.config.positions
-        )
-        return x + jnp.asarray(positions, x.dtype)
+        length = x.shape[1] if positions is None else config.max_length
+        table = functional.sinusoidal_positions(length, config.d_model, config.positions)
+        table = jnp.asarray(table, x.dtype)
+        return x + (table if positions is None else functional.embed(positions, table))
 
 
 def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
@@ -174,6 +191,7 @@ def encode(
     src: Source,
     src_mask: SourceMask | None = None,
     *,
+    src_positions: SourcePositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
 ) -> Float[Array, "B S D"]:
     """Return the memory of the sources [B, S, D].
@@ -184,15 +202,18 @@ def encode(
         src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
+        src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
+            `jit`, one outside the position table gives NaN.
         dropout_key: Random key that switches dropout on.
 
     Raises:
-        InputError: A source is longer than the position table or, where the ids are concrete
-            (not traced by `jit`), holds an id outside the vocabulary.
+        InputError: A source is longer than the position table or, where ids and positions are
+            concrete (not traced by `jit`), one is outside the vocabulary or the table.
     """
-    src = _check(config, "src", src, config.src_vocab_size)
+    src = _check(config, "src", src, config.src_vocab_size, src_positions)
     src_mask = _source_mask(config, src, src_mask)
-    return _run(params, config, dropout_key, src, src_mask, method="encode")
+    positions = {"src_positions": src_positions}
+    return _run(params, config, dropout_key, src, src_mask, method="encode", **positions)
 
 
 def decode(
@@ -203,6 +224,7 @@ def decode(
     tgt_mask: TargetMask | None = None,
     src_mask: SourceMask | None = None,
     *,
+    tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
@@ -216,6 +238,8 @@ def decode(
             and `config.pad_id`.
         src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the whole
             memory: the ids that would tell its padding are not at hand.
+        tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
+            `encode`.
         dropout_key: Random key that switches dropout on.
 
     Returns:
@@ -223,12 +247,15 @@ def decode(
 
     Raises:
         InputError: A target is longer than the position table, is not as long as the memory
-            where `config.decoder_attention` needs it, or holds an id outside the vocabulary.
+            where `config.decoder_attention` needs it, or holds an id outside the vocabulary or
+            a position outside the table.
     """
-    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size)
+    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
     _check_lengths(config, tgt.shape[1], memory.shape[1])
     tgt_mask = _target_mask(config, tgt, tgt_mask)
-    return _run(params, config, dropout_key, tgt, memory, tgt_mask, src_mask, method="decode")
+    inputs = (tgt, memory, tgt_mask, src_mask)
+    positions = {"tgt_positions": tgt_positions}
+    return _run(params, config, dropout_key, *inputs, method="decode", **positions)
 
 
 def apply(
@@ -239,6 +266,8 @@ def apply(
     src_mask: SourceMask | None = None,
     tgt_mask: TargetMask | None = None,
     *,
+    src_positions: SourcePositions | None = None,
+    tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
@@ -246,11 +275,12 @@ def apply(
     Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
     result and errors as there.
     """
-    src = _check(config, "src", src, config.src_vocab_size)
-    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size)
+    src = _check(config, "src", src, config.src_vocab_size, src_positions)
+    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
     _check_lengths(config, tgt.shape[1], src.shape[1])
     src_mask, tgt_mask = _source_mask(config, src, src_mask), _target_mask(config, tgt, tgt_mask)
-    return _run(params, config, dropout_key, src, tgt, src_mask, tgt_mask)
+    positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
+    return _run(params, config, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
 
 
 def _run(
@@ -259,15 +289,26 @@ def _run(
     dropout_key: PRNGKeyArray | None,
     *args: Array | np.ndarray | None,
     method: str | None = None,
+    **positions: Array | np.ndarray | None,
 ) -> Float[Array, "B L _"]:
-    params, args = jax.tree.map(jnp.asarray, (params, args))  # NumPy arrays are welcome
+    # NumPy arrays are welcome.
+    params, args, positions = jax.tree.map(jnp.asarray, (params, args, positions))
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    return Transformer(config).apply({"params": params}, *args, rngs=rngs, method=method)
+    model = Transformer(config)
+    return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
 
 
-def _check(config: TransformerConfig, name: str, tokens: Source, vocab_size: int) -> Array:
-    if config.positions != "none":
+def _check(
+    config: TransformerConfig,
+    name: str,
+    tokens: Source,
+    vocab_size: int,
+    positions: SourcePositions | None,
+) -> Array:
+    if config.positions != "none" and positions is None:
         check_length(name, tokens.shape[1], config.max_length)
+    elif config.positions != "none" and not isinstance(positions, jax.core.Tracer):
+        check_positions(f"{name}_positions", np.asarray(positions), config.max_length)
     if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
         check_ids(name, np.asarray(tokens), vocab_size)
     return jnp.asarray(tokens)

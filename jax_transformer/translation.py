@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import bucket_lengths
+from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.decoding import generate, options
 from jax_transformer.errors import InputError
 from jax_transformer.training.checkpoint import Checkpoint

@@ -4,18 +4,38 @@ import re
 
 import pytest
 
-from jax_transformer import evaluate
+from jax_transformer import InputError, evaluate
 
 
 def test_exact_match_is_a_share():
     assert evaluate.exact_match(["a", "b", "c "], ["a", "B", "c"]) == pytest.approx(1 / 3)
 
 
+REFERENCES = ["A man walks his dog .", "Two girls are singing a song together ."]
+
+
 def test_bleu_is_cased_and_signed():
-    references = ["A man walks his dog .", "Two girls are singing ."]
-    line = evaluate.bleu(references, references)
-    assert line.startswith("BLEU = 100.00")
-    assert re.search(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:\d", line)
-    assert not evaluate.bleu([one.lower() for one in references], references).startswith(
-        "BLEU = 100.00"
-    )
+    best = evaluate.bleu(REFERENCES, REFERENCES)
+    assert best.value == pytest.approx(100)
+    assert best.report.startswith("BLEU = 100.00")
+    signature = r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:\d"
+    assert re.search(signature, best.report)
+    assert evaluate.bleu([one.lower() for one in REFERENCES], REFERENCES).value < 90
+
+
+def test_text_that_is_tokenised_already_is_split_at_spaces_alone():
+    joined = [one.replace(" .", ".") for one in REFERENCES]
+    assert evaluate.bleu(joined, REFERENCES).value == pytest.approx(100)
+    apart = evaluate.bleu(joined, REFERENCES, "none")
+    assert apart.value < 90
+    assert "tok:none" in apart.report
+
+
+def test_chrf_is_signed():
+    assert evaluate.chrf(REFERENCES, REFERENCES).report.startswith("chrF2 = 100.00 nrefs:1|")
+
+
+def test_an_unknown_tokenization_is_refused():
+    evaluate.check_tokenization("none")
+    with pytest.raises(InputError, match=r"bleu_tokenization='13b' must be one of .*none"):
+        evaluate.check_tokenization("13b")

@@ -190,3 +190,45 @@ def test_lower_precision_stays_near_float32(model, dtype):
     assert logits.dtype == dtype
     scale = np.abs(exact).max()
     assert np.abs(np.asarray(logits, np.float32) - exact).max() < 0.1 * scale
+
+
+def test_positions_given_are_the_ones_added(model):
+    config, params, src, tgt = model
+    src_positions, tgt_positions = (
+        np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape[:2]) for tokens in (src, tgt)
+    )
+    counted = run(params, config, src, tgt)
+    given = run(params, config, src, tgt, src_positions=src_positions, tgt_positions=tgt_positions)
+    np.testing.assert_allclose(given, counted, atol=1e-6)
+    for name, positions in (("src_positions", src_positions), ("tgt_positions", tgt_positions)):
+        moved = run(params, config, src, tgt, **{name: positions[:, ::-1]})
+        assert np.array_equal(moved, counted) == (config.positions == "none")
+
+
+def test_tokens_change_places_with_their_positions():
+    # Without a mask of places, a sentence is the set of its (token, position) pairs.
+    config = small_config("vaswani2017", max_length=40)
+    src, tgt = random_tokens(config)
+    params, order = random_params(config), np.random.default_rng(0).permutation(src.shape[1])
+    places = np.broadcast_to(2 + np.arange(src.shape[1]), src.shape)
+    plain = run(params, config, src, tgt, src_positions=places)
+    moved = run(params, config, src[:, order], tgt, src_positions=places[:, order])
+    assert error(moved, plain) < 1e-6
+
+
+@pytest.mark.parametrize("bad", [29, -1, 2**31 - 1])
+@pytest.mark.parametrize("name", ["src_positions", "tgt_positions"])
+def test_position_outside_the_table_is_refused_and_nan_under_jit(bad, name):
+    config = small_config("vaswani2017")
+    params = random_params(config)
+    src, tgt = random_tokens(config)
+    tokens = {"src_positions": src, "tgt_positions": tgt}[name]
+    positions = np.zeros(tokens.shape, np.int32)
+    positions[2, 0] = 28  # the last of the table
+    assert np.isfinite(run(params, config, src, tgt, **{name: positions})).all()
+    positions[2, 0] = bad
+    with pytest.raises(InputError, match=rf"{name}\[2, 0\]={bad} .* from 0 to 28"):
+        apply(params, config, src, tgt, **{name: positions})
+    logits = run(params, config, src, tgt, **{name: positions})
+    assert np.isnan(logits[2]).all()
+    assert np.isfinite(logits[:2]).all()

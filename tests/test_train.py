@@ -1,18 +1,23 @@
 """The trainer's front door: a run on real files, on the embedded task, and every bad input."""
 
 import gzip
+import importlib.util
 import io
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import train
 from jax_transformer import TransformerConfig, cli
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.training.checkpoint import load
+from jax_transformer.training.metrics import read_metrics
+from jax_transformer.training.settings_file import read_settings
 
 ROOT = Path(train.__file__).parent
 FILES = ("source", "target", "valid_source", "valid_target")
@@ -73,10 +78,22 @@ def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
     assert re.search(r"BLEU = \d+\.\d\d .*nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp", shown)
     assert re.search(r"wall time, compilation included: \d+ s", shown)
     assert sorted(path.name for path in Path("models/first").iterdir()) == [
+        "attention.png",
         "config.json",
+        "curves.png",
+        "metrics.jsonl",
         "parameters",
+        "run",
+        "settings.yaml",
         "tokenizer.json",
     ]
+    (evaluated,) = [
+        report
+        for report in read_metrics(Path("models/first/metrics.jsonl"))
+        if "validation_loss" in report
+    ]
+    assert evaluated["step"] == 12
+    assert 0 <= evaluated["validation_bleu"] <= 100
     assert load(Path("models/first")).config.d_model == 8
 
     monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", "models/first"])
@@ -85,6 +102,76 @@ def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
     translated = capsysbinary.readouterr().out.decode().split("\n")
     assert len(translated) == 4
     assert translated[1] == translated[3] == ""
+
+
+def test_a_file_of_settings_is_as_good_as_flags(corpus, monkeypatch, capsys):
+    program(monkeypatch, *arguments(corpus, "--output=flags", "--bleu-tokenization=none"))
+    flags = capsys.readouterr().out
+    settings = Path("flags/settings.yaml").read_text()
+    assert settings in flags
+    Path("mine.yaml").write_text(settings.replace("output: flags", "output: null"))
+    program(monkeypatch, "--config=mine.yaml", "--output", "file", "--steps=13")
+    shown = capsys.readouterr().out
+    assert "step 13: validation loss" in shown
+    assert "tok:none" in shown
+    assert "chrF2 = " in shown
+    expected = settings.replace("flags", "file").replace("steps: 12", "steps: 13")
+    again = Path("file/settings.yaml").read_text()
+    assert again.replace("config: mine.yaml", "config: null") == expected
+
+    Path("mine.yaml").write_text("training: {stepps: 3}")
+    message = refusal(monkeypatch, capsys, "--config=mine.yaml", "--output=other")
+    assert message.endswith("training: knows no setting stepps; did you mean steps?")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
+def test_the_recipes_are_settings(path):
+    recipe = read_settings(path, train.Arguments())
+    recipe.training.check()
+    assert recipe.training.token_budget >= 8192
+    assert recipe.d_model % recipe.num_heads == 0
+
+
+def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, capsys):
+    scores = iter([3.0, 5.0, 4.0, 1.0])
+    monkeypatch.setattr(
+        train.evaluate, "bleu", lambda *_: train.evaluate.Score(next(scores), "BLEU")
+    )
+    options = ("--output=model", "--select-by=bleu", "--steps=3", "--evaluation-interval=1")
+    program(monkeypatch, *arguments(corpus, *options))
+    assert "checkpoint of step 2 written to model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "cache"}, "cache/jax-transformer"),
+        ({"XDG_CACHE_HOME": "", "HOME": "home"}, "home/.cache/jax-transformer"),
+        ({"XDG_CACHE_HOME": "cache", "JAX_COMPILATION_CACHE_DIR": "mine"}, "mine"),
+    ],
+)
+def test_what_is_compiled_is_kept(tmp_path, environment, folder):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    code = (
+        "import jax, train; train.keep_compilations()\nprint(jax.config.jax_compilation_cache_dir)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.strip() == folder
+
+
+def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, capsys):
+    refused = arguments(corpus, "--output=model", "--bleu-tokenization=13b")
+    assert "bleu_tokenization='13b' must be one of" in refusal(monkeypatch, capsys, *refused)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    refused = arguments(corpus, "--output=model", "--tensorboard")
+    assert "needs tensorboardX" in refusal(monkeypatch, capsys, *refused)
 
 
 def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
@@ -185,3 +272,97 @@ def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"error: missing: No such file or directory; .*\n", done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def finished(corpus, monkeypatch):
+    """A run of 12 steps at model."""
+    program(monkeypatch, *arguments(corpus, "--output=model", "--evaluation-interval=5"))
+    return Path("model")
+
+
+def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
+    capsys.readouterr()
+    program(monkeypatch, "--output=model", "--resume", "--steps=17")
+    shown = capsys.readouterr().out
+    assert "resumed at step 12 of 17" in shown
+    assert re.search(r"(?s)step 15: validation loss .*\nstep 17: validation loss", shown)
+    assert re.search(r"checkpoint of step 1\d written to model", shown)
+    assert load(finished).config.d_model == 8
+    steps = [report["step"] for report in read_metrics(finished / "metrics.jsonl")]
+    assert steps == sorted(steps)
+    assert set(steps) == {5, 10, 12, 15, 17}
+
+
+def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
+    before = load(finished)
+    program(monkeypatch, "--output=model", "--resume")
+    assert "resumed at step 12 of 12" in capsys.readouterr().out
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (before.params, load(finished).params)), strict=True
+    ):
+        assert (ours == theirs).all()
+
+
+CONTRADICTIONS = {
+    "--d-model=16": "d_model=16 is not the run's, which has 8",
+    "--preset=pre_norm": "is not the run's",
+    "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
+    "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
+    "--seed=1": "seed=1 is not the run's, which has 0",
+    "--warmup-steps=5": "warmup_steps=5 is not the run's, which has 4",
+    "--adam-beta2=0.9": "adam_beta2=0.9 is not the run's, which has 0.98",
+    "--source=target": "text's sha256=",
+    "--overwrite": "resume=True needs --output, the run's directory, and no --overwrite",
+}
+
+
+def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
+    capsys.readouterr()
+    for argument, message in CONTRADICTIONS.items():
+        line = refusal(monkeypatch, capsys, "--output=model", "--resume", argument)
+        assert message in line, argument
+    assert "needs --output" in refusal(monkeypatch, capsys, "--resume")
+    line = refusal(monkeypatch, capsys, "--resume", "--output=other")
+    assert line == "error: other/run: holds no checkpoint of a run; start one without resume"
+
+
+def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
+    (finished / "run/12/arrays/_METADATA").unlink()
+    program(monkeypatch, "--output=model", "--resume")
+    shown = capsys.readouterr().out
+    assert "WARNING: model/run/12 is damaged (ValueError: arrays/_METADATA is missing)" in shown
+    assert "resumed at step 10 of 12" in shown
+
+
+def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
+    program(monkeypatch, *arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
+    assert "checkpoint of step 3 written to model" in capsys.readouterr().out
+    assert sorted(path.name for path in (finished / "run").iterdir()) == ["0", "3"]
+    assert {report["step"] for report in read_metrics(finished / "metrics.jsonl")} == {3}
+
+
+def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path):
+    command = [sys.executable, ROOT / "train.py"]
+    options = ["--output=model", "--steps=100000", "--evaluation-interval=1000"]
+    with subprocess.Popen(
+        [*command, *arguments(corpus, *options)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert any("batch shapes compiled" in line for line in iter(process.stdout.readline, ""))
+        while not (tmp_path / "model/metrics.jsonl").exists():
+            assert process.poll() is None
+        process.terminate()
+        shown = process.stdout.read()
+    assert process.returncode == 143
+    (step,) = re.findall(r"stopped by SIGTERM: step ([\d,]+) is saved in model; resume", shown)
+    assert not (tmp_path / "model/config.json").exists()
+    steps = int(step.replace(",", "")) + 2
+    done = subprocess.run(
+        [*command, "--output=model", "--resume", f"--steps={steps}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"resumed at step {step} of {steps:,}" in done.stdout
+    assert load(tmp_path / "model").config.d_model == 8

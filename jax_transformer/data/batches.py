@@ -3,44 +3,75 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import grain
 import numpy as np
-from jaxtyping import Int32, Integer
+from jaxtyping import Int32, Int64, Integer
 
 from jax_transformer.checks import check_ids
+from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.packing import pack_rows
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 
 
 class Batch(NamedTuple):
-    """Pairs of one bucket, padded to its length; rows that are all padding fill it up.
+    """Pairs as rows of one length, filled up with padding; rows may be all padding.
+
+    A row holds one pair, or, where batches are packed, several side by side: its segments 1, 2,
+    ... of source and of target; padding is segment 0.
 
     Attributes:
         src: Source ids, then the end [batch, length].
         tgt_in: Begin, then target ids [batch, length].
         tgt_out: Target ids, then the end [batch, length].
+        src_segments: Segment of each source token [batch, length]; None where a row is one pair.
+        tgt_segments: Segment of each target token [batch, length]; None where a row is one pair.
     """
 
     src: Int32[np.ndarray, "batch length"]
     tgt_in: Int32[np.ndarray, "batch length"]
     tgt_out: Int32[np.ndarray, "batch length"]
+    src_segments: Int32[np.ndarray, "batch length"] | None = None
+    tgt_segments: Int32[np.ndarray, "batch length"] | None = None
 
 
 class PlannedBatch(NamedTuple):
     """The shape of a batch and what goes into it.
 
     Attributes:
-        rows: Its batch axis; at least as many as there are members.
+        rows: Its batch axis.
         length: Its length axis.
         members: Indices of its pairs [members].
+        member_rows: Row of each member, ascending [members], where they are packed; None gives
+            each a row of its own, in their order.
     """
 
     rows: int
     length: int
     members: Integer[np.ndarray, "members"]
+    member_rows: Integer[np.ndarray, "members"] | None = None
+
+
+@runtime_checkable
+class BatchSettings(Protocol):
+    """The settings of a plan.
+
+    Attributes:
+        batching: "buckets" or "packed".
+        token_budget: Most slots (rows times length) of a batch of more than one row.
+        bucket_count: Most batch lengths of "buckets".
+        pack_length: The batch length of "packed".
+        seed: With the epoch, what the order depends on.
+    """
+
+    batching: str
+    token_budget: int
+    bucket_count: int
+    pack_length: int
+    seed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +86,22 @@ class EncodedCorpus:
         unknown_tokens: Tokens of the pairs kept that are unknown.
     """
 
-    sources: tuple[Int32[np.ndarray, "_"], ...]
-    targets: tuple[Int32[np.ndarray, "_"], ...]
+    sources: tuple[Integer[np.ndarray, "_"], ...]
+    targets: tuple[Integer[np.ndarray, "_"], ...]
     vocab_size: int
     dropped_overlong: int
     unknown_tokens: int
 
     @property
+    def side_lengths(self) -> Integer[np.ndarray, "pairs 2"]:
+        """Columns that source and target of each pair need, end included."""
+        pairs = zip(self.sources, self.targets, strict=True)
+        return np.array([(len(source), len(target) - 1) for source, target in pairs])
+
+    @property
     def lengths(self) -> Integer[np.ndarray, "pairs"]:
         """Columns that each pair needs: of its longer side, end included."""
-        return np.array(
-            [
-                max(len(source), len(target) - 1)
-                for source, target in zip(self.sources, self.targets, strict=True)
-            ]
-        )
+        return self.side_lengths.max(axis=1)
 
     @property
     def tokens(self) -> int:
@@ -116,34 +148,35 @@ def encode_corpus(corpus: ParallelCorpus, tokenizer: Tokenizer, max_length: int)
     )
 
 
-def bucket_lengths(lengths: Integer[np.ndarray, "pairs"], count: int) -> tuple[int, ...]:
-    """Choose at most `count` bucket lengths, so that the pairs take the fewest columns in all.
+def plan_epoch(encoded: EncodedCorpus, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
+    """Plan an epoch as the settings say: in buckets, or packed.
 
-    Exact, by dynamic programming over the distinct lengths: the best last bucket for each length,
-    given the best that end before it.
+    A pure function of its arguments, so a run resumes by slicing the plan of its epoch. Packed,
+    the number of batches may differ between epochs; their shapes never do.
 
     Args:
-        lengths: Columns that each pair needs; at least one pair.
-        count: Most bucket lengths.
+        encoded: The pairs.
+        settings: A `TrainingConfig`.
+        epoch: Which pass over the corpus, from 0.
 
-    Returns:
-        Ascending lengths; the last is the longest of `lengths`.
+    Raises:
+        InputError: A pair does not fit into a packed row.
     """
-    values, frequencies = np.unique(lengths, return_counts=True)
-    pairs_up_to = np.cumsum(frequencies)
-    columns = values * pairs_up_to  # of every pair up to a length, in one bucket of that length
-    # added[i, j]: columns of the pairs longer than values[i] in a bucket of length values[j].
-    added = values * (pairs_up_to - pairs_up_to[:, None])
-    added = np.where(added < 0, np.inf, added)
-    previous_ends = []
-    for _ in range(count - 1):
-        totals = columns[:, None] + added
-        previous_ends.append(np.argmin(totals, axis=0))
-        columns = np.min(totals, axis=0)
-    ends = [len(values) - 1]
-    for previous_end in reversed(previous_ends):
-        ends.append(int(previous_end[ends[-1]]))
-    return tuple(int(values[end]) for end in sorted(set(ends)))
+    if settings.batching == "packed":
+        return packed_plan(
+            encoded.side_lengths,
+            length=settings.pack_length,
+            token_budget=settings.token_budget,
+            seed=settings.seed,
+            epoch=epoch,
+        )
+    return epoch_plan(
+        encoded.lengths,
+        bucket_count=settings.bucket_count,
+        token_budget=settings.token_budget,
+        seed=settings.seed,
+        epoch=epoch,
+    )
 
 
 def epoch_plan(
@@ -154,7 +187,7 @@ def epoch_plan(
     seed: int,
     epoch: int,
 ) -> list[PlannedBatch]:
-    """Plan an epoch: every pair once, shuffled within its bucket, the batches shuffled too.
+    """Plan an epoch in buckets: every pair once, shuffled within its bucket, batches shuffled too.
 
     A pure function of its arguments. The number of batches and their at most `bucket_count`
     shapes are the same in every epoch, so a run resumes by slicing the plan.
@@ -171,14 +204,60 @@ def epoch_plan(
     return [plan[index] for index in generator.permutation(len(plan))]
 
 
+def packed_plan(
+    side_lengths: Integer[np.ndarray, "pairs 2"],
+    *,
+    length: int,
+    token_budget: int,
+    seed: int,
+    epoch: int,
+) -> list[PlannedBatch]:
+    """Plan an epoch of packed batches: every pair once, shuffled, all batches of one shape.
+
+    A pure function of its arguments. The last batch may be short of rows.
+
+    Args:
+        side_lengths: Columns that each pair needs; `EncodedCorpus.side_lengths`.
+        length: Columns of a batch.
+        token_budget: Most slots (rows times length) of a batch of more than one row.
+        seed: With `epoch`, what the order depends on.
+        epoch: Which pass over the corpus, from 0.
+
+    Raises:
+        InputError: A pair is longer than a row.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(side_lengths))
+    packed = pack_rows(side_lengths, order, length)
+    rows = max(1, token_budget // length)
+    plan = []
+    for start in range(0, len(packed), rows):
+        own = packed[start : start + rows]
+        member_rows = np.repeat(np.arange(len(own)), [len(members) for members in own])
+        plan.append(PlannedBatch(rows, length, np.concatenate(own), member_rows))
+    return plan
+
+
 def padding_share(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> float:
     """Return the share of an epoch's slots, source and target, that hold padding."""
     slots = sum(2 * planned.rows * planned.length for planned in plan)
     return 1 - encoded.tokens / slots
 
 
-def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
+def training_batches(
+    encoded: EncodedCorpus,
+    plan: list[PlannedBatch],
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
     """Yield the planned batches in order, made ahead by a thread of their own.
+
+    Args:
+        encoded: The pairs.
+        plan: What goes into each batch.
+        process_index: Which process this is, from 0.
+        process_count: Processes that share each batch: rows of padding fill it up until they
+            divide it, and process i has the i-th part.
 
     Raises:
         InputError: An id is outside the vocabulary.
@@ -186,17 +265,33 @@ def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterat
 
     # A closure: grain writes out what it maps, and of a partial that would be the whole corpus.
     def collate(planned: PlannedBatch) -> Batch:
-        sources = [encoded.sources[index] for index in planned.members]
-        targets = [encoded.targets[index] for index in planned.members]
-        return Batch(
-            src=_padded("src", sources, planned, encoded.vocab_size),
-            tgt_in=_padded("tgt_in", [ids[:-1] for ids in targets], planned, encoded.vocab_size),
-            tgt_out=_padded("tgt_out", [ids[1:] for ids in targets], planned, encoded.vocab_size),
-        )
+        return make_batch(encoded, _part(planned, process_index, process_count))
 
     dataset = grain.MapDataset.source(plan).map(collate)
     # One thread: the work is small, and more of them would only contend for the interpreter.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
+
+
+def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
+    """Return one planned batch.
+
+    Raises:
+        InputError: An id is outside the vocabulary.
+    """
+    sources = [encoded.sources[index] for index in planned.members]
+    targets = [encoded.targets[index] for index in planned.members]
+    sides = {
+        "src": sources,
+        "tgt_in": [ids[:-1] for ids in targets],
+        "tgt_out": [ids[1:] for ids in targets],
+    }
+    arrays = {name: _lay_out(side, planned, Tokenizer.pad_id) for name, side in sides.items()}
+    for name, ids in arrays.items():
+        check_ids(name, ids, encoded.vocab_size)  # before the cast, which would wrap
+    if planned.member_rows is not None:
+        arrays["src_segments"] = _segments(sides["src"], planned)
+        arrays["tgt_segments"] = _segments(sides["tgt_in"], planned)
+    return Batch(**{name: ids.astype(np.int32) for name, ids in arrays.items()})
 
 
 def _plan(
@@ -220,15 +315,36 @@ def _plan(
     return plan
 
 
-def _padded(
-    name: str,
-    sequences: Sequence[Sequence[int] | np.ndarray],
-    planned: PlannedBatch,
-    vocab_size: int,
-) -> Int32[np.ndarray, "batch length"]:
-    """Return the sequences as rows, padded on the right, checked before the cast to int32."""
-    padded = np.full((planned.rows, planned.length), Tokenizer.pad_id, np.int64)
-    for row, ids in enumerate(sequences):
-        padded[row, : len(ids)] = ids
-    check_ids(name, padded, vocab_size)
-    return padded.astype(np.int32)
+def _part(planned: PlannedBatch, process_index: int, process_count: int) -> PlannedBatch:
+    """Return what one process makes of a batch: its part of the rows."""
+    rows = math.ceil(planned.rows / process_count)
+    first = rows * process_index
+    member_rows = planned.member_rows
+    if member_rows is None:
+        return PlannedBatch(rows, planned.length, planned.members[first : first + rows])
+    own = (member_rows >= first) & (member_rows < first + rows)
+    return PlannedBatch(rows, planned.length, planned.members[own], member_rows[own] - first)
+
+
+def _lay_out(
+    sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch, padding: int
+) -> Int64[np.ndarray, "rows length"]:
+    """Return the members' sequences in their rows, side by side from the left, then padding."""
+    laid_out = np.full((planned.rows, planned.length), padding, np.int64)
+    member_rows = range(len(sequences)) if planned.member_rows is None else planned.member_rows
+    ends = [0] * planned.rows
+    for row, sequence in zip(member_rows, sequences, strict=True):
+        end = ends[row] + len(sequence)
+        laid_out[row, ends[row] : end] = sequence
+        ends[row] = end
+    return laid_out
+
+
+def _segments(
+    sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch
+) -> Int64[np.ndarray, "rows length"]:
+    """Return which member of its row each slot belongs to, counted from 1; 0 is padding."""
+    rows = planned.member_rows
+    numbers = 1 + np.arange(len(rows)) - np.searchsorted(rows, rows)
+    pairs = zip(numbers, sequences, strict=True)
+    return _lay_out([np.full(len(ids), number) for number, ids in pairs], planned, padding=0)

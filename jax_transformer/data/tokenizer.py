@@ -82,6 +82,19 @@ class Tokenizer:
             raise InputError(f"{name}: {error.strerror}; name a tokenizer file") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
+        return cls.from_json(text, name)
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> "Tokenizer":
+        """Read what `to_json` returned.
+
+        Args:
+            text: The JSON.
+            name: What an error calls it.
+
+        Raises:
+            InputError: The text is damaged or not a tokenizer of this library.
+        """
         try:
             tokenizer = tokenizers.Tokenizer.from_str(text)
         except (KeyboardInterrupt, SystemExit):
@@ -96,7 +109,11 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as one JSON file, in the format of the `tokenizers` library."""
-        Path(path).write_text(self._tokenizer.to_str(), encoding="utf-8")
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """Return the tokenizer as JSON, in the format of the `tokenizers` library."""
+        return self._tokenizer.to_str()
 
     @property
     def vocab_size(self) -> int:
@@ -105,7 +122,7 @@ class Tokenizer:
 
     def digest(self) -> str:
         """Return the sha256 of everything that decides what a line becomes, as 64 hex digits."""
-        canonical = json.dumps(json.loads(self._tokenizer.to_str()), sort_keys=True)
+        canonical = json.dumps(json.loads(self.to_json()), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, line: str) -> list[int]:

@@ -71,7 +71,7 @@ def use_panels(panels: Panels | None) -> AbstractContextManager[None]:
         y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
         y = y[:, : own["kernel"].shape[1]]  # without what pads the last panel
         y = y + own["bias"] if "bias" in own else y
-        return y.reshape(*x.shape[:-1], -1)
+        return y.reshape(*x.shape[:-1], y.shape[1])
 
     return nn.intercept_methods(multiply)
 
@@ -90,4 +90,5 @@ def _product(
     # XLA would fuse what computes x with the broadcast, and so compute it anew for each panel. A
     # quotient it takes to be too expensive for that, not knowing that this divisor is 1.
     copies = jnp.broadcast_to(x / one, (len(panels), *x.shape))
-    return jnp.einsum("pri,pio->pro", copies, panels).swapaxes(0, 1).reshape(len(x), -1)
+    columns = panels.shape[0] * panels.shape[2]
+    return jnp.einsum("pri,pio->pro", copies, panels).swapaxes(0, 1).reshape(len(x), columns)

@@ -47,7 +47,10 @@ def check_free(directory: Path, overwrite: bool) -> None:
     """
     if directory.exists() or directory.is_symlink():
         if not overwrite:
-            raise InputError(f"{directory}: exists already; name another output or overwrite it")
+            raise InputError(
+                f"{directory}: exists already; name another output, overwrite it, or resume "
+                "the run in it"
+            )
         if directory.is_symlink() or not (directory / CONFIG_FILE).is_file():
             raise InputError(f"{directory}: is no checkpoint and so is not overwritten")
     parent = next(parent for parent in directory.absolute().parents if parent.exists())
@@ -67,27 +70,51 @@ def save(directory: Path, checkpoint: Checkpoint, overwrite: bool = False) -> No
         InputError: The directory exists and may not be replaced.
     """
     check_free(directory, overwrite)
+    write(directory, checkpoint)
+
+
+def write(directory: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint into a directory that may be there already; `save` checks it first.
+
+    What is there of another checkpoint is replaced, all else is kept. The description comes last,
+    and without it a directory is no checkpoint: one that was cut off is never half loaded.
+
+    Args:
+        directory: The checkpoint's directory; it and its parents are made.
+        checkpoint: What to write.
+    """
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         written = Path(scratch) / "written"
         written.mkdir()
-        checkpoint.tokenizer.save(written / TOKENIZER_FILE)
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(written / PARAMETERS, checkpoint.params)
-        description = {
-            "config": checkpoint.config.to_dict(),
-            "tokenizer_sha256": checkpoint.tokenizer.digest(),
-            "parameters_sha256": {
-                path.relative_to(written / PARAMETERS).as_posix(): _sha256(path)
-                for path in sorted((written / PARAMETERS).rglob("*"))
-                if path.is_file()
-            },
-        }
-        (written / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
-        if directory.exists():
-            directory.rename(Path(scratch) / "replaced")
-        written.rename(directory)
+        _write_parts(written, checkpoint)
+        if not directory.exists():
+            written.rename(directory)
+            return
+        replaced = Path(scratch) / "replaced"
+        replaced.mkdir()
+        for name in (CONFIG_FILE, TOKENIZER_FILE, PARAMETERS):
+            if (directory / name).exists():
+                (directory / name).rename(replaced / name)
+        for name in (PARAMETERS, TOKENIZER_FILE, CONFIG_FILE):
+            (written / name).rename(directory / name)
+
+
+def _write_parts(written: Path, checkpoint: Checkpoint) -> None:
+    checkpoint.tokenizer.save(written / TOKENIZER_FILE)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(written / PARAMETERS, checkpoint.params)
+    description = {
+        "config": checkpoint.config.to_dict(),
+        "tokenizer_sha256": checkpoint.tokenizer.digest(),
+        "parameters_sha256": {
+            path.relative_to(written / PARAMETERS).as_posix(): _sha256(path)
+            for path in sorted((written / PARAMETERS).rglob("*"))
+            if path.is_file()
+        },
+    }
+    (written / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
 
 
 def load(directory: Path) -> Checkpoint:

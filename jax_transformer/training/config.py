@@ -1,8 +1,14 @@
 """How a model is trained: the settings of section 5."""
 
 import dataclasses
+from typing import Literal, get_args
 
 from jax_transformer.errors import InputError
+
+Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
+Batching = Literal["buckets", "packed"]
+ComputeType = Literal["float32", "bfloat16"]
+Criterion = Literal["loss", "bleu"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +21,18 @@ class TrainingConfig:
     steps: int = 2600
     """Optimizer steps."""
 
+    schedule: Schedule = "noam"
+    """How the learning rate goes on after its linear warm-up: "noam" is section 5.3, "cosine" ends
+    at 0 with the last step."""
+
     warmup_steps: int = 600
     """Steps over which the learning rate grows (section 5.3)."""
 
     learning_rate_factor: float = 0.6
-    """Factor on the learning rate of section 5.3; the peak is this / sqrt(d_model * warm-up)."""
+    """With "noam", factor on section 5.3's rate; the peak is this / sqrt(d_model * warm-up)."""
+
+    learning_rate: float = 1e-3
+    """With any other schedule, the peak of the learning rate."""
 
     adam_beta1: float = 0.9
     """Decay of Adam's first moment."""
@@ -36,8 +49,19 @@ class TrainingConfig:
     clip_norm: float | None = None
     """Largest global norm of a gradient, a larger one is scaled down to it; None clips nothing."""
 
+    spike_factor: float | None = None
+    """A step with a loss above this many times the median of the 32 before it is left out; None
+    leaves out only losses and gradients that are not finite."""
+
     num_microbatches: int = 1
     """Parts of a batch whose gradients are added up one after the other, to save memory."""
+
+    average_decay: float | None = None
+    """Decay of the exponential moving average of the parameters, which then is evaluated and kept
+    instead of them; None keeps no average."""
+
+    compute_type: ComputeType = "float32"
+    """What the model computes in; parameters, loss and optimizer are float32 throughout."""
 
     label_smoothing: float = 0.1
     """Probability spread evenly over the vocabulary (section 5.4)."""
@@ -45,11 +69,27 @@ class TrainingConfig:
     token_budget: int = 2048
     """Most slots (sentences times length) of a batch, a side."""
 
-    bucket_count: int = 6
-    """Most batch lengths, each with a compilation of its own."""
+    batching: Batching = "buckets"
+    """A row of a batch is a pair, in "buckets" of similar lengths, or is "packed" with several."""
+
+    bucket_count: int = 7
+    """With "buckets", most batch lengths, each with a compilation of its own."""
+
+    pack_length: int = 128
+    """With "packed", the one batch length, of source and target alike."""
 
     evaluation_interval: int = 325
-    """Steps between two evaluations of the validation loss."""
+    """Steps between two evaluations of the validation loss, each followed by a run checkpoint."""
+
+    select_by: Criterion = "loss"
+    """What says which evaluation is the best: the validation loss, or the BLEU of the validation
+    text, translated greedily."""
+
+    patience: int | None = None
+    """Evaluations in a row that find none better before the run ends; None waits for `steps`."""
+
+    keep_checkpoints: int = 3
+    """Run checkpoints kept, the newest ones."""
 
     seed: int = 0
     """What initialisation, batch order and dropout depend on."""
@@ -68,14 +108,41 @@ class TrainingConfig:
             "num_microbatches",
             "token_budget",
             "bucket_count",
+            "pack_length",
             "evaluation_interval",
+            "patience",
+            "keep_checkpoints",
         ):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("adam_beta1", "adam_beta2", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        for name in ("learning_rate_factor", "adam_epsilon", "clip_norm"):
+        words_of = {
+            "schedule": Schedule,
+            "compute_type": ComputeType,
+            "batching": Batching,
+            "select_by": Criterion,
+        }
+        for name, allowed in words_of.items():
+            if getattr(self, name) not in get_args(allowed):
+                words = ", ".join(map(repr, get_args(allowed)))
+                raise InputError(f"{name}={getattr(self, name)!r} must be one of {words}")
+        if self.schedule == "cosine" and self.warmup_steps >= self.steps:
+            raise InputError(
+                f"warmup_steps={self.warmup_steps} must be below steps={self.steps} for "
+                "schedule='cosine'"
+            )
+        if self.batching == "packed" and self.pack_length > self.token_budget:
+            raise InputError(
+                f"pack_length={self.pack_length} must be at most token_budget={self.token_budget} "
+                "for batching='packed'"
+            )
+        if self.spike_factor is not None and not 1 < self.spike_factor < float("inf"):
+            raise InputError(f"spike_factor={self.spike_factor} must be above 1 and finite")
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise InputError(f"average_decay={self.average_decay} must be above 0 and below 1")
+        for name in ("learning_rate_factor", "learning_rate", "adam_epsilon", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name}={value} must be above 0 and finite")

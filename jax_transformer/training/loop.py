@@ -1,30 +1,38 @@
-"""The training loop: batches in, progress shown, the best parameters out."""
+"""The training loop: batches in, progress shown and kept on disk, the best parameters out."""
 
+import dataclasses
 import itertools
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
+from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import (
     Batch,
     EncodedCorpus,
     PlannedBatch,
-    epoch_plan,
     padding_share,
+    plan_epoch,
     training_batches,
 )
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.metrics import MetricsLog
+from jax_transformer.training.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
+from jax_transformer.training.progress import Progress
+from jax_transformer.training.run_checkpoints import RunCheckpoints, steps_in
+from jax_transformer.training.run_state import Position, RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.training.signals import Stopped, StopRequest
 from jax_transformer.training.step import (
     Metrics,
     TrainState,
@@ -34,37 +42,56 @@ from jax_transformer.training.step import (
 )
 
 STEPS_PER_REPORT = 10  # metrics are fetched so seldom that the device need not wait for the host
-SECONDS_PER_LINE = 10  # of progress, where no terminal shows it live
+CHECKPOINTS = "run"  # the run's checkpoints, in its directory
 
 CompiledStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a training run is made of and where it is kept.
+
+    Attributes:
+        directory: Where its checkpoints, its log and what stopped it are written.
+        settings: The model, how it is trained, and on what.
+        resumed: Where it goes on from; None starts it.
+        stop: Asks it to stop after the step it is in.
+        measure: What an evaluation measures beside the loss, of the parameters evaluated, as names
+            and values for the log; "validation_bleu" where that selects the best.
+        tensorboard: Whether the log is written for TensorBoard as well.
+    """
+
+    directory: Path
+    settings: RunSettings
+    resumed: RunCheckpoint | None = None
+    stop: StopRequest = dataclasses.field(default_factory=StopRequest)
+    measure: Callable[[Params], dict[str, float]] | None = None
+    tensorboard: bool = False
+
+
 class Best(NamedTuple):
-    """The evaluation with the least validation loss.
+    """The best evaluation of a run.
 
     Attributes:
         params: The parameters evaluated.
         step: Number of steps made by then.
-        validation_loss: The objective without dropout, in nats a target token.
+        score: The validation loss without dropout, in nats a target token; or BLEU with its sign
+            turned, as `select_by` says.
     """
 
     params: Params
     step: int
-    validation_loss: float
+    score: float
 
 
-def train(
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    training: EncodedCorpus,
-    validation: EncodedCorpus,
-    console: Console,
-) -> Best:
-    """Train a model from its initial parameters.
+def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console: Console) -> Best:
+    """Train a model, from its initial parameters or from where a run was left.
+
+    A checkpoint of the run is written before the first step, at every `evaluation_interval` and at
+    the end. A run that is killed and resumed ends with the same bits as one that is not.
 
     Args:
-        config: The shape of the model.
-        training_config: How it is trained.
+        run: What is trained, and where it is kept.
         training: Pairs to learn from.
         validation: Pairs whose loss, at every `evaluation_interval` and at the end, says which
             parameters are the best.
@@ -72,47 +99,135 @@ def train(
             apart.
 
     Raises:
-        InputError: A setting is out of range, or the loss was not finite before an evaluation.
+        InputError: A setting is out of range, a checkpoint could not be written, too many steps
+            in a row were not finite, or the loss was not before any evaluation.
+        Stopped: `run.stop` has asked for it; the run is saved.
     """
+    config, training_config = run.settings.config, run.settings.training_config
     training_config.check()
-    state = init_state(config, training_config)
-    plan = _plan(training, training_config, epoch=0)
+    progress, state, best_params = _start(run)
+    plan = plan_epoch(training, training_config, epoch=0)
     console.print(f"{len(plan):,} batches an epoch, {padding_share(training, plan):.1%} padding")
     started = time.monotonic()
     with console.status("compiling"):
         steps = _compile_steps(state, plan, config, training_config)
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
+    validation_plan = plan_epoch(validation, training_config, epoch=0)
 
-    validation_plan = _plan(validation, training_config, epoch=0)
-    best: Best | None = None
-    metrics: list[Metrics] = []
+    run.directory.mkdir(parents=True, exist_ok=True)
+    logged = progress.step - len(progress.window)
     last = training_config.steps
-    with _Progress(console, last) as progress:
-        batches = itertools.islice(_batches(training, training_config), last)
-        for step, batch in enumerate(batches, start=1):
-            state, step_metrics = steps[batch.src.shape](state, batch)
-            metrics.append(step_metrics)
-            evaluating = step % training_config.evaluation_interval == 0 or step == last
-            if evaluating or len(metrics) == STEPS_PER_REPORT:
-                window, metrics = jax.device_get(metrics), []
-                progress.report(step, window)
-                if len(window) == STEPS_PER_REPORT and not any(one.finite for one in window):
-                    break
+    with (
+        RunCheckpoints(run.directory / CHECKPOINTS, run.settings) as checkpoints,
+        closing(MetricsLog(run.directory, logged, run.tensorboard)) as log,
+        Progress(console, progress.step, last) as shown,
+    ):
+        checkpoints.save(RunCheckpoint(progress, state, best_params))
+        batches = _batches(training, training_config, progress)
+        for position, batch in itertools.islice(batches, max(last - progress.step, 0)):
+            if _out_of_patience(progress, training_config):
+                break
+            state, metrics = steps[batch.src.shape](state, batch)
+            progress = progress._replace(
+                step=progress.step + 1,
+                next=Position(position.epoch, position.batch + 1),
+                window=(*progress.window, (position, metrics)),
+            )
+            evaluating = progress.step % training_config.evaluation_interval == 0
+            evaluating |= progress.step == last
+            if evaluating or len(progress.window) >= STEPS_PER_REPORT:
+                progress = progress._replace(window=jax.device_get(progress.window))
+                told = shown.report(progress.step, [metrics for _, metrics in progress.window])
+                log.write(progress.step, **told)
+                progress = _counted(progress)
+                if len(progress.nonfinite) >= STEPS_PER_REPORT:
+                    raise _stopped_by_nonfinite(run, progress, training)
             if evaluating:
                 held_out = training_batches(validation, validation_plan)
-                loss = _mean_loss(state.params, held_out, config, training_config)
-                progress.report_validation(step, loss)
+                loss = _mean_loss(state.evaluated, held_out, config, training_config)
+                measuring = run.measure is not None and math.isfinite(loss)
+                measured = run.measure(state.evaluated) if measuring else {}
+                shown.report_validation(progress.step, loss)
+                log.write(progress.step, validation_loss=loss, **measured)
                 if not math.isfinite(loss):
                     break
-                if best is None or loss < best.validation_loss:
+                by_bleu = training_config.select_by == "bleu"
+                score = -measured["validation_bleu"] if by_bleu else loss
+                progress = progress._replace(
+                    evaluations_since_best=progress.evaluations_since_best + 1
+                )
+                if progress.best_score is None or score < progress.best_score:
                     # A copy, because the next step's arrays take the place of these.
-                    best = Best(jax.tree.map(jnp.copy, state.params), step, loss)
-    if best is None:
-        raise InputError(
-            f"learning_rate_factor={training_config.learning_rate_factor} with warmup_steps="
-            f"{training_config.warmup_steps} made the loss not finite; use gentler ones"
+                    best_params = jax.tree.map(jnp.copy, state.evaluated)
+                    progress = progress._replace(
+                        best_score=score, best_step=progress.step, evaluations_since_best=0
+                    )
+            stopping = run.stop.signal is not None  # asked once: a signal may come at any moment
+            if evaluating or stopping:
+                checkpoints.save(RunCheckpoint(progress, state, best_params))
+            if stopping:
+                break
+        checkpoints.wait()
+    if run.stop.signal:
+        saved = steps_in(run.directory / CHECKPOINTS)[-1]
+        raise Stopped(
+            f"stopped by {run.stop.signal.name}: step {saved:,} is saved in {run.directory}; "
+            "resume goes on from there",
+            run.stop.signal,
         )
-    return best
+    if best_params is None:
+        raise InputError(
+            f"warmup_steps={training_config.warmup_steps} and the learning rate made the "
+            "validation loss not finite; use gentler ones"
+        )
+    return Best(best_params, progress.best_step, progress.best_score)
+
+
+def discard_run(directory: Path) -> None:
+    """Remove what an earlier run has left of itself in a directory; a trained model stays."""
+    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
+    (directory / NONFINITE_FILE).unlink(missing_ok=True)
+
+
+def _start(run: Run) -> RunCheckpoint:
+    """Return what the run starts from, told of the batches that stopped it before."""
+    if run.resumed is None:
+        if steps_in(run.directory / CHECKPOINTS):
+            raise InputError(f"{run.directory}: holds a run already; resume it or name another")
+        state = init_state(run.settings.config, run.settings.training_config)
+        return RunCheckpoint(RunProgress(), state, None)
+    progress = run.resumed.progress
+    skipped = tuple(dict.fromkeys((*progress.skipped, *read_nonfinite(run.directory))))
+    if skipped != progress.skipped:
+        progress = progress._replace(skipped=skipped, nonfinite=())
+    return run.resumed._replace(progress=progress)
+
+
+def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
+    patience = training_config.patience
+    return patience is not None and progress.evaluations_since_best >= patience
+
+
+def _counted(progress: RunProgress) -> RunProgress:
+    """Return the progress with its window, now reported, counted and gone."""
+    nonfinite = progress.nonfinite
+    for position, metrics in progress.window:
+        if len(nonfinite) < STEPS_PER_REPORT:
+            nonfinite = () if metrics.finite else (*nonfinite, position)
+    left_out = sum(not metrics.finite or metrics.spike for _, metrics in progress.window)
+    return progress._replace(
+        window=(), nonfinite=nonfinite, left_out=progress.left_out + int(left_out)
+    )
+
+
+def _stopped_by_nonfinite(run: Run, progress: RunProgress, training: EncodedCorpus) -> InputError:
+    bad = (*progress.skipped, *progress.nonfinite)
+    path = write_nonfinite(run.directory, bad, training, run.settings.training_config)
+    return InputError(
+        f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
+        f"batches are in {path}, and a resumed run skips them; if others follow, use a gentler "
+        "learning rate"
+    )
 
 
 def _mean_loss(
@@ -126,21 +241,17 @@ def _mean_loss(
     return float(total / count)
 
 
-def _batches(encoded: EncodedCorpus, training_config: TrainingConfig) -> Iterator[Batch]:
-    for epoch in itertools.count():
-        yield from training_batches(encoded, _plan(encoded, training_config, epoch))
-
-
-def _plan(
-    encoded: EncodedCorpus, training_config: TrainingConfig, epoch: int
-) -> list[PlannedBatch]:
-    return epoch_plan(
-        encoded.lengths,
-        bucket_count=training_config.bucket_count,
-        token_budget=training_config.token_budget,
-        seed=training_config.seed,
-        epoch=epoch,
-    )
+def _batches(
+    encoded: EncodedCorpus, training_config: TrainingConfig, progress: RunProgress
+) -> Iterator[tuple[Position, Batch]]:
+    """Yield the batches from `progress.next` on, without those to skip, epoch after epoch."""
+    for epoch in itertools.count(progress.next.epoch):
+        plan = plan_epoch(encoded, training_config, epoch)
+        first = progress.next.batch if epoch == progress.next.epoch else 0
+        positions = (Position(epoch, index) for index in range(first, len(plan)))
+        kept = [position for position in positions if position not in progress.skipped]
+        planned = [plan[position.batch] for position in kept]
+        yield from zip(kept, training_batches(encoded, planned) if planned else (), strict=True)
 
 
 def _compile_steps(
@@ -153,70 +264,7 @@ def _compile_steps(
     steps = {}
     for shape in sorted({(planned.rows, planned.length) for planned in plan}):
         ids = jax.ShapeDtypeStruct(shape, jnp.int32)
-        batch = Batch(src=ids, tgt_in=ids, tgt_out=ids)
+        segments = None if training_config.batching == "buckets" else ids
+        batch = Batch(ids, ids, ids, segments, segments)
         steps[shape] = train_step.lower(state, batch, config, training_config).compile()
     return steps
-
-
-class _Progress:
-    """Shows step, loss, learning rate, target tokens/s (padding not counted) and the time left.
-
-    As a live bar on a terminal; elsewhere as a line every `SECONDS_PER_LINE`. On leaving, the
-    whole run in one line.
-    """
-
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console = console
-        self._steps = steps
-        self._bar = Progress(
-            BarColumn(),
-            TextColumn("{task.description}"),
-            disable=not console.is_terminal,
-            console=console,
-        )
-        self._task = self._bar.add_task("", total=steps)
-        self._tokens, self._seconds = 0, 0.0
-
-    def __enter__(self) -> "_Progress":
-        self._started = self._window_started = self._line_shown = time.monotonic()
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        if self._tokens:
-            self._console.print(
-                f"trained for {(time.monotonic() - self._started) / 60:.1f} minutes, at "
-                f"{self._tokens / self._seconds:,.0f} target tokens/s between the evaluations"
-            )
-
-    def report(self, step: int, metrics: list[Metrics]) -> None:
-        """Show the steps since the last report: their mean loss, their speed."""
-        now = time.monotonic()
-        seconds = now - self._window_started
-        tokens = sum(int(one.target_tokens) for one in metrics)
-        made = [one for one in metrics if one.finite]
-        if len(made) < len(metrics):
-            self._console.print(
-                f"step {step:,}: {len(metrics) - len(made)} of the last {len(metrics)} steps left "
-                "out, their loss or gradient was not finite"
-            )
-        loss = sum(float(one.loss) * int(one.target_tokens) for one in made)
-        loss /= max(sum(int(one.target_tokens) for one in made), 1)
-        left = timedelta(seconds=round((now - self._started) / step * (self._steps - step)))
-        line = (
-            f"step {step:,}/{self._steps:,}  loss {loss:.3f}  learning rate "
-            f"{metrics[-1].learning_rate:.2e}  {tokens / seconds:,.0f} "
-            f"tokens/s  {left} left"
-        )
-        self._bar.update(self._task, completed=step, description=line)
-        if not self._console.is_terminal and now - self._line_shown >= SECONDS_PER_LINE:
-            self._console.print(line)
-            self._line_shown = now
-        self._window_started = now
-        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
-
-    def report_validation(self, step: int, loss: float) -> None:
-        """Show a validation loss; the time it took is not the next steps'."""
-        self._console.print(f"step {step:,}: validation loss {loss:.3f} nats a token")
-        self._window_started = time.monotonic()

@@ -3,7 +3,86 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.batches import Batch
+from jax_transformer.errors import InputError
+from jax_transformer.functional import segment_positions
+from jax_transformer.masks import causal_mask, segment_mask
+from jax_transformer.model import Params, apply, decode, encode
+
+
+def batch_loss(
+    params: Params,
+    batch: Batch,
+    config: TransformerConfig,
+    label_smoothing: float,
+    dropout_key: PRNGKeyArray | None = None,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        batch: Pairs; padding does not count.
+        config: The shape of the model.
+        label_smoothing: As for `cross_entropy`.
+        dropout_key: Random key that switches dropout on.
+
+    Raises:
+        InputError: The batch is packed, and the model is one of vectors or its targets do not
+            attend to each other.
+    """
+    if batch.src_segments is None:
+        logits = apply(params, config, batch.src, batch.tgt_in, dropout_key=dropout_key)
+    else:
+        logits = packed_logits(params, batch, config, dropout_key)
+    return cross_entropy(logits, batch.tgt_out, config.pad_id, label_smoothing)
+
+
+def check_packs(config: TransformerConfig) -> None:
+    """Refuse a model that cannot keep the pairs of a packed row apart.
+
+    Raises:
+        InputError: It takes vectors, or its decoder attends along the memory, where source and
+            target of a pair do not lie at the same places.
+    """
+    for name, value in (("token_embeddings", "none"), ("decoder_attention", "self_over_memory")):
+        if getattr(config, name) == value:
+            raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
+
+
+def packed_logits(
+    params: Params,
+    batch: Batch,
+    config: TransformerConfig,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "batch length vocab"]:
+    """Return the logits of a packed batch, those of each pair as if it were alone.
+
+    Attention stays inside a segment, from a target's to the source's of the same number, and
+    positions start anew in each. Arguments and errors as `batch_loss`.
+    """
+    check_packs(config)
+    src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
+    memory = encode(
+        params,
+        config,
+        batch.src,
+        segment_mask(src_segments, src_segments),
+        src_positions=segment_positions(src_segments),
+        dropout_key=dropout_key,
+    )
+    return decode(
+        params,
+        config,
+        batch.tgt_in,
+        memory,
+        segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt_segments.shape[1]),
+        segment_mask(tgt_segments, src_segments),
+        tgt_positions=segment_positions(tgt_segments),
+        dropout_key=dropout_key,
+    )
 
 
 def cross_entropy(

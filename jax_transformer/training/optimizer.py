@@ -12,24 +12,33 @@ from jax_transformer.training.config import TrainingConfig
 DECAYED = ("kernel", "embedding")  # names of the parameters that weight decay shrinks
 
 
-def noam(d_model: int, warmup_steps: int, factor: float = 1.0) -> optax.Schedule:
-    """Return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) (section 5.3).
-
-    Steps count from 1; the schedule takes, as optax has it, the number of steps already made.
-    """
-
-    def learning_rate(steps_made: Int[Array, ""] | int) -> Float[Array, ""]:
-        step = jnp.asarray(steps_made, float) + 1
-        return factor * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
-
-    return learning_rate
-
-
 def learning_rate_schedule(
     config: TransformerConfig, training_config: TrainingConfig
 ) -> optax.Schedule:
-    """Return the learning rate as a function of the number of steps already made."""
-    return noam(config.d_model, training_config.warmup_steps, training_config.learning_rate_factor)
+    """Return the learning rate as a function of the number of steps already made.
+
+    It grows linearly for `warmup_steps`, and then, at step n counted from 1, is the peak times
+    1 ("constant"), sqrt(warmup_steps / n) ("inverse_square_root", and "noam", whose peak is
+    factor / sqrt(d_model * warmup_steps), section 5.3), or half a cosine's way down to 0 at
+    `steps` ("cosine").
+    """
+    warmup, schedule = training_config.warmup_steps, training_config.schedule
+    peak = training_config.learning_rate
+    if schedule == "noam":
+        peak = training_config.learning_rate_factor / (config.d_model * warmup) ** 0.5
+
+    def learning_rate(steps_made: Int[Array, ""] | int) -> Float[Array, ""]:
+        step = jnp.asarray(steps_made, float) + 1
+        if schedule == "constant":
+            share = jnp.ones_like(step)
+        elif schedule == "cosine":
+            done = (step - warmup) / (training_config.steps - warmup)
+            share = (1 + jnp.cos(jnp.pi * jnp.clip(done, 0, 1))) / 2
+        else:
+            share = jnp.sqrt(warmup / step)
+        return peak * jnp.minimum(step / warmup, share)
+
+    return learning_rate
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

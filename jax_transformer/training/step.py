@@ -10,10 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
-from jax_transformer.model import Params, apply, init_params
+from jax_transformer.model import Params, init_params
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.objective import cross_entropy
+from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.optimizer import adam, learning_rate_schedule
+
+SPIKE_WINDOW = 32  # losses whose median a spike is measured against
 
 
 class TrainState(NamedTuple):
@@ -24,12 +26,22 @@ class TrainState(NamedTuple):
         optimizer_state: The optimizer's moments.
         step: Number of steps made.
         key: Random key of the run; step n drops with `fold_in(key, n)`.
+        average: The exponential moving average of the parameters, where one is kept.
+        recent_losses: The finite losses of the last steps, where spikes are left out; NaN until
+            there were so many.
     """
 
     params: Params
     optimizer_state: optax.OptState
     step: Int[Array, ""]
     key: PRNGKeyArray
+    average: Params | None = None
+    recent_losses: Float[Array, " window"] | None = None
+
+    @property
+    def evaluated(self) -> Params:
+        """The parameters to evaluate and to keep: the average, where there is one."""
+        return self.params if self.average is None else self.average
 
 
 class Metrics(NamedTuple):
@@ -40,12 +52,14 @@ class Metrics(NamedTuple):
         target_tokens: Target tokens that are not padding.
         learning_rate: The learning rate of the step.
         finite: Whether loss and gradient were finite; if not, the state was left as it was.
+        spike: Whether the loss was so far above the recent ones that the state was left as well.
     """
 
     loss: Float[Array, ""]
     target_tokens: Int[Array, ""]
     learning_rate: Float[Array, ""]
     finite: Bool[Array, ""]
+    spike: Bool[Array, ""] | bool = False
 
 
 def init_state(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -53,7 +67,12 @@ def init_state(config: TransformerConfig, training_config: TrainingConfig) -> Tr
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     params = init_params(init_key, config)
     optimizer_state = adam(config, training_config).init(params)
-    return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
+    average = None
+    if training_config.average_decay is not None:
+        average = jax.tree.map(jnp.copy, params)  # both are donated to the step
+    recent = None if training_config.spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(params, optimizer_state, step, dropout_key, average, recent)
 
 
 @partial(jax.jit, static_argnames=("config", "training_config"), donate_argnames="state")
@@ -64,8 +83,9 @@ def train_step(
 
     The loss is the sum over the batch's target tokens, divided once by their number, whatever
     the number of microbatches. A loss or gradient that is not finite leaves the state as it was,
-    by selection: multiplying by 0 would keep a NaN. The state handed in is donated: its arrays
-    are gone afterwards.
+    by selection: multiplying by 0 would keep a NaN. So does a loss above `spike_factor` times the
+    median of the recent ones; it is one of these from then on, so that a loss which stays there
+    is accepted. The state handed in is donated: its arrays are gone afterwards.
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(state.params, batch, dropout_key, config, training_config)
@@ -74,11 +94,29 @@ def train_step(
     )
     params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
-    new_state = TrainState(params, optimizer_state, state.step + 1, state.key)
-    kept_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
+    average = _average(state, params, training_config.average_decay)
+    recent, spike = state.recent_losses, jnp.array(False)
+    if training_config.spike_factor is not None:
+        spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
+        recent = jnp.where(finite, jnp.append(recent[1:], loss), recent)
+    new_state = TrainState(params, optimizer_state, state.step + 1, state.key, average, recent)
+    old_state = state._replace(recent_losses=recent)
+    kept_state = jax.tree.map(partial(jnp.where, finite & ~spike), new_state, old_state)
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
-    return kept_state, Metrics(loss, target_tokens, learning_rate, finite)
+    return kept_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
+
+
+def _average(state: TrainState, params: Params, decay: float | None) -> Params | None:
+    """Return the average with new parameters in it; the first steps' weigh less than `decay`.
+
+    A plain average would hold the initial parameters for long: its decay grows with the steps n
+    as (1 + n) / (10 + n), up to `decay`.
+    """
+    if decay is None:
+        return None
+    decay = jnp.minimum(decay, (1 + state.step) / (10 + state.step))
+    return optax.incremental_update(params, state.average, 1 - decay)
 
 
 def _loss_and_gradients(
@@ -92,10 +130,8 @@ def _loss_and_gradients(
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
 
     def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
-        logits = apply(params, config, part.src, part.tgt_in, dropout_key=key)
-        total, _ = cross_entropy(
-            logits, part.tgt_out, config.pad_id, training_config.label_smoothing
-        )
+        params = _cast(params, training_config)
+        total, _ = batch_loss(params, part, config, training_config.label_smoothing, key)
         return total / count
 
     differentiate = jax.value_and_grad(share)
@@ -111,15 +147,23 @@ def _loss_and_gradients(
     return jax.lax.scan(add, zeros, split)[0]
 
 
+def _cast(params: Params, training_config: TrainingConfig) -> Params:
+    """Return the parameters as the model computes with them; gradients come back in their own."""
+    if training_config.compute_type == "float32":
+        return params
+    return jax.tree.map(lambda leaf: leaf.astype(training_config.compute_type), params)
+
+
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
     """Return the batch as [parts, rows, length], filled up with rows of padding."""
 
-    def split(ids: Int[Array, "rows length"]) -> Int[Array, "parts _ length"]:
+    def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
         missing = -len(ids) % parts
-        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=pad_id)
+        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
         return ids.reshape(parts, -1, ids.shape[1])
 
-    return Batch(*map(split, batch))
+    fields = zip(batch, (pad_id, pad_id, pad_id, 0, 0), strict=True)
+    return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))
 
 
 @partial(jax.jit, static_argnames=("config", "training_config"))
@@ -127,5 +171,5 @@ def evaluation_step(
     params: Params, batch: Batch, config: TransformerConfig, training_config: TrainingConfig
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the objective of a batch without dropout, as (sum, count)."""
-    logits = apply(params, config, batch.src, batch.tgt_in)
-    return cross_entropy(logits, batch.tgt_out, config.pad_id, training_config.label_smoothing)
+    params = _cast(params, training_config)
+    return batch_loss(params, batch, config, training_config.label_smoothing)

@@ -113,6 +113,12 @@ def test_pairs_are_never_shifted_by_an_empty_side(write):
     )
 
     kept = sorted(set(range(pairs)) - set(emptied))
+    found = zip(corpus.sources, corpus.targets, strict=True)
+    false = set(found) - {(f"source {number}", f"target {number}") for number in kept}
+    print(
+        f"\n{len(emptied)} of {pairs:,} pairs emptied on a side or both: {len(false)} false pairs"
+    )
+    assert not false
     assert corpus.sources == tuple(f"source {number}" for number in kept)
     assert corpus.targets == tuple(f"target {number}" for number in kept)
     assert corpus.dropped_empty == 100

@@ -40,6 +40,7 @@ def test_an_unknown_character_becomes_one_token_and_one_character(tokenizer, lin
 @pytest.mark.parametrize(("line", "unknown"), [("漢字 Haus", 2), ("Haus 😀", 1), ("ein Дом.", 3)])
 def test_unseen_scripts_and_emoji_are_unknown_and_keep_their_length(tokenizer, line, unknown):
     ids = tokenizer.encode(line)
+    print(f"\n{line}: {ids.count(tokenizer.unk_id) / len(ids):.0%} of the tokens unknown")
     assert ids.count(tokenizer.unk_id) == unknown
     assert len(tokenizer.decode(ids)) == len(line)
 

@@ -114,7 +114,7 @@ def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[st
     errors = {}
     for which, name in enumerate(("logits", "loss")):
         module.zero_grad()
-        src, tgt_in, tgt_out = map(torch.from_numpy, batch)
+        src, tgt_in, tgt_out = map(torch.from_numpy, batch[:3])
         theirs = objectives(
             training.cross_entropy, module(src, tgt_in), tgt_out, torch.from_numpy(weights)
         )
@@ -165,7 +165,7 @@ def train(
     for steps_made, batch in enumerate(batches):
         state, metrics = step(state, batch)
         our_losses.append(float(metrics.loss))
-        tensors = tuple(map(torch.from_numpy, batch))
+        tensors = tuple(map(torch.from_numpy, batch[:3]))
         their_losses.append(training.train_step(module, optimizer, steps_made, tensors, settings))
     theirs = convert.from_torch(module.state_dict(), config)
     return Trained(state.params, theirs, np.array(our_losses), np.array(their_losses))

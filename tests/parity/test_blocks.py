@@ -66,7 +66,9 @@ def test_positions(pair, ladder):
     kind = pair.config.positions
     if kind == "none":
         x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-        unchanged = run(model.Transformer(pair.config), pair.params, x, method="_add_positions")
+        unchanged = run(
+            model.Transformer(pair.config), pair.params, x, None, method="_add_positions"
+        )
         assert np.array_equal(unchanged, x)
         return
     actual = functional.sinusoidal_positions(pair.config.max_length, pair.config.d_model, kind)

@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, are never half written, and damaged ones are refused."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -98,6 +99,45 @@ def test_a_save_that_fails_leaves_no_trace(trained, directory, monkeypatch, exis
     assert contents(directory.parent) == before
 
 
+def test_what_lies_beside_a_checkpoint_is_kept(trained, directory):
+    (directory / "run").mkdir()
+    (directory / "run" / "12").write_text("x")
+    other = trained._replace(params=random_params(trained.config, seed=1))
+    for write in (lambda: checkpoint.write(directory, other), lambda: save(directory, other, True)):
+        write()
+        assert (directory / "run" / "12").read_text() == "x"
+        assert same_params(load(directory), other)
+
+
+def same_params(one, other):
+    return all(map(np.array_equal, *(jax.tree.leaves(model.params) for model in (one, other))))
+
+
+def test_a_write_that_is_cut_off_leaves_a_whole_checkpoint_or_none(trained, tmp_path, monkeypatch):
+    other = trained._replace(params=random_params(trained.config, seed=1))
+    rename, outcomes = checkpoint.Path.rename, []
+    for last in range(7):  # three renames of the old parts, three of the new ones
+        save(tmp_path / str(last), trained)
+        calls = iter(range(7))
+
+        def cut_off(path, target, calls=calls, last=last):
+            if next(calls) == last:
+                raise OSError("killed")
+            return rename(path, target)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(checkpoint.Path, "rename", cut_off)
+            with contextlib.suppress(OSError):
+                checkpoint.write(tmp_path / str(last), other)
+        try:
+            outcomes.append("old" if same_params(load(tmp_path / str(last)), trained) else "new")
+        except InputError:
+            outcomes.append("none")
+        if outcomes[-1] == "new":
+            assert same_params(load(tmp_path / str(last)), other)
+    assert outcomes == ["old", *["none"] * 5, "new"]
+
+
 def test_an_arbitrary_directory_is_refused(tmp_path):
     for name in ("", "missing"):
         with pytest.raises(InputError, match="is no checkpoint directory"):
@@ -170,10 +210,20 @@ def test_a_config_that_the_parameters_do_not_fit_is_refused(directory, change, n
         load(directory)
 
 
-def test_another_tokenizer_is_refused(trained, directory):
-    other = Tokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
-    assert other.vocab_size == trained.tokenizer.vocab_size
-    other.save(directory / "tokenizer.json")
+@pytest.mark.parametrize("change", ["another", "two entries swapped", "an entry added"])
+def test_another_tokenizer_is_refused(trained, directory, change):
+    if change == "another":
+        other = Tokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
+        assert other.vocab_size == trained.tokenizer.vocab_size
+        other.save(directory / "tokenizer.json")
+    else:
+        vocab = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+        swapped = {"a": vocab["e"], "e": vocab["a"]} if "swapped" in change else {"qq": len(vocab)}
+        edit(
+            directory / "tokenizer.json",
+            lambda description: description["model"]["vocab"].update(swapped),
+        )
+        Tokenizer.load(directory / "tokenizer.json")  # in itself it is sound
     with pytest.raises(InputError, match="is not the tokenizer"):
         load(directory)
 

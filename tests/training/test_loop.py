@@ -16,8 +16,10 @@ from jax_transformer import InputError, TransformerConfig
 from jax_transformer.data.batches import encode_corpus, epoch_plan
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.training import loop, step
+from jax_transformer.training import loop, progress, step
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run_state import RunSettings, corpus_digest
+from jax_transformer.training.step import Metrics
 
 SETTINGS = TrainingConfig(
     steps=20,
@@ -32,7 +34,7 @@ SETTINGS = TrainingConfig(
 
 @pytest.fixture(scope="module")
 def task():
-    """Words and the same words: (config, training pairs, validation pairs)."""
+    """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
     draw = random.Random(0)
     words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
     tokenizer = Tokenizer.train(words, vocab_size=8)
@@ -47,7 +49,22 @@ def task():
         dropout=0.0,
     )
     corpora = ParallelCorpus(words[:60], words[:60]), ParallelCorpus(words[60:], words[60:])
-    return config, *(encode_corpus(corpus, tokenizer, max_length=10) for corpus in corpora)
+    pairs = (encode_corpus(corpus, tokenizer, max_length=10) for corpus in corpora)
+    return config, tokenizer, *pairs
+
+
+@pytest.fixture
+def train(task, tmp_path):
+    """The loop as a function of settings and console; each call is a run in its own directory."""
+    config, tokenizer, training, validation = task
+    numbers = itertools.count()
+
+    def call(settings, shown):
+        parts = RunSettings(config, settings, tokenizer, corpus_digest(training, validation), {})
+        run = loop.Run(tmp_path / str(next(numbers)), parts)
+        return loop.train(run, training, validation, shown)
+
+    return call
 
 
 def console(**options):
@@ -66,19 +83,20 @@ def scripted_losses(monkeypatch, losses):
     return seen
 
 
-def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, monkeypatch):
-    config, training, validation = task
+def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, train, monkeypatch):
+    training = task[2]
     traced = []
-    original = step.apply
+    original = step.batch_loss
 
-    def counted(params, config, src, tgt, **dropout):
-        traced.append(("training" if dropout else "validation", src.shape))
-        return original(params, config, src, tgt, **dropout)
+    def counted(params, batch, config, label_smoothing, dropout_key=None):
+        kind = "validation" if dropout_key is None else "training"
+        traced.append((kind, batch.src.shape))
+        return original(params, batch, config, label_smoothing, dropout_key)
 
-    monkeypatch.setattr(step, "apply", counted)
-    monkeypatch.setattr(loop, "SECONDS_PER_LINE", 0)
+    monkeypatch.setattr(step, "batch_loss", counted)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
     lines = console()
-    best = loop.train(config, SETTINGS, training, validation, lines)
+    best = train(SETTINGS, lines)
     shown = lines.file.getvalue()
 
     plan = epoch_plan(training.lengths, bucket_count=2, token_budget=60, seed=0, epoch=0)
@@ -91,7 +109,7 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, monkeypatch)
     losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", shown)]
     assert losses[-1] < losses[0] < np.log(8)
     assert best.step == 20
-    assert best.validation_loss == pytest.approx(losses[-1], abs=1e-3)
+    assert best.score == pytest.approx(losses[-1], abs=1e-3)
     assert re.search(r"2 batch shapes compiled in \d+\.\d s", shown)
     measures = r"loss \d\.\d{3}  learning rate \d\.\d\de-0\d  [\d,]+ tokens/s  0:00:0\d left"
     steps_made = re.findall(rf"step (\d+)/20  {measures}", shown)
@@ -99,32 +117,32 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, monkeypatch)
     assert re.search(r"trained for 0\.\d minutes, at [\d,]+ target tokens/s", shown)
 
 
-def test_a_terminal_shows_it_live(task):
+def test_a_terminal_shows_it_live(train):
     live = console(force_terminal=True)
-    loop.train(task[0], SETTINGS, *task[1:], live)
+    train(SETTINGS, live)
     shown = live.file.getvalue()
     assert "\x1b[2K" in shown  # a line is drawn anew
     assert re.search(r"step 20/20  loss .* left", shown)
 
 
-def test_the_same_seed_gives_the_same_parameters(task):
-    first, again = (loop.train(task[0], SETTINGS, *task[1:], console()) for _ in range(2))
+def test_the_same_seed_gives_the_same_parameters(train):
+    first, again = (train(SETTINGS, console()) for _ in range(2))
     for a, b in zip(*(jax.tree.leaves(best.params) for best in (first, again)), strict=True):
         assert np.array_equal(a, b)
 
 
-def test_the_best_parameters_are_kept(task, monkeypatch):
+def test_the_best_parameters_are_kept(train, monkeypatch):
     seen = scripted_losses(monkeypatch, [3.0, 1.0, 2.0])
-    best = loop.train(task[0], SETTINGS, *task[1:], console())
-    assert (best.step, best.validation_loss) == (16, 1.0)
+    best = train(SETTINGS, console())
+    assert (best.step, best.score) == (16, 1.0)
     kept, second, third = map(jax.tree.leaves, (best.params, seen[1], seen[2]))
     assert all(map(np.array_equal, kept, second))
     assert not all(map(np.array_equal, kept, third))
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(task, monkeypatch):
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(train, monkeypatch):
     seen = scripted_losses(monkeypatch, [1.0, float("nan"), 0.5])
-    best = loop.train(task[0], SETTINGS, *task[1:], console())
+    best = train(SETTINGS, console())
     assert best.step == 8
     assert len(seen) == 2
 
@@ -148,25 +166,25 @@ def scripted_steps(monkeypatch, bad):
     monkeypatch.setattr(loop, "_compile_steps", scripted)
 
 
-def test_steps_that_are_left_out_are_told_and_count_in_no_mean(task, monkeypatch):
+def test_steps_that_are_left_out_are_told_and_count_in_no_mean(train, monkeypatch):
     scripted_steps(monkeypatch, bad={3, 5, 8})
     shown = console()
-    loop.train(task[0], SETTINGS, *task[1:], shown)
+    train(SETTINGS, shown)
     assert "step 8: 3 of the last 8 steps left out" in shown.file.getvalue()
     assert "loss nan" not in shown.file.getvalue()
 
 
-def test_a_run_of_steps_left_out_ends_the_training(task, monkeypatch):
+def test_a_run_of_steps_left_out_ends_the_training(train, monkeypatch):
     scripted_steps(monkeypatch, bad=range(1, 100))
     settings = dataclasses.replace(SETTINGS, evaluation_interval=20)
-    with pytest.raises(InputError, match=r"learning_rate_factor=1\.0 .* not finite"):
-        loop.train(task[0], settings, *task[1:], console())
+    with pytest.raises(InputError, match=r"step 10: 10 steps in a row were not finite; .* skips"):
+        train(settings, console())
 
 
-def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatch):
+def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypatch):
     scripted_losses(monkeypatch, [float("inf")])
-    with pytest.raises(InputError, match=r"learning_rate_factor=1\.0 .* not finite"):
-        loop.train(task[0], SETTINGS, *task[1:], console())
+    with pytest.raises(InputError, match=r"warmup_steps=10 .* not finite"):
+        train(SETTINGS, console())
 
 
 @pytest.mark.parametrize(
@@ -174,6 +192,8 @@ def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatc
     [
         *itertools.product(("steps", "warmup_steps", "token_budget", "bucket_count"), (0, -1)),
         ("evaluation_interval", 0),
+        ("patience", 0),
+        ("keep_checkpoints", 0),
         ("label_smoothing", 1.0),
         ("label_smoothing", -0.1),
         ("label_smoothing", float("nan")),
@@ -189,6 +209,27 @@ def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(task, monkeypatc
         ("seed", 2**32),
     ],
 )
-def test_settings_out_of_range_are_refused(task, field, value):
+def test_settings_out_of_range_are_refused(train, field, value):
     with pytest.raises(InputError, match=f"{field}={value}"):
-        loop.train(task[0], TrainingConfig(**{field: value}), *task[1:], console())
+        train(TrainingConfig(**{field: value}), console())
+
+
+def test_more_tokens_than_an_int32_holds_are_counted():
+    many = Metrics(np.float32(2.0), np.int32(2**31 - 1), np.float32(0.1), np.bool_(True))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        told = bar.report(10, [many] * 10)
+    assert told["loss"] == 2.0
+    assert told["tokens_per_second"] > 0
+    assert int(re.search(r"at ([\d,]+) target", shown.file.getvalue())[1].replace(",", "")) > 0
+
+
+def test_a_spike_is_told_and_counts_in_no_mean():
+    fine = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True), np.bool_(False))
+    spike = fine._replace(loss=np.float32(90.0), spike=np.bool_(True))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        told = bar.report(2, [fine, spike])
+    assert (told["loss"], told["left_out"]) == (2.0, 1)
+    assert "1 of the last 2 steps left out" in shown.file.getvalue()
+    assert "a spike (1)" in shown.file.getvalue()

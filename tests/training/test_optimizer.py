@@ -9,20 +9,36 @@ import torch
 
 from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.optimizer import adam, clip_by_global_norm, noam
+from jax_transformer.training.optimizer import adam, clip_by_global_norm, learning_rate_schedule
 from tests.models import random_params, small_config
 
 
-@pytest.mark.parametrize("step", [1, 2, 399, 400, 401, 100_000])
-def test_learning_rate_is_the_papers(step):
-    expected = 0.5 * 512**-0.5 * min(step**-0.5, step * 400**-1.5)
-    assert noam(512, warmup_steps=400, factor=0.5)(step - 1) == pytest.approx(expected, rel=1e-6)
+def rates(at, **settings):
+    """Return the learning rates at steps counted from 1."""
+    config = TransformerConfig(d_model=512, num_heads=1)
+    schedule = learning_rate_schedule(config, TrainingConfig(**settings))
+    return [float(schedule(step - 1)) for step in at]
 
 
-def test_learning_rate_peaks_at_the_end_of_the_warm_up():
-    rates = [float(noam(64, warmup_steps=5)(steps_made)) for steps_made in range(12)]
-    assert np.argmax(rates) == 4
-    assert min(rates) > 0
+def test_the_learning_rate_of_noam_is_the_papers():
+    steps = [1, 2, 399, 400, 401, 100_000]
+    expected = [0.5 * 512**-0.5 * min(step**-0.5, step * 400**-1.5) for step in steps]
+    found = rates(steps, schedule="noam", warmup_steps=400, learning_rate_factor=0.5)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.25, 0.75, 1, 1, 1, 1, 1]),
+        ("inverse_square_root", [0.25, 0.75, 1, 0.8**0.5, 0.5**0.5, 1 / 3**0.5, 0.2]),
+        ("cosine", [0.25, 0.75, 1, (1 + np.cos(np.pi / 8)) / 2, 0.5, 0, 0]),
+    ],
+)
+def test_every_other_schedule_begins_at_its_peak(schedule, expected):
+    settings = {"schedule": schedule, "learning_rate": 0.02, "warmup_steps": 4, "steps": 12}
+    found = rates([1, 3, 4, 5, 8, 12, 100], **settings)
+    assert found == pytest.approx([0.02 * share for share in expected], rel=1e-6, abs=1e-9)
 
 
 def test_updates_are_those_of_torchs_adam(x64):

@@ -72,7 +72,7 @@ def test_step_is_adam_on_the_gradient_of_the_mean_loss():
 def test_padding_rows_and_columns_change_no_loss(x64):
     state, example = init_state(CONFIG, SETTINGS), batch()
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), state.params)
-    padded = Batch(*(np.pad(ids, ((0, 3), (0, 5))) for ids in example))
+    padded = jax.tree.map(lambda ids: np.pad(ids, ((0, 3), (0, 5))), example)
     total, count = evaluation_step(params, example, CONFIG, SETTINGS)
     padded_total, padded_count = evaluation_step(params, padded, CONFIG, SETTINGS)
     assert padded_count == count == 22
@@ -83,7 +83,7 @@ def test_padding_rows_and_columns_change_no_step():
     settings = TrainingConfig(warmup_steps=4)
     without_dropout = dataclasses.replace(CONFIG, dropout=0.0)
     example = batch()
-    padded = Batch(*(np.pad(ids, ((0, 3), (0, 5))) for ids in example))
+    padded = jax.tree.map(lambda ids: np.pad(ids, ((0, 3), (0, 5))), example)
     moments = []
     for one in (example, padded):
         state, _ = train_step(init_state(CONFIG, settings), one, without_dropout, settings)
@@ -103,9 +103,7 @@ def test_microbatches_make_the_step_of_the_whole_batch():
     settings = TrainingConfig(warmup_steps=4)
     without_dropout = dataclasses.replace(CONFIG, dropout=0.0)
     one, other = batch(rows=4), batch(seed=1, rows=2)
-    uneven = Batch(
-        *(np.concatenate([a, b, np.zeros_like(b)]) for a, b in zip(one, other, strict=True))
-    )
+    uneven = jax.tree.map(lambda a, b: np.concatenate([a, b, np.zeros_like(b)]), one, other)
     results = []
     for parts in (1, 4, 3):  # of 8 rows: one of four parts is all padding, one of three is filled
         state = init_state(without_dropout, settings)
@@ -121,8 +119,8 @@ def test_microbatches_make_the_step_of_the_whole_batch():
 
 def test_microbatches_drop_each_its_own():
     settings = TrainingConfig(num_microbatches=2)
-    half = Batch(*map(jnp.asarray, batch(rows=2)))
-    twice = Batch(*(jnp.concatenate([ids, ids]) for ids in half))
+    half = jax.tree.map(jnp.asarray, batch(rows=2))
+    twice = jax.tree.map(lambda ids: jnp.concatenate([ids, ids]), half)
     params, key = init_state(CONFIG, settings).params, jax.random.key(0)
 
     def loss(example, key, settings):
@@ -153,7 +151,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad
     monkeypatch.setattr(step_module, "_loss_and_gradients", poisoned)
     settings = TrainingConfig(warmup_steps=4, clip_norm=1.0, adam_beta1=0.91)  # its own compilation
     make = jax.jit(lambda state, example: train_step(state, example, CONFIG, settings))
-    good = [Batch(*(np.maximum(ids, 4) for ids in batch(seed))) for seed in range(3)]
+    good = [jax.tree.map(lambda ids: np.maximum(ids, 4), batch(seed)) for seed in range(3)]
     evil = good[0]._replace(src=np.full_like(good[0].src, 3))
 
     def run(batches):
@@ -170,6 +168,87 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad
     state, finite = run([evil, good[0], evil, evil, evil, good[1], *[evil] * 11, good[2]])
     assert finite == [False, True, False, False, False, True, *[False] * 11, True]
     assert leaves_equal(state[:3], clean[:3])
+
+
+def test_a_spike_is_left_out_and_a_shift_accepted(monkeypatch):
+    honest = step_module._loss_and_gradients
+
+    def scaled(params, example, *rest):
+        loss, gradients = honest(params, example, *rest)
+        return loss * jnp.where(jnp.any(example.src == 3), 50, 1), gradients
+
+    monkeypatch.setattr(step_module, "_loss_and_gradients", scaled)
+    settings = TrainingConfig(warmup_steps=400, spike_factor=5.0)
+    make = jax.jit(lambda state, example: train_step(state, example, CONFIG, settings))
+    good = Batch(*(np.maximum(ids, 4) for ids in batch()[:3]))
+    high = good._replace(src=np.full_like(good.src, 3))
+    window = step_module.SPIKE_WINDOW
+
+    def run(examples):
+        state, spikes = init_state(CONFIG, settings), []
+        for example in examples:
+            before = state
+            state, metrics = make(state, example)
+            spikes.append(bool(metrics.spike))
+            assert leaves_equal(state[:3], before[:3]) == spikes[-1]
+        return np.array(spikes)
+
+    early = run([good, high, good])  # nothing to measure by yet
+    assert not early.any()
+    once = run([*[good] * window, high, good, good])
+    np.testing.assert_array_equal(np.flatnonzero(once), [window])
+    shifted = run([*[good] * window, *[high] * window])
+    assert shifted.sum() == window // 2  # then the median has moved
+    assert not shifted[-window // 2 :].any()
+
+
+def test_a_loss_that_is_not_finite_is_no_part_of_the_recent_ones():
+    settings = TrainingConfig(spike_factor=5.0)
+    state, _ = train_step(init_state(CONFIG, settings), batch(), CONFIG, settings)
+    before = np.asarray(state.recent_losses)
+    poisoned = jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)
+    state, metrics = train_step(state._replace(params=poisoned), batch(), CONFIG, settings)
+    assert not metrics.finite
+    assert not metrics.spike
+    np.testing.assert_array_equal(state.recent_losses, before)
+
+
+def test_the_average_follows_the_parameters():
+    settings = TrainingConfig(warmup_steps=4, average_decay=0.3)
+    state = init_state(CONFIG, settings)
+    expected = jax.tree.map(np.asarray, state.params)
+    for step, decay in enumerate((0.1, 2 / 11, 0.25, 0.3, 0.3)):
+        state, _ = train_step(state, batch(step), CONFIG, settings)
+        expected = jax.tree.map(
+            lambda average, new, decay=decay: decay * average + (1 - decay) * new,
+            expected,
+            jax.device_get(state.params),
+        )
+    assert state.evaluated is state.average
+    for found, wanted in zip(*map(jax.tree.leaves, (state.average, expected)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    assert not leaves_equal(state.average, state.params)
+    assert (plain := init_state(CONFIG, SETTINGS)).evaluated is plain.params
+
+
+def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
+    settings = dataclasses.replace(SETTINGS, compute_type="bfloat16")
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(init_state(CONFIG, settings).params)}
+    plain, plain_metrics = train_step(init_state(CONFIG, SETTINGS), batch(), CONFIG, SETTINGS)
+    state, metrics = train_step(init_state(CONFIG, settings), batch(), CONFIG, settings)
+    assert (
+        {leaf.dtype for leaf in jax.tree.leaves(state.params)} == dtypes == {jnp.dtype("float32")}
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.optimizer_state)} == {
+        leaf.dtype for leaf in jax.tree.leaves(plain.optimizer_state)
+    }
+    assert metrics.loss.dtype == jnp.float32
+    difference = abs(float(metrics.loss) - float(plain_metrics.loss))
+    assert 0 < difference < 0.01 * float(plain_metrics.loss)
+    text = train_step.lower(state, batch(), CONFIG, settings).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products
+    assert all(line.split("->")[1].count("bf16") == 1 for line in products)
 
 
 def test_a_seed_is_a_run():

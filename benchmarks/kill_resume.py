@@ -1,0 +1,314 @@
+"""Kill training runs and resume them: python -m benchmarks.kill_resume --kills 50.
+
+A small model learns the embedded number words, with a checkpoint every few steps; the moments are
+random, and many lie within a save. After each kill the newest checkpoint must hold the bits that
+the run without kills has at that step. At the end all of a run must be the same, its log included,
+and each epoch must have seen every pair once.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from jax_transformer import TransformerConfig
+from jax_transformer.data import number_words
+from jax_transformer.data.batches import Batch, EncodedCorpus, encode_corpus, training_batches
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training import loop
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.run_checkpoints import named_arrays, read_step, restore, steps_in
+from jax_transformer.training.run_state import RunSettings, corpus_digest, progress_to_json
+from jax_transformer.training.signals import Stopped, stop_requests
+
+ROOT = Path(__file__).parent.parent
+PAIRS, HELD_OUT = 200, 20
+KEEP = 3
+SEEN_FILE = "seen.jsonl"  # a line for each step tried: its number and its pairs
+TEMPORARY = "orbax-checkpoint-tmp"  # in the name of a step's directory that is not complete
+
+
+@dataclasses.dataclass
+class Survey:
+    """What the kills did.
+
+    Attributes:
+        kills: Processes killed.
+        in_save: Of them, those that left a checkpoint half written.
+        same_after_kill: Of them, those whose newest checkpoint has the bits of the unbroken run's.
+        steps_lost: Steps made after the newest one, for each kill.
+        runs: Runs that were killed, resumed and came to their end.
+        same_at_end: Of them, those whose state, progress and log are the unbroken run's.
+        epochs_exact: Of them, those in whose epochs each pair was seen once.
+        most_steps_left: Most checkpoints that such a run has left on disk.
+        most_temporary_left: Most half-written ones.
+    """
+
+    kills: int = 0
+    in_save: int = 0
+    same_after_kill: int = 0
+    steps_lost: list[int] = dataclasses.field(default_factory=list)
+    runs: int = 0
+    same_at_end: int = 0
+    epochs_exact: int = 0
+    most_steps_left: int = 0
+    most_temporary_left: int = 0
+
+
+def tiny_task(seed: int, steps: int, keep: int) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
+    """Return settings, training pairs and held-out pairs of a run with steps of milliseconds."""
+    training, held_out = (
+        ParallelCorpus(corpus.sources[:count], corpus.targets[:count])
+        for corpus, count in zip(number_words.corpus(0), (PAIRS, HELD_OUT), strict=True)
+    )
+    tokenizer = Tokenizer.train(training.sources + training.targets, vocab_size=60)
+    config = TransformerConfig.preset(
+        "vaswani2017",
+        src_vocab_size=tokenizer.vocab_size,
+        tgt_vocab_size=tokenizer.vocab_size,
+        d_model=16,
+        num_heads=2,
+        d_ff=32,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout=0.1,
+        max_length=64,
+    )
+    settings = TrainingConfig(
+        steps=steps,
+        warmup_steps=20,
+        token_budget=512,
+        bucket_count=2,
+        evaluation_interval=4,
+        keep_checkpoints=keep,
+        seed=seed,
+    )
+    pairs = [encode_corpus(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
+    return RunSettings(config, settings, tokenizer, corpus_digest(*pairs), {}), *pairs
+
+
+def train_or_resume(directory: Path, seed: int, steps: int, keep: int) -> None:
+    """Train the tiny task in a directory, or go on with the run there, and note each pair seen."""
+    settings, training, held_out = tiny_task(seed, steps, keep)
+    console = Console(file=sys.stderr, soft_wrap=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    checkpoint = None
+    if steps_in(directory / loop.CHECKPOINTS):
+        checkpoint = restore(directory / loop.CHECKPOINTS, console).checkpoint
+    first = checkpoint.progress.step if checkpoint else 0
+
+    def noted(encoded: EncodedCorpus, plan: list) -> Iterator[Batch]:
+        nonlocal first
+        for batch in training_batches(encoded, plan):
+            if encoded is training:
+                first += 1
+                with (directory / SEEN_FILE).open("a") as file:
+                    file.write(json.dumps([first, _pairs_of(batch, training)]) + "\n")
+            yield batch
+
+    with mock.patch.object(loop, "training_batches", noted), stop_requests() as stop:
+        try:
+            loop.train(loop.Run(directory, settings, checkpoint, stop), training, held_out, console)
+        except Stopped as stopped:
+            console.print(str(stopped))
+            sys.exit(stopped.exit_code)
+
+
+def _pairs_of(batch: Batch, encoded: EncodedCorpus) -> list[int]:
+    """Return which pairs a batch really holds, found by their ids."""
+    index = {source.tobytes(): number for number, source in enumerate(encoded.sources)}
+    if len(index) != len(encoded.sources):
+        raise ValueError("two pairs have the same source; their numbers cannot be told apart")
+    rows = (row[row != Tokenizer.pad_id] for row in batch.src)
+    return [index[row.tobytes()] for row in rows if len(row)]
+
+
+def start(directory: Path, seed: int, steps: int, keep: int = KEEP) -> subprocess.Popen:
+    """Start a process that trains, or resumes, in a directory."""
+    call = f"train_or_resume(Path({str(directory)!r}), {seed}, {steps}, {keep})"
+    code = f"from pathlib import Path\nfrom benchmarks.kill_resume import *\n{call}"
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with (directory.parent / f"{directory.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=cache | os.environ,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def finish(directory: Path, seed: int, steps: int, keep: int = KEEP) -> None:
+    """Train or resume to the end.
+
+    Raises:
+        CalledProcessError: The process failed.
+    """
+    process = start(directory, seed, steps, keep)
+    if process.wait():
+        log = (directory.parent / f"{directory.name}.log").read_text(errors="replace")
+        raise subprocess.CalledProcessError(process.returncode, "train_or_resume", log[-2000:])
+
+
+def state_digest(directory: Path, step: int) -> str:
+    """Return the sha256 of all that a run's checkpoint of a step holds.
+
+    One that is damaged raises: the newest never is to be, whenever the process was killed.
+    """
+    checkpoint = read_step(directory / loop.CHECKPOINTS, step).checkpoint
+    digest = hashlib.sha256(json.dumps(progress_to_json(checkpoint.progress)).encode())
+    for name, array in named_arrays(checkpoint).items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def losses(directory: Path) -> list[dict]:
+    """Return what the log of a run says of each step, without its speed."""
+    reports = read_metrics(directory / METRICS_FILE)
+    return [
+        {name: value for name, value in report.items() if name != "tokens_per_second"}
+        for report in reports
+    ]
+
+
+def pairs_seen(directory: Path) -> dict[int, list[int]]:
+    """Return the pairs of each step; a step made again after a kill must have had the same.
+
+    Raises:
+        ValueError: It had others.
+    """
+    seen = {}
+    path = directory / SEEN_FILE
+    for line in path.read_text().splitlines() if path.exists() else ():
+        step, pairs = json.loads(line)
+        if seen.setdefault(step, pairs) != pairs:
+            raise ValueError(f"step {step} was made with other pairs after a kill")
+    return seen
+
+
+def epochs_are_exact(seen: dict[int, list[int]], steps: int) -> bool:
+    """Return whether each epoch saw each pair once, the last one no pair twice."""
+    if sorted(seen) != list(range(1, steps + 1)):
+        return False
+    order = np.concatenate([seen[step] for step in sorted(seen)])
+    epochs = np.split(order, range(PAIRS, len(order), PAIRS))
+    whole = all(np.array_equal(np.sort(epoch), np.arange(PAIRS)) for epoch in epochs[:-1])
+    return whole and len(np.unique(epochs[-1])) == len(epochs[-1])
+
+
+def kill_once(process: subprocess.Popen, directory: Path, draw: random.Random) -> bool:
+    """Kill a process at a random moment; return whether it was still running.
+
+    Half of the moments lie just after a checkpoint has begun to be written, most others within
+    the first seconds of training, some before it.
+    """
+    kind = draw.choices(["saving", "training", "starting"], [5, 4, 1])[0]
+    seen = directory / SEEN_FILE
+    size = seen.stat().st_size if seen.exists() else 0
+    if kind != "starting":
+        while process.poll() is None and not (seen.exists() and seen.stat().st_size > size):
+            time.sleep(0.002)
+    if kind == "saving":
+        old = set(_temporary(directory))
+        while process.poll() is None and not set(_temporary(directory)) - old:
+            time.sleep(0.0005)
+    time.sleep(draw.uniform(0, {"saving": 0.1, "training": 2.0, "starting": 6.0}[kind]))
+    process.kill()
+    return process.wait() < 0
+
+
+def _temporary(directory: Path) -> list[str]:
+    run = directory / loop.CHECKPOINTS
+    return [path.name for path in run.iterdir() if TEMPORARY in path.name] if run.exists() else []
+
+
+def survive(directory: Path, kills: int, steps: int, seed: int = 0) -> Survey:
+    """Kill and resume runs until so many kills are made and each run has come to its end.
+
+    Args:
+        directory: Where the runs are kept; empty.
+        kills: Processes to kill.
+        steps: Length of a run.
+        seed: Of the runs, and of the moments.
+    """
+    unbroken = directory / "unbroken"
+    finish(unbroken, seed, steps, keep=steps)
+    steps_kept = steps_in(unbroken / loop.CHECKPOINTS)
+    expected = {step: state_digest(unbroken, step) for step in steps_kept}
+    draw, survey = random.Random(seed), Survey()
+    while survey.kills < kills:
+        run = directory / str(survey.runs)
+        while survey.kills < kills and kill_once(start(run, seed, steps), run, draw):
+            survey.kills += 1
+            survey.in_save += bool(_temporary(run))
+            newest = max(steps_in(run / loop.CHECKPOINTS), default=None)
+            # Where there is none yet the run starts anew, and nothing is lost but time.
+            same = newest is None or state_digest(run, newest) == expected[newest]
+            survey.same_after_kill += same
+            survey.steps_lost.append(max(pairs_seen(run), default=0) - (newest or 0))
+        finish(run, seed, steps)
+        survey.runs += 1
+        same_state = state_digest(run, steps) == expected[steps]
+        survey.same_at_end += same_state and losses(run) == losses(unbroken)
+        survey.epochs_exact += epochs_are_exact(pairs_seen(run), steps)
+        survey.most_steps_left = max(survey.most_steps_left, len(steps_in(run / loop.CHECKPOINTS)))
+        survey.most_temporary_left = max(survey.most_temporary_left, len(_temporary(run)))
+    return survey
+
+
+def show(survey: Survey, seconds: float) -> Table:
+    """Return the survey as a table."""
+    table = Table("measured", "number", title=f"{survey.kills} kills in {seconds:.0f} s")
+    rows = {
+        "kills": survey.kills,
+        "kills inside a save": survey.in_save,
+        "newest checkpoint after a kill with the unbroken run's bits": survey.same_after_kill,
+        "most steps lost by a kill": max(survey.steps_lost, default=0),
+        "runs killed and resumed to their end": survey.runs,
+        "of them with the unbroken run's state, position and log": survey.same_at_end,
+        "of them with every pair once in each epoch": survey.epochs_exact,
+        f"checkpoints left, at most ({KEEP} are kept)": survey.most_steps_left,
+        "half-written checkpoints left, at most": survey.most_temporary_left,
+    }
+    for name, number in rows.items():
+        table.add_row(name, str(number))
+    return table
+
+
+def main(kills: int = 50, steps: int = 150) -> None:
+    """Kill, resume, compare, print the table; leave with 1 where anything differs.
+
+    Args:
+        kills: Processes to kill.
+        steps: Steps of a run.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        survey = survive(Path(directory), kills, steps)
+    Console().print(show(survey, time.monotonic() - started))
+    same = (survey.same_after_kill, survey.same_at_end, survey.epochs_exact)
+    if same != (survey.kills, survey.runs, survey.runs) or survey.most_temporary_left:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

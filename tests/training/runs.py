@@ -1,0 +1,91 @@
+"""Runs for tests: a tiny model's settings, and checkpoints with other numbers at each step."""
+
+import io
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from jax_transformer import TransformerConfig
+from jax_transformer.data.batches import encode_corpus
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run_checkpoints import RunCheckpoints, named_arrays
+from jax_transformer.training.run_state import (
+    Position,
+    RunCheckpoint,
+    RunProgress,
+    RunSettings,
+    corpus_digest,
+)
+from jax_transformer.training.step import Metrics, init_state
+
+WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
+
+
+def make_settings(average_decay=0.9, d_ff=3):
+    tokenizer = Tokenizer.train(WORDS, vocab_size=8)
+    config = TransformerConfig.preset(
+        "vaswani2017",
+        src_vocab_size=8,
+        tgt_vocab_size=8,
+        d_model=4,
+        num_heads=2,
+        d_ff=d_ff,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_length=16,
+    )
+    pairs = encode_corpus(ParallelCorpus(WORDS, WORDS), tokenizer, max_length=16)
+    training_config = TrainingConfig(steps=40, average_decay=average_decay)
+    arguments = {"source": None, "vocab_size": 8}
+    return RunSettings(config, training_config, tokenizer, corpus_digest(pairs), arguments)
+
+
+def make_checkpoint(settings, step):
+    """Return a checkpoint with other numbers in every array than any other step's."""
+    random = np.random.default_rng(step)
+
+    def draw(leaf):
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key(step)
+        if leaf.dtype == np.int32:
+            return np.int32(step)
+        return random.normal(size=leaf.shape).astype(leaf.dtype)
+
+    state = jax.eval_shape(lambda: init_state(settings.config, settings.training_config))
+    best = jax.tree.map(draw, state.params) if step else None
+    metrics = Metrics(np.float32(0.1), np.int32(7), np.float32(1e-5), np.bool_(True))
+    bad = metrics._replace(loss=np.float32("nan"), finite=np.bool_(False))
+    progress = RunProgress(
+        step=step,
+        next=Position(1, step),
+        left_out=3,
+        nonfinite=(Position(1, 2),),
+        skipped=(Position(0, 5), Position(0, 6)),
+        window=((Position(1, 1), metrics), (Position(1, 2), bad)),
+        best_score=0.1 + 0.2 if step else None,
+        best_step=step or None,
+        evaluations_since_best=2,
+    )
+    return RunCheckpoint(progress, jax.tree.map(draw, state), best)
+
+
+def save(directory, settings, steps):
+    with RunCheckpoints(directory, settings) as checkpoints:
+        for step in steps:
+            checkpoints.save(make_checkpoint(settings, step))
+
+
+def quiet():
+    return Console(file=io.StringIO(), soft_wrap=True)
+
+
+def same_bits(actual, expected):
+    ours, theirs = named_arrays(actual), named_arrays(expected)
+    assert ours.keys() == theirs.keys()
+    return all(
+        (ours[name].dtype, ours[name].tobytes()) == (theirs[name].dtype, theirs[name].tobytes())
+        for name in theirs
+    )

@@ -1,0 +1,173 @@
+"""Packed batches: every pair as if it were alone, and the gradient as in buckets."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, apply
+from jax_transformer.data.batches import Batch, EncodedCorpus, make_batch, plan_epoch
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.objective import batch_loss, packed_logits
+from jax_transformer.training.step import init_state, train_step
+from tests.convert.tools import gradient_error, jit
+from tests.models import random_params, small_config
+from tests.parity.ladder import bound, error
+
+LONGEST = 9
+PACKED = TrainingConfig(batching="packed", pack_length=23, token_budget=3 * 23)
+PRESETS = ("vaswani2017", "pre_norm", "marian")
+
+loss_and_gradients = jit(
+    jax.value_and_grad(batch_loss, has_aux=True), static_argnames=("config", "label_smoothing")
+)
+
+
+def make_config(preset, **overrides):
+    """Return a small model of 0 as padding, whose position table is shorter than a packed row."""
+    begin = 0 if preset == "marian" else 1
+    ids = {"pad_id": 0, "bos_id": begin, "eos_id": 2, "num_decoder_layers": 2}
+    return small_config(preset, **(ids | {"max_length": LONGEST} | overrides))
+
+
+def make_corpus(config, pairs=11, seed=0):
+    random = np.random.default_rng(seed)
+
+    def sentence(begin=()):
+        ids = random.integers(3, config.tgt_vocab_size, random.integers(0, LONGEST))
+        return np.array([*begin, *ids[: LONGEST - 1], config.eos_id], np.int32)
+
+    vocab_size = min(config.src_vocab_size, config.tgt_vocab_size)
+    sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(pairs)]
+    targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(pairs)]
+    return EncodedCorpus(tuple(sources), tuple(targets), vocab_size, 0, 0)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    if request.param == "float64":
+        request.getfixturevalue("x64")
+    return request.param
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
+    config = make_config(preset)
+    params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)
+    plan = plan_epoch(corpus, PACKED, epoch=0)
+    assert max(np.bincount(planned.member_rows).max() for planned in plan) >= 3
+    packed, alone = (jit(function, static_argnames="config") for function in (packed_logits, apply))
+    worst, compared = 0.0, 0
+    for planned in plan:
+        batch = make_batch(corpus, planned)
+        logits = np.asarray(packed(params, batch, config))
+        for index, (member, row) in enumerate(zip(*planned[2:], strict=True)):
+            number = 1 + np.count_nonzero(planned.member_rows[:index] == row)
+            own = logits[row, batch.tgt_segments[row] == number]
+            source, target = corpus.sources[member], corpus.targets[member][:-1]
+            src = np.pad(source, (0, LONGEST - len(source)))[None]
+            tgt = np.pad(target, (0, LONGEST - len(target)))[None]
+            expected = alone(params, config, src, tgt)[0, : len(target)]
+            worst, compared = max(worst, error(own, expected)), compared + 1
+    print(f"\n{preset} {dtype}: {compared} packed pairs, logits differ by at most {worst:.1e}")
+    assert compared == len(corpus.sources)
+    assert worst <= bound("logits", dtype)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_gradients_are_those_of_the_same_pairs_in_buckets(preset, dtype):
+    config = make_config(preset)
+    params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)
+    results = []
+    for settings in (PACKED, dataclasses.replace(PACKED, batching="buckets", bucket_count=1)):
+        sums = [
+            loss_and_gradients(params, make_batch(corpus, planned), config, 0.1)
+            for planned in plan_epoch(corpus, settings, epoch=0)
+        ]
+        results.append(jax.tree.map(lambda *leaves: sum(leaves), *sums))
+    ((loss, count), gradients), ((wanted_loss, wanted_count), wanted) = results
+    assert count == wanted_count == sum(len(target) - 1 for target in corpus.targets)
+    leaves = zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True)
+    worst = max(gradient_error(one / count, other / count) for one, other in leaves)
+    print(f"\n{preset} {dtype}: gradients differ by at most {worst:.1e} of a leaf's largest")
+    assert worst <= bound("gradient", dtype)
+    assert abs(loss - wanted_loss) <= bound("gradient", dtype) * wanted_loss
+
+
+def test_the_other_pairs_of_a_row_may_be_anything():
+    config = make_config("pre_norm")
+    params, corpus = random_params(config), make_corpus(config)
+    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    second_src, second_tgt = batch.src_segments == 2, batch.tgt_segments == 2
+    others = batch._replace(
+        src=np.where(second_src, batch.src, 5),
+        tgt_in=np.where(second_tgt, batch.tgt_in, 7),
+    )
+    packed = jit(packed_logits, static_argnames="config")
+    logits, changed = (np.asarray(packed(params, one, config)) for one in (batch, others))
+    assert np.array_equal(changed[second_tgt], logits[second_tgt])
+    assert not np.isclose(changed[batch.tgt_segments == 1], logits[batch.tgt_segments == 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pack_length": 0}, "pack_length=0 must be at least 1"),
+        (
+            {"batching": "packed", "pack_length": 65, "token_budget": 64},
+            "pack_length=65 must be at most token_budget=64",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(InputError, match=message) as refusal:
+        TrainingConfig(**settings).check()
+    assert "\n" not in str(refusal.value)
+    TrainingConfig(batching="packed", pack_length=64, token_budget=64).check()
+
+
+@pytest.mark.parametrize("name", ["shared_heads", "torch_nn"])
+def test_a_model_that_cannot_be_packed_is_refused(name):
+    config = small_config(name, pad_id=0, bos_id=1, eos_id=2)
+    corpus = make_corpus(make_config("pre_norm"))
+    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    with pytest.raises(InputError, match="cannot be trained packed; set batching=") as refusal:
+        batch_loss(random_params(config), batch, config, 0.0)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("preset", ["pre_norm", "marian"])
+def test_microbatches_make_the_step_of_the_whole_batch(preset):
+    config, corpus = make_config(preset), make_corpus(make_config(preset))
+    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    assert len(batch.src) == 3
+    moments = []
+    for parts in (1, 2):  # of 3 rows: the second part is filled up with padding
+        settings = dataclasses.replace(PACKED, num_microbatches=parts)
+        state, metrics = train_step(init_state(config, settings), batch, config, settings)
+        assert metrics.target_tokens == np.count_nonzero(batch.tgt_segments)
+        moments.append(jax.tree.leaves(state.optimizer_state[0].mu))
+    for one, other in zip(*moments, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
+
+
+def test_dropout_follows_its_key():
+    config = make_config("pre_norm", dropout=0.5)
+    params, corpus = random_params(config), make_corpus(config)
+    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    run = jit(batch_loss, static_argnames=("config", "label_smoothing"))
+    keys = (None, *map(jax.random.key, (1, 1, 2)))
+    without, one, same, other = (float(run(params, batch, config, 0.0, key)[0]) for key in keys)
+    assert one == same
+    assert len({without, one, other}) == 3
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("shape", [(0, 6), (4, 0), (4, 6)])
+def test_a_batch_of_nothing_is_zero_of_zero_with_no_gradient(packed, shape):
+    config = make_config("pre_norm")
+    nothing = Batch(*(np.zeros(shape, np.int32) for _ in range(5 if packed else 3)))
+    (total, count), gradients = loss_and_gradients(random_params(config), nothing, config, 0.1)
+    assert (total, count) == (0, 0)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))

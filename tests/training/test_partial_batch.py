@@ -1,0 +1,84 @@
+"""A batch whose rows do not divide among the devices: padded, and the loss of one device.
+
+Run as a module, this file prints what differs: a process of its own can have eight devices.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.objective import batch_loss
+from tests.convert.tools import jit
+from tests.models import random_params, small_config
+
+ROWS, DEVICES, LENGTH = 60, 8, 9
+
+
+def compare(batching):
+    """Return by how much loss and gradient on eight devices differ from those on one."""
+    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+    random = np.random.default_rng(0)
+    sides = [
+        tuple(random.integers(3, 37, random.integers(5, LENGTH + 1)) for _ in range(ROWS))
+        for _ in range(2)
+    ]
+    corpus = EncodedCorpus(*sides, vocab_size=37, dropped_overlong=0, unknown_tokens=0)
+    settings = TrainingConfig(
+        batching=batching, bucket_count=1, pack_length=LENGTH, token_budget=ROWS * LENGTH
+    )
+    plan = plan_epoch(corpus, settings, epoch=0)[:1]
+    (whole,) = training_batches(corpus, plan)
+    parts = [
+        next(training_batches(corpus, plan, process_index=index, process_count=DEVICES))
+        for index in range(DEVICES)
+    ]
+    rows = NamedSharding(Mesh(jax.devices(), ("devices",)), PartitionSpec("devices"))
+    spread = jax.tree.map(lambda *slices: jax.device_put(np.concatenate(slices), rows), *parts)
+    assert len(spread.src.sharding.device_set) == DEVICES
+
+    def mean_loss(params, batch):
+        total, count = batch_loss(params, batch, config, 0.1)
+        return total / count
+
+    run = jit(jax.value_and_grad(mean_loss))
+    one, many = (run(random_params(config), batch) for batch in (whole, spread))
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(one[1]))
+    leaves = zip(*(jax.tree.leaves(gradients) for _, gradients in (one, many)), strict=True)
+    return {
+        "rows": [len(whole.src), len(spread.src)],
+        "loss": abs(float(many[0] / one[0]) - 1),
+        "gradient": float(max(np.abs(a - np.asarray(b)).max() for a, b in leaves) / largest),
+    }
+
+
+def test_sixty_rows_on_eight_devices_are_sixty_rows_on_one(request):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.test_partial_batch"],
+        cwd=request.config.rootpath,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    for figures in json.loads(done.stdout).values():
+        assert figures["rows"] == [60, 64]
+        assert figures["loss"] <= 1e-6
+        assert figures["gradient"] <= 1e-6
+
+
+if __name__ == "__main__":
+    print(json.dumps({batching: compare(batching) for batching in ("buckets", "packed")}))
