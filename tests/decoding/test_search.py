@@ -6,8 +6,10 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.decoding import generation
+from tests.convert import tools
 from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import (
+    STATIC,
     Plain,
     assert_equal,
     assert_found,
@@ -197,14 +199,17 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
 @pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads"])
 def test_a_source_mask_takes_the_place_of_the_padding(preset):
     config, params, src = random_model(preset)
-    options = {"max_new_tokens": 15}
-    expected = quick_generate(params, config, src, **options)
+    options = {"max_new_tokens": 6}
+    # Not as quick as elsewhere: XLA without its fusion emitters rounds a mask that is given and
+    # one that is computed differently, by one unit in the last place.
+    search = tools.jit(generate, static_argnames=STATIC)
+    expected = search(params, config, src, **options)
     padding = (src != config.pad_id)[:, None, None, :]
     everything = np.ones((1, 1, 1, 1), bool)
     by_head = np.broadcast_to(padding, (len(src), config.num_heads, 1, src.shape[1]))
     for mask in (padding, everything, by_head):
-        masked = quick_generate(params, config, src, src_mask=mask, **options)
-        same = np.allclose(masked.scores, expected.scores, rtol=1e-5, atol=1e-5)
+        masked = search(params, config, src, src_mask=mask, **options)
+        same = np.array_equal(masked.scores, expected.scores)
         assert same == (mask.size > 1)
 
 
