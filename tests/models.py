@@ -1,5 +1,7 @@
 """Small models for tests: every axis another size, random numbers in every leaf."""
 
+import functools
+
 import jax
 import numpy as np
 
@@ -40,8 +42,12 @@ def random_params(config, seed=0, dtype=np.float32):
             return random.normal(0, config.d_model**-0.5, leaf.shape).astype(dtype)
         return random.normal(1.0 if name == "scale" else 0.0, 0.3, leaf.shape).astype(dtype)
 
-    shapes = jax.eval_shape(lambda key: init_params(key, config), jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    return jax.tree_util.tree_map_with_path(draw, shapes(config))
+
+
+@functools.cache
+def shapes(config):
+    return jax.eval_shape(lambda key: init_params(key, config), jax.random.key(0))
 
 
 def random_tokens(config, seed=0, dtype=np.float32):

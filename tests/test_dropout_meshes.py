@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_transformer import apply, functional
-from tests.convert.tools import jit
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -49,12 +48,12 @@ def compare_masks(key):
     random = np.random.default_rng(4)
     arrays = [random.normal(size=shape).astype("float32") for shape in SHAPES]
     cases = list(itertools.product(arrays, (0, -1)))
-    plain = jit(functools.partial(values_and_slopes, drop))([x for x, _ in cases], key)
+    plain = jax.jit(functools.partial(values_and_slopes, drop))([x for x, _ in cases], key)
     compared, unequal = 0, []
     for remat, count in itertools.product((False, True), DEVICES):
         sharded = [shard(x, count, axis) for x, axis in cases]
         function = jax.checkpoint(drop) if remat else drop
-        spread = jit(functools.partial(values_and_slopes, function))(sharded, key)
+        spread = jax.jit(functools.partial(values_and_slopes, function))(sharded, key)
         for (x, axis), *results in zip(cases, *spread, *plain, strict=True):
             value, slope, plain_value, plain_slope = results
             assert len(value.sharding.device_set) == len(slope.sharding.device_set) == count
@@ -69,7 +68,7 @@ def compare_models(key):
     config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1, dropout=0.1)
     params = random_params(config)
     src, tgt = (np.resize(ids, (8, ids.shape[1])) for ids in random_tokens(config))
-    run = jit(apply, static_argnums=1)
+    run = jax.jit(apply, static_argnums=1)
     logits = []
     for count in (1, 8):
         weights = jax.tree.map(functools.partial(shard, count=count, axis=None), params)
@@ -80,16 +79,12 @@ def compare_models(key):
 
 
 def test_masks_do_not_depend_on_the_mesh(request):
+    devices = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_dropout_meshes"],
         cwd=request.config.rootpath,
         env=os.environ
-        | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        },
+        | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {devices}"},
         capture_output=True,
         text=True,
         check=False,

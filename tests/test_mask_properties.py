@@ -14,7 +14,6 @@ from hypothesis.extra.numpy import arrays
 import torch_reference
 from jax_transformer import TransformerConfig, apply, convert, decode, functional
 from jax_transformer.layers import MultiHeadAttention
-from tests.convert.tools import jit
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, random_params, small_config
 from tests.parity.ladder import error
 from tests.parity.test_blocks import MASK_KINDS, make_mask
@@ -78,7 +77,7 @@ def decode_memory(params, config, memory, tgt, src_mask, tgt_mask):
     return decode(params, config, tgt, memory, tgt_mask, src_mask)
 
 
-@functools.partial(jit, static_argnames=("config", "forward"))
+@functools.partial(jax.jit, static_argnames=("config", "forward"))
 def run_jax(config, params, src, tgt, src_kept, tgt_kept, weights, forward=apply):
     """Return the outputs at valid positions, and the gradients of their weighted sum."""
     causal = np.tril(np.ones((COLUMNS, COLUMNS), bool))
@@ -209,7 +208,7 @@ SHAPE = (2, 3, 4, 5)  # sentences, heads, queries, keys
 HEAD_DIM = 7
 
 
-@jit
+@jax.jit
 def attend(query, key, value, mask, weights):
     """Return what attention gathers, and the gradients of its weighted sum."""
 
@@ -271,7 +270,7 @@ def test_every_kind_of_mask_is_finite_and_an_idle_query_gives_the_output_bias(ki
     if kind != "nothing":
         mask = make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, config.num_heads)
 
-    @jit
+    @jax.jit
     def run(params, query, memory, mask):
         def objective(params, query, memory):
             outputs = layer.apply({"params": params}, query, memory, memory, mask)
@@ -291,7 +290,7 @@ def test_every_kind_of_mask_is_finite_and_an_idle_query_gives_the_output_bias(ki
 
 # Other batches of the same sentences
 
-forward = jit(apply, static_argnums=1)
+forward = jax.jit(apply, static_argnums=1)
 
 
 @pytest.fixture(scope="module")

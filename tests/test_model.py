@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, TransformerConfig, apply, decode, encode, init_params
-from tests.models import random_params, random_tokens, small_config
+from tests import models
+from tests.models import random_params, random_tokens
 from tests.parity.ladder import error
 
-run = jax.jit(apply, static_argnames="config")
+run, run_encoder, run_decoder, start = (
+    jax.jit(function, static_argnames="config") for function in (apply, encode, decode, init_params)
+)
+
+
+def small_config(preset, **fields):
+    """Return a model of one layer a side: tests/parity has the stacks of them."""
+    return models.small_config(preset, num_encoder_layers=1, num_decoder_layers=1, **fields)
 
 
 @pytest.fixture(params=TransformerConfig.presets())
@@ -23,8 +31,8 @@ def test_encode_then_decode_is_apply(model):
     src_mask = None
     if config.token_embeddings != "none":
         src_mask = (src != config.pad_id)[:, None, None, :]
-    memory = encode(params, config, src, src_mask)
-    logits = decode(params, config, tgt, memory, src_mask=src_mask)
+    memory = run_encoder(params, config, src, src_mask)
+    logits = run_decoder(params, config, tgt, memory, src_mask=src_mask)
     np.testing.assert_allclose(logits, run(params, config, src, tgt), atol=1e-5)
 
 
@@ -169,7 +177,7 @@ def test_unequal_lengths_are_refused_where_the_decoder_needs_equal_ones():
 
 def test_one_key_one_model():
     config = small_config("vaswani2017")
-    one, same, other = (init_params(jax.random.key(seed), config) for seed in (1, 1, 2))
+    one, same, other = (start(jax.random.key(seed), config) for seed in (1, 1, 2))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, same))
     kernels = [
         params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"] for params in (one, other)
@@ -198,11 +206,12 @@ def test_positions_given_are_the_ones_added(model):
         np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape[:2]) for tokens in (src, tgt)
     )
     counted = run(params, config, src, tgt)
-    given = run(params, config, src, tgt, src_positions=src_positions, tgt_positions=tgt_positions)
+    positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
+    given = run(params, config, src, tgt, **positions)
     np.testing.assert_allclose(given, counted, atol=1e-6)
-    for name, positions in (("src_positions", src_positions), ("tgt_positions", tgt_positions)):
-        moved = run(params, config, src, tgt, **{name: positions[:, ::-1]})
-        assert np.array_equal(moved, counted) == (config.positions == "none")
+    for name, counting in positions.items():
+        moved = run(params, config, src, tgt, **(positions | {name: counting[:, ::-1]}))
+        assert np.array_equal(moved, given) == (config.positions == "none")
 
 
 def test_tokens_change_places_with_their_positions():

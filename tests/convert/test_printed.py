@@ -15,7 +15,6 @@ from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
     gradient_error,
-    jit,
     learned,
     target_masks,
 )
@@ -51,7 +50,7 @@ def logits_of_both(module, params, config):
         theirs = module(
             torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask
         )
-    run = jit(apply, static_argnums=1)
+    run = jax.jit(apply, static_argnums=1)
     return run(params, config, src, tgt, src_mask.numpy(), tgt_mask.numpy()), theirs
 
 
@@ -101,7 +100,7 @@ def test_gradients_travel_through_the_same_table(name, x64):
     (logits * torch.from_numpy(weights)).sum().backward()
     theirs = {name: parameter.grad for name, parameter in module.named_parameters()}
 
-    @jit
+    @jax.jit
     def gradients(params):
         def objective(params):
             return (

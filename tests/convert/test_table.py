@@ -16,7 +16,6 @@ from jax_transformer.functional import sinusoidal_positions
 from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
-    jit,
     same_bits,
     target_masks,
 )
@@ -208,7 +207,7 @@ def test_a_users_own_layout_uses_every_operation():
     src_mask, tgt_mask = target_masks(src, tgt, config.pad_id)
     theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask)
     with jax.default_matmul_precision("highest"):
-        ours = jit(apply, static_argnums=1)(params, config, src, tgt)
+        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
     measured = error(ours, theirs)
     print(f"logits differ by {measured:.1e}")
     assert measured <= 1e-5

@@ -22,7 +22,6 @@ from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
     gradient_error,
-    jit,
 )
 from tests.models import small_config
 from tests.parity.ladder import error
@@ -158,7 +157,7 @@ def test_random_configurations_agree_in_both_directions(number, dtype):
         hidden = decode(params, config, tgt, memory, tgt_mask, memory_mask)
         return (hidden * weights).sum(), hidden
 
-    run = jit(jax.grad(objective, has_aux=True))
+    run = jax.jit(jax.grad(objective, has_aux=True))
 
     def call(module):
         hidden = module(torch.from_numpy(src), torch.from_numpy(tgt), **masks)
@@ -208,7 +207,7 @@ def after_adam(run, params, call, module):
     optimizer = optax.adam(1e-3, b1=0.9, b2=0.98, eps=1e-8, eps_root=0.0)
     theirs = torch.optim.Adam(module.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-8)
 
-    @jit
+    @jax.jit
     def update(gradients, state, params):
         updates, state = optimizer.update(gradients, state)
         return optax.apply_updates(params, updates), state
@@ -341,7 +340,7 @@ def test_inside_a_module_with_embeddings_and_output_layer(tie):
     src = np.random.default_rng(0).integers(1, 37, (3, 7)).astype(np.int32)
     tgt = np.random.default_rng(1).integers(1, 41, (3, 5)).astype(np.int32)
     with jax.default_matmul_precision("highest"):
-        ours = jit(apply, static_argnums=1)(params, config, src, tgt)
+        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
     theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long())
     measured = error(ours, theirs)
     print(f"tie {tie}: logits differ by {measured:.1e}")

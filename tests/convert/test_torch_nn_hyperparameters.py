@@ -14,7 +14,6 @@ from jax_transformer import InputError, apply, convert
 from jax_transformer.convert import ConfigMismatch
 from jax_transformer.convert.metadata import FREE_FIELDS, check_config
 from tests.convert.foreign import randomized
-from tests.convert.tools import jit
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -42,7 +41,7 @@ def probe():
     hidden = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
     with torch.no_grad():
         theirs = module(torch.from_numpy(src), torch.from_numpy(tgt), tgt_mask=hidden)
-    run = jit(apply, static_argnums=1)
+    run = jax.jit(apply, static_argnums=1)
 
     def distance(state_dict):
         params = convert.from_torch(state_dict, config, "torch_nn")

@@ -1,22 +1,12 @@
 """Comparisons that the conversion tests share."""
 
-import jax
 import numpy as np
 import torch
 
 from jax_transformer.convert.arrays import as_numpy
 from jax_transformer.convert.table import flatten
 
-# Small models compile for longer than they run: leave out what only makes code faster.
-COMPILE_QUICKLY = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 LOGIT_BOUNDS = {"float64": 1e-11, "float32": 1e-5}
-
-
-def jit(function, **options):
-    return jax.jit(function, compiler_options=COMPILE_QUICKLY, **options)
 
 
 def same_bits(one, other):

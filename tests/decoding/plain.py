@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from jax_transformer import TransformerConfig, apply, generate
-from tests.convert.tools import COMPILE_QUICKLY
 from tests.models import random_params, random_tokens, small_config
 
 STATIC = (
@@ -24,16 +23,8 @@ STATIC = (
 WITH_IDS = [name for name in TransformerConfig.presets() if name != "torch_nn"]
 
 
-def jit(function, **options):
-    """Compile quickly: three times as fast as the tests of conversion, where jax still can."""
-    compiler_options = dict(COMPILE_QUICKLY)
-    if jax.__version_info__ < (0, 11):
-        compiler_options["xla_cpu_use_fusion_emitters"] = False
-    return jax.jit(function, compiler_options=compiler_options, **options)
-
-
-quick_generate = jit(generate, static_argnames=STATIC)  # and raises nothing late
-run = jit(apply, static_argnames="config")
+quick_generate = jax.jit(generate, static_argnames=STATIC)  # and raises nothing late
+run = jax.jit(apply, static_argnames="config")
 
 
 def random_model(preset, seed=0, vocab_size=8, dtype=np.float32, **overrides):

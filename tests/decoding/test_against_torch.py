@@ -10,7 +10,6 @@ import torch
 
 import torch_reference
 from jax_transformer import convert, generate
-from tests.decoding.plain import jit
 from tests.decoding.reversing import (
     MAX_NEW_TOKENS,
     PRESETS,
@@ -38,7 +37,7 @@ def exact_products():
 @pytest.fixture(scope="module")
 def compiled():
     """Compile once a preset and beam: only weights, sources and penalties change."""
-    return jit(generate, static_argnames=STATIC)
+    return jax.jit(generate, static_argnames=STATIC)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from jax_transformer import (
     masks,
     select_hypotheses,
 )
-from tests.decoding.plain import assert_equal, jit
+from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 
@@ -55,13 +55,13 @@ def remember(config, params, src):
     return encode(params, config, src), mask
 
 
-@functools.partial(jit, static_argnames=("config", "length", "beam_size"))
+@functools.partial(jax.jit, static_argnames=("config", "length", "beam_size"))
 def start(config, params, src, length=LENGTH, beam_size=BEAM):
     memory, mask = remember(config, params, src)
     return init_cache(params, config, memory, length, mask, beam_size=beam_size)
 
 
-quick_step = jit(decode_step, static_argnames="config")
+quick_step = jax.jit(decode_step, static_argnames="config")
 
 
 def uncached(config, params, src, tokens):
@@ -100,7 +100,7 @@ def cached(config, params, src, tokens):
 def test_every_step_is_the_uncached_model(preset, dtype):
     config, params, src, tokens = setting(preset, dtype, beam_size=1)
     tokens = tokens[:, :, 0]
-    compare = jit(lambda *args: (cached(config, *args), uncached(config, *args)))
+    compare = jax.jit(lambda *args: (cached(config, *args), uncached(config, *args)))
     found, expected = compare(params, src, tokens)
     assert found.dtype == dtype
     for step in range(LENGTH):
@@ -142,7 +142,7 @@ def with_gathering(config, params, src, tokens, parents):
 def test_ancestors_are_gathering_without_the_moving(preset, dtype):
     config, params, src, tokens = setting(preset, dtype)
     parents = np.random.default_rng(1).integers(0, BEAM, (LENGTH, BATCH, BEAM)).astype(np.int32)
-    compare = jit(lambda *args: (with_ancestors(config, *args), with_gathering(config, *args)))
+    compare = jax.jit(lambda *args: (with_ancestors(config, *args), with_gathering(config, *args)))
     found, expected = compare(params, src, tokens, parents)
     assert found.shape[:3] == (LENGTH, BATCH, BEAM)
     assert error(found, expected) <= bound("logits", dtype)
@@ -172,7 +172,7 @@ def test_a_step_can_be_mapped():
     first = start(config, params, src)
     _, second = quick_step(params, config, first, tokens[0])
     both = jax.tree.map(lambda *pair: np.stack(pair), first, second)
-    mapped = jit(jax.vmap(functools.partial(decode_step, params, config)))
+    mapped = jax.jit(jax.vmap(functools.partial(decode_step, params, config)))
     logits, caches = mapped(both, tokens[1:3])
     for index, cache in enumerate((first, second)):
         expected, after = quick_step(params, config, cache, tokens[1 + index])
@@ -258,7 +258,7 @@ def test_what_padding_of_the_memory_holds_does_not_matter(preset):
     padding = np.asarray(src == config.pad_id)[..., None]
     memory, mask = remember(config, params, src)
 
-    @jit
+    @jax.jit
     def first_logits(memory):
         cache = init_cache(params, config, memory, LENGTH, mask, beam_size=BEAM)
         return decode_step(params, config, cache, tokens[0])[0]

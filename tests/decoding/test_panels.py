@@ -10,7 +10,7 @@ import pytest
 from jax_transformer import encode, generate, init_cache, masks
 from jax_transformer.decoding.cache import decode_step
 from jax_transformer.decoding.panels import MOST_ROWS, cut_panels, use_panels
-from tests.decoding.plain import jit, random_model
+from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 
@@ -23,12 +23,12 @@ def test_a_step_over_panels_is_the_plain_one(preset, num_rows, shape):
     src, tgt = (jnp.asarray(tokens[:num_rows]) for tokens in random_tokens(config))
     src_mask = masks.padding_mask(src, config.pad_id)
     memory = encode(params, config, src, src_mask)
-    step = jit(decode_step, static_argnames="config")
+    step = jax.jit(decode_step, static_argnames="config")
     plain = cache = init_cache(params, config, memory, tgt.shape[1], src_mask)
     cut = cut_panels(params, config, num_rows)
     assert cut.kernels["output_projection"].shape == shape
 
-    @jit
+    @jax.jit
     def step_over_panels(cache, tokens):
         with use_panels(cut):
             return decode_step(params, config, cache, tokens)

@@ -1,11 +1,12 @@
 """Each rule against its definition in numpy, and in a search with the others."""
 
+import jax
 import numpy as np
 import pytest
 
 from jax_transformer.decoding.processors import Rules, apply_rules
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import Plain, assert_found, biased, jit, quick_generate, random_model
+from tests.decoding.plain import Plain, assert_found, biased, quick_generate, random_model
 
 STEP, LENGTH, VOCABULARY = 9, 12, 8  # few ids, so that sequences repeat
 CASES = [
@@ -41,7 +42,7 @@ def test_a_rule_is_its_definition(options):
     }
     given = {name: arrays[name](options[name]) for name in arrays if name in options}
     rules = Rules(banned, no_repeat_ngram_size=options.get("no_repeat_ngram_size"), **given)
-    apply = jit(apply_rules, static_argnames="config")
+    apply = jax.jit(apply_rules, static_argnames="config")
     found = apply(scores, history, np.asarray(STEP, np.int32), rules, config)
     changed = 0
     for row in range(5):

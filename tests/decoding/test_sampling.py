@@ -9,7 +9,7 @@ import pytest
 from jax_transformer import score
 from jax_transformer.decoding.sampling import Sampling, sample
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import jit, quick_generate
+from tests.decoding.plain import quick_generate
 
 ROWS = 20_000
 LOGITS = np.log(np.array([0.3, 0.05, 0.25, 0.0, 0.2, 0.1, 0.1], np.float32) + 1e-30)
@@ -52,7 +52,7 @@ def test_draws_have_their_frequencies(options, expected):
     }
     sampling = Sampling(jax.random.key(0), top_k=top_k, **values)
     logits = np.broadcast_to(LOGITS, (ROWS, 7))
-    drawn = jit(sample)(logits, np.int32(3), sampling)
+    drawn = jax.jit(sample)(logits, np.int32(3), sampling)
     frequencies = np.bincount(drawn, minlength=7) / ROWS
     assert (frequencies[expected == 0] == 0).all()
     deviation = np.sqrt(expected * (1 - expected) / ROWS)
@@ -61,7 +61,7 @@ def test_draws_have_their_frequencies(options, expected):
 
 def test_rows_and_steps_draw_apart():
     sampling = Sampling(jax.random.key(0))
-    draw = functools.partial(jit(sample), sampling=sampling)
+    draw = functools.partial(jax.jit(sample), sampling=sampling)
     logits = np.broadcast_to(LOGITS, (ROWS, 7))
     first, second = draw(logits, np.int32(0)), draw(logits, np.int32(1))
     likely = np.square(softmax(LOGITS)).sum()  # that two draws agree
@@ -79,7 +79,7 @@ def test_the_key_decides_and_the_model_scores(reversal_model):
     other = draw(src, key=jax.random.key(1), temperature=2.0)
     np.testing.assert_array_equal(first.tokens, again.tokens)
     assert (first.tokens != other.tokens).any()
-    expected = jit(score, static_argnames="config")(params, config, src, first.tokens[:, 0])
+    expected = jax.jit(score, static_argnames="config")(params, config, src, first.tokens[:, 0])
     np.testing.assert_allclose(first.scores[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 

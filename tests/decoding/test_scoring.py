@@ -8,12 +8,12 @@ import torch
 import torch_reference
 from jax_transformer import InputError, apply, convert, cross_attention_weights, score
 from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import jit, quick_generate, random_model
+from tests.decoding.plain import quick_generate, random_model
 from tests.models import SOURCE_LENGTH
 from tests.parity.ladder import error
 
-quick_score = jit(score, static_argnames="config")
-quick_weights = jit(cross_attention_weights, static_argnames="config")
+quick_score = jax.jit(score, static_argnames="config")
+quick_weights = jax.jit(cross_attention_weights, static_argnames="config")
 
 
 def targets(config, count, length, seed=0):
@@ -42,7 +42,7 @@ def test_a_score_sums_the_log_probabilities_of_the_tokens(preset):
     config, params, src = random_model(preset)
     tgt = targets(config, len(src), SOURCE_LENGTH)
     given = read(config, tgt)
-    logits = jit(apply, static_argnames="config")(params, config, src, given)
+    logits = jax.jit(apply, static_argnames="config")(params, config, src, given)
     seen = np.take_along_axis(jax.nn.log_softmax(logits), tgt[..., None], axis=-1)[..., 0]
     expected = np.sum(seen, axis=1, where=tgt != config.pad_id)
     found = quick_score(params, config, src, tgt)

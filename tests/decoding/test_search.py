@@ -6,7 +6,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.decoding import generation
-from tests.convert import tools
+from tests.compilation import AS_USERS_DO
 from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import (
     STATIC,
@@ -202,7 +202,7 @@ def test_a_source_mask_takes_the_place_of_the_padding(preset):
     options = {"max_new_tokens": 6}
     # Not as quick as elsewhere: XLA without its fusion emitters rounds a mask that is given and
     # one that is computed differently, by one unit in the last place.
-    search = tools.jit(generate, static_argnames=STATIC)
+    search = jax.jit(generate, static_argnames=STATIC, compiler_options=AS_USERS_DO)
     expected = search(params, config, src, **options)
     padding = (src != config.pad_id)[:, None, None, :]
     everything = np.ones((1, 1, 1, 1), bool)

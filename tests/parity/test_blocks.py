@@ -1,5 +1,7 @@
 """Each block alone, in both frameworks, with the same weights and inputs."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch_reference.functional
 import torch_reference.masks
 from jax_transformer import functional, layers, masks, model
+from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
 from tests.parity.ladder import bound, error
 
@@ -43,11 +46,9 @@ def to_torch(array):
     return None if array is None else torch.from_numpy(np.array(array))
 
 
+@functools.partial(jax.jit, static_argnames=("layer", "method"), compiler_options=AS_USERS_DO)
 def run(layer, params, *inputs, method=None):
-    params, inputs = jax.tree.map(jax.numpy.asarray, (params, inputs))
-    return jax.jit(layer.apply, static_argnames="method")(
-        {"params": params}, *inputs, method=method
-    )
+    return layer.apply({"params": params}, *inputs, method=method)
 
 
 def test_embedding(pair, ladder):

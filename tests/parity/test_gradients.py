@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jax_transformer.training.config import TrainingConfig
-from tests.convert.tools import jit
 from tests.parity.ladder import bound
 from tests.parity.measure import (
     SETTINGS,
@@ -31,7 +30,7 @@ PLAIN = TrainingConfig(
 def test_gradient_of_every_leaf(trainable_pair):
     preset, dtype, pair = trainable_pair
     (batch,) = random_batches(pair.config, 1)
-    for objective, errors in gradients(pair, batch, jit).items():
+    for objective, errors in gradients(pair, batch).items():
         leaf, measured = worst(errors)
         print(f"{preset} {dtype} gradient of the {objective}: {measured:.1e} in {leaf}")
         assert measured <= bound("gradient", dtype), (objective, leaf)
@@ -39,7 +38,7 @@ def test_gradient_of_every_leaf(trainable_pair):
 
 def test_twenty_steps_of_adam(trainable_pair):
     preset, dtype, pair = trainable_pair
-    trained = train(pair, random_batches(pair.config, STEPS), SETTINGS, jit)
+    trained = train(pair, random_batches(pair.config, STEPS), SETTINGS)
     leaf, measured = worst(training_errors(trained))
     print(f"{preset} {dtype} after {STEPS} steps: {measured:.1e} in {leaf}")
     assert measured <= bound("adam", dtype), leaf
@@ -54,7 +53,7 @@ def plain():
     jax.config.update("jax_enable_x64", True)
     pair = make_pair(trainable("vaswani2017", num_decoder_layers=1), "float64")
     batches = random_batches(pair.config, STEPS)
-    yield pair, batches, train(pair, batches, PLAIN, jit)
+    yield pair, batches, train(pair, batches, PLAIN)
     jax.config.update("jax_enable_x64", False)
 
 
@@ -70,7 +69,7 @@ def plain():
 )
 def test_settings_alone(plain, settings):
     pair, batches, without = plain
-    trained = train(pair, batches, dataclasses.replace(PLAIN, **settings), jit)
+    trained = train(pair, batches, dataclasses.replace(PLAIN, **settings))
     for one in (without, trained):
         leaf, measured = worst(training_errors(one))
         assert measured <= bound("adam", "float64"), leaf

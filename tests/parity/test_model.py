@@ -1,21 +1,26 @@
 """The whole model in both frameworks, and the functional face."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
 from jax_transformer import apply, decode, encode
+from tests.compilation import AS_USERS_DO
 from tests.parity.test_blocks import make_mask, to_torch
+
+jit = functools.partial(jax.jit, static_argnums=1)
 
 
 def test_encode(pair, ladder):
-    actual = jax.jit(encode, static_argnums=1)(pair.params, pair.config, pair.src)
+    actual = jit(encode)(pair.params, pair.config, pair.src)
     ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
 
 
 def test_logits(pair, ladder):
-    actual = jax.jit(apply, static_argnums=1)(pair.params, pair.config, pair.src, pair.tgt)
+    run = jit(apply, compiler_options=AS_USERS_DO)
+    actual = run(pair.params, pair.config, pair.src, pair.tgt)
     expected = pair.module(torch.from_numpy(pair.src), torch.from_numpy(pair.tgt))
     ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
 
@@ -27,7 +32,7 @@ def test_logits_under_masks_of_the_caller(pair, ladder):
         make_mask("padding", source_length, source_length, heads),
         make_mask("empty row", target_length, target_length, heads),
     )
-    actual = apply(pair.params, pair.config, pair.src, pair.tgt, *masks)
+    actual = jit(apply)(pair.params, pair.config, pair.src, pair.tgt, *masks)
     expected = pair.module(*map(to_torch, (pair.src, pair.tgt, *masks)))
     ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
 
@@ -36,6 +41,6 @@ def test_decode_of_a_given_memory(pair, ladder):
     random = np.random.default_rng(6)
     shape = (*pair.src.shape[:2], pair.config.d_model)
     memory = random.normal(size=shape).astype(jax.tree.leaves(pair.params)[0].dtype)
-    actual = decode(pair.params, pair.config, pair.tgt, jnp.asarray(memory))
+    actual = jit(decode)(pair.params, pair.config, pair.tgt, memory)
     expected = pair.module.decode(torch.from_numpy(pair.tgt), torch.from_numpy(memory))
     ladder.check(pair.preset, "decode", actual, expected, kind="logits")

@@ -12,7 +12,6 @@ from jax_transformer.layers import MultiHeadAttention
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import adam
-from tests.convert.tools import jit
 from tests.models import random_params, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, error
@@ -31,13 +30,13 @@ def test_products_of_rounded_inputs(pair, precision):
     (batch,) = measure.random_batches(pair.config, 1)
 
     def rounding(function):
-        return jit(with_rounded_products(function, precision))
+        return jax.jit(with_rounded_products(function, precision))
 
-    _, exact = measure.worst(measure.forward(pair, batch, jit))
+    _, exact = measure.worst(measure.forward(pair, batch))
     _, rounded = measure.worst(measure.forward(pair, batch, rounding))
     print(f"{precision}: logits {rounded:.1e} instead of {exact:.1e}")
     assert exact <= bound("logits", "float32") < rounded / 100
-    exact, rounded = (measure.gradients(pair, batch, one) for one in (jit, rounding))
+    exact, rounded = (measure.gradients(pair, batch, one) for one in (jax.jit, rounding))
     for objective in exact:
         assert measure.worst(exact[objective])[1] <= bound("gradient", "float32")
         assert measure.worst(rounded[objective])[1] > 100 * bound("gradient", "float32")

@@ -11,7 +11,7 @@ from jax_transformer.data.batches import Batch, EncodedCorpus, make_batch, plan_
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss, packed_logits
 from jax_transformer.training.step import init_state, train_step
-from tests.convert.tools import gradient_error, jit
+from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config
 from tests.parity.ladder import bound, error
 
@@ -19,16 +19,16 @@ LONGEST = 9
 PACKED = TrainingConfig(batching="packed", pack_length=23, token_budget=3 * 23)
 PRESETS = ("vaswani2017", "pre_norm", "marian")
 
-loss_and_gradients = jit(
+loss_and_gradients = jax.jit(
     jax.value_and_grad(batch_loss, has_aux=True), static_argnames=("config", "label_smoothing")
 )
 
 
 def make_config(preset, **overrides):
     """Return a small model of 0 as padding, whose position table is shorter than a packed row."""
-    begin = 0 if preset == "marian" else 1
-    ids = {"pad_id": 0, "bos_id": begin, "eos_id": 2, "num_decoder_layers": 2}
-    return small_config(preset, **(ids | {"max_length": LONGEST} | overrides))
+    ids = {"pad_id": 0, "bos_id": 0 if preset == "marian" else 1, "eos_id": 2}
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "max_length": LONGEST}
+    return small_config(preset, **(ids | sizes | overrides))
 
 
 def make_corpus(config, pairs=11, seed=0):
@@ -57,7 +57,9 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
     params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)
     plan = plan_epoch(corpus, PACKED, epoch=0)
     assert max(np.bincount(planned.member_rows).max() for planned in plan) >= 3
-    packed, alone = (jit(function, static_argnames="config") for function in (packed_logits, apply))
+    packed, alone = (
+        jax.jit(function, static_argnames="config") for function in (packed_logits, apply)
+    )
     worst, compared = 0.0, 0
     for planned in plan:
         batch = make_batch(corpus, planned)
@@ -104,7 +106,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
         src=np.where(second_src, batch.src, 5),
         tgt_in=np.where(second_tgt, batch.tgt_in, 7),
     )
-    packed = jit(packed_logits, static_argnames="config")
+    packed = jax.jit(packed_logits, static_argnames="config")
     logits, changed = (np.asarray(packed(params, one, config)) for one in (batch, others))
     assert np.array_equal(changed[second_tgt], logits[second_tgt])
     assert not np.isclose(changed[batch.tgt_segments == 1], logits[batch.tgt_segments == 1]).all()
@@ -156,7 +158,7 @@ def test_dropout_follows_its_key():
     config = make_config("pre_norm", dropout=0.5)
     params, corpus = random_params(config), make_corpus(config)
     batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
-    run = jit(batch_loss, static_argnames=("config", "label_smoothing"))
+    run = jax.jit(batch_loss, static_argnames=("config", "label_smoothing"))
     keys = (None, *map(jax.random.key, (1, 1, 2)))
     without, one, same, other = (float(run(params, batch, config, 0.0, key)[0]) for key in keys)
     assert one == same

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
-from tests.convert.tools import jit
 from tests.models import random_params, small_config
 
 ROWS, DEVICES, LENGTH = 60, 8, 9
@@ -47,7 +46,7 @@ def compare(batching):
         total, count = batch_loss(params, batch, config, 0.1)
         return total / count
 
-    run = jit(jax.value_and_grad(mean_loss))
+    run = jax.jit(jax.value_and_grad(mean_loss))
     one, many = (run(random_params(config), batch) for batch in (whole, spread))
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(one[1]))
     leaves = zip(*(jax.tree.leaves(gradients) for _, gradients in (one, many)), strict=True)
@@ -59,15 +58,12 @@ def compare(batching):
 
 
 def test_sixty_rows_on_eight_devices_are_sixty_rows_on_one(request):
+    devices = f"--xla_force_host_platform_device_count={DEVICES}"
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.test_partial_batch"],
         cwd=request.config.rootpath,
         env=os.environ
-        | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
-            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        },
+        | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {devices}"},
         capture_output=True,
         text=True,
         check=False,
