@@ -1,18 +1,15 @@
 """Speed of `generate` beside Hugging Face and CTranslate2: python -m benchmarks.decoding.
 
 The same weights and sources, greedy and beam search, exactly `NEW_TOKENS` tokens a target, float32
-on one core. Each system has a process of its own, and they are called in turn: in one process the
-thread pools and allocations of one would be there while another is timed. Every timed call comes
-right after a discarded one. Needs the extra "bench", and Linux (sched_setaffinity).
+on one core, called in turn, each call right after a discarded one. Needs the extra "bench", and
+Linux (sched_setaffinity).
 """
 
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.metadata import version
-from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -27,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import TransformerConfig, convert, generate, init_params
 
 VOCAB_SIZE = 8_000
@@ -158,28 +156,11 @@ def draw_sources(batch: int) -> Sources:
     return src[:, : lengths.max()]
 
 
-def serve(name: str, folder: Path, connection: Connection) -> None:
-    """Load a system, then answer each (sources, beam size) by ids and the seconds they took."""
-    run = LOADERS[name](folder)
-    while (request := connection.recv()) is not None:
-        run(*request)
-        start = time.perf_counter()
-        targets = run(*request)
-        connection.send((targets, time.perf_counter() - start))
-
-
 def compare(
     systems: dict[str, Connection], batch: int, beam_size: int, rounds: int
 ) -> dict[str, Any]:
     """Return the seconds of each system in each round, and in how many rows its ids are others."""
-    src = draw_sources(batch)
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    targets: dict[str, Targets] = {}
-    for _ in range(rounds):
-        for name, connection in systems.items():
-            connection.send((src, beam_size))
-            targets[name], taken = connection.recv()
-            seconds[name].append(taken)
+    targets, seconds = time_in_turn(systems, (draw_sources(batch), beam_size), rounds)
     return {
         "batch": batch,
         "beam_size": beam_size,
@@ -191,16 +172,6 @@ def compare(
     }
 
 
-def start(folder: Path) -> dict[str, Connection]:
-    """Return, by name, the connection to a process that serves each system."""
-    connections = {}
-    for name in LOADERS:
-        connections[name], theirs = Pipe()
-        get_context("spawn").Process(target=serve, args=(name, folder, theirs), daemon=True).start()
-        theirs.close()  # so that a process that dies is noticed here
-    return connections
-
-
 def cells(result: dict[str, Any]) -> list[str]:
     """Return a result as a row of the table."""
     seconds = result["seconds"]
@@ -209,7 +180,7 @@ def cells(result: dict[str, Any]) -> list[str]:
         str(result["batch"]),
         "greedy" if result["beam_size"] == 1 else f"beam {result['beam_size']}",
         *(f"{median(taken):.3f}" for taken in seconds.values()),
-        *(f"{ratio.min():.2f} - {median(ratio):.2f} - {ratio.max():.2f}" for ratio in ratios),
+        *map(spread, ratios),
         *(str(result["rows_that_differ"][name]) for name in list(LOADERS)[1:]),
     ]
 
@@ -230,13 +201,12 @@ def main(rounds: int = 5, core: int = 0, json_file: Path | None = None) -> None:
     results = []
     with tempfile.TemporaryDirectory() as name:
         write_models(Path(name))
-        systems = start(Path(name))
+        systems = start(LOADERS, Path(name))
         for beam_size in BEAM_SIZES:
             for batch in track(BATCHES, "greedy" if beam_size == 1 else f"beam {beam_size}"):
                 results.append(compare(systems, batch, beam_size, rounds))
                 table.add_row(*cells(results[-1]))
-        for connection in systems.values():
-            connection.send(None)
+        stop(systems)
     versions = {name: version(name) for name in ("jax", "transformers", "torch", "ctranslate2")}
     Console().print(
         table,
@@ -247,12 +217,6 @@ def main(rounds: int = 5, core: int = 0, json_file: Path | None = None) -> None:
     if json_file is not None:
         record = {"processor": processor(), "versions": versions, "results": results}
         json_file.write_text(json.dumps(record, indent=2) + "\n")
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import torch
 import torch_reference
 from jax_transformer import TransformerConfig, apply, convert, functional
 from jax_transformer.layers import Dropout
-from tests.convert.tools import jit
 from tests.models import BATCH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 
@@ -126,7 +125,7 @@ def test_sites_and_rates_of_a_preset_are_those_described(preset):
     assert {site: found[site] for site in found if found[site] > 0} == dict.fromkeys(sites, rate)
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def masks(config, key):
     """Return, by site, what its dropout makes of ones: 0 where it drops, else the factor."""
     seen = {}
@@ -204,7 +203,7 @@ def certain_config(preset):
     return make_config(preset, dropout=1.0, attention_dropout=1.0, activation_dropout=1.0)
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def run(config, params, src, tgt, dropped, blank):
     """Return the logits where chosen sites drop everything.
 
@@ -306,7 +305,7 @@ def test_equal_masks_at_all_sites_give_what_the_torch_reference_gives(preset):
     config, _ = expected_rates(preset)
     drawn = masks(config, jax.random.key(1))
 
-    @jit
+    @jax.jit
     def run(drawn):
         return call(config, jax.random.key(0), lambda dropout, _, x: x * drawn[site_of(dropout)])
 
@@ -347,7 +346,7 @@ def test_torchs_own_transformer_has_no_other_site():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.usefixtures("x64")
 def test_rate_zero_with_a_key_and_any_rate_without_one_are_the_forward(preset):
-    forward = jit(apply, static_argnums=1)
+    forward = jax.jit(apply, static_argnums=1)
     certain = certain_config(preset)
     never = make_config(preset, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
     params, src, tgt = inputs(certain)
@@ -371,6 +370,18 @@ def test_kept_elements_and_their_gradients_are_scaled_by_the_share_kept(rate, dt
     for actual, expected in ((y, x.astype("float32") * scale), (slope, np.float32(scale))):
         wanted = np.where(kept, expected, 0)
         np.testing.assert_allclose(np.asarray(actual, np.float32), wanted, rtol=tolerance)
+
+
+@pytest.mark.parametrize("length", [700, 701])
+def test_elements_that_share_a_random_word_are_dropped_independently(length):
+    rate = 0.3
+    kept = np.asarray(functional.dropout(jnp.ones((300, length)), rate, jax.random.key(2))) > 0
+    first, second = kept[:, : length - 1 : 2], kept[:, 1::2]
+    assert not kept[:, -1].all()  # the last one of an odd row, alone in its word
+    assert kept[:, -1].any()
+    expected = (1 - rate) ** 2
+    deviation = (expected * (1 - expected) / first.size) ** 0.5
+    assert abs((first & second).mean() - expected) < 5 * deviation
 
 
 def test_rates_zero_and_one_are_the_identity_and_nothing():
