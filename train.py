@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer import alignment_plot, evaluate
+from jax_transformer import alignment_plot, distributed, evaluate
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus
@@ -24,7 +25,9 @@ from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
+from jax_transformer.host_memory import keep_freed_memory
 from jax_transformer.model import Params
+from jax_transformer.sharding import describe, make_mesh
 from jax_transformer.training import checkpoint, loop
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.curves import draw_curves
@@ -39,7 +42,17 @@ SAMPLES = 5  # translations printed at an evaluation and at the end
 SETTINGS_FILE = "settings.yaml"  # in the output: the settings as they were resolved
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
 FILES = ("source", "target", "valid_source", "valid_target")
-OF_THIS_CALL = ("config", "output", "overwrite", "resume", "training")  # not kept with the run
+PROCESSES = ("coordinator", "num_processes", "process_id", "lost_after")
+OF_THIS_CALL = (
+    "config",
+    "output",
+    "overwrite",
+    "resume",
+    "mesh",
+    *PROCESSES,
+    "keep_freed_memory",
+    "training",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +89,25 @@ class Arguments:
 
     tensorboard: bool = False
     """Write events for TensorBoard as well, into tensorboard/ in the output."""
+
+    mesh: str | None = None
+    """All of the devices as axes, such as data=4,fsdp=2: "data" has copies of the model, "fsdp"
+    splits what it keeps, "tensor" its products; -1 takes what is left. If None, one device."""
+
+    coordinator: str | None = None
+    """Of several processes, host:port of the first one; the port is free there."""
+
+    num_processes: int | None = None
+    """How many processes there are."""
+
+    process_id: int | None = None
+    """Which of them this is, from 0."""
+
+    lost_after: int = 120
+    """Seconds of silence after which another process counts as lost, and this one ends."""
+
+    keep_freed_memory: bool = True
+    """Keep a step's memory for the next one, which is faster on a CPU; Linux only."""
 
     bleu_tokenization: str = "13a"
     """sacrebleu's tokenization for BLEU; "none" for text that is tokenised already."""
@@ -137,14 +169,23 @@ def main() -> None:
     keep_compilations()
     try:
         arguments, resumed = parse(defaults(sys.argv[1:])), None
+        if arguments.keep_freed_memory:
+            keep_freed_memory()
+        distributed.initialize(
+            arguments.coordinator,
+            arguments.num_processes,
+            arguments.process_id,
+            lost_after=arguments.lost_after,
+        )
+        console.quiet = not distributed.is_main()
         if arguments.resume:
             arguments, resumed = parse_resumed(arguments, console)
         run(arguments, resumed, console)
-    except InputError as error:
-        sys.exit(f"error: {error}")
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
+    except Exception as error:
+        distributed.fail(error)
 
 
 def keep_compilations() -> None:
@@ -195,9 +236,11 @@ def parse_resumed(arguments: Arguments, console: Console) -> tuple[Arguments, Re
 def run(arguments: Arguments, resumed: Restored | None, console: Console) -> None:
     """Read, train, write the checkpoint, translate the held-out text."""
     started = time.monotonic()
-    if arguments.output and not resumed:
+    is_main = distributed.is_main()
+    if is_main and arguments.output and not resumed:
         checkpoint.check_free(arguments.output, arguments.overwrite)
     arguments.training.check()
+    mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
     evaluate.check_tokenization(arguments.bleu_tokenization)
     if arguments.tensorboard:
         check_tensorboard()
@@ -228,16 +271,23 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     output = arguments.output or first_free_run()
     if resumed:
         check_same(resumed.settings, settings)
-    else:
+    distributed.check_agreement(facts(settings, mesh))
+    if is_main and not resumed:
         loop.discard_run(output)
-    output.mkdir(parents=True, exist_ok=True)
     arguments = dataclasses.replace(arguments, output=output, resume=False)
-    write_settings(output / SETTINGS_FILE, arguments)
+    if is_main:
+        output.mkdir(parents=True, exist_ok=True)
+        write_settings(output / SETTINGS_FILE, arguments)
     console.print(to_yaml(arguments), end="")
+    console.print(describe(mesh))
+
+    # Of several processes each translates by itself, the others' devices being out of its reach.
+    own_mesh = mesh if jax.process_count() == 1 else make_mesh("data=-1", jax.local_devices())
 
     def measure(params: Params) -> dict[str, float]:
         model = checkpoint.Checkpoint(config, tokenizer, params)
-        return {"validation_bleu": show_translations(model, validation, arguments, console).value}
+        bleu = show_translations(model, validation, arguments, console, own_mesh)
+        return {"validation_bleu": bleu.value}
 
     by_bleu = arguments.training.select_by == "bleu"
     with stop_requests() as stop:
@@ -248,8 +298,12 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
             stop,
             measure if arguments.source or by_bleu else None,
             arguments.tensorboard,
+            mesh,
+            arguments.lost_after,
         )
         best = loop.train(this_run, training_ids, validation_ids, console)
+    if not is_main:
+        return
     trained = checkpoint.Checkpoint(config, tokenizer, best.params)
     checkpoint.write(output, trained)
     console.print(f"checkpoint of step {best.step:,} written to {output}")
@@ -259,8 +313,17 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     alignments = alignment_plot.alignments(trained, some, translate(trained, some))
     alignment_plot.draw(output / ATTENTION, alignments, overwrite=True)
     console.print(f"drawn: {output / CURVES}, {output / ATTENTION}")
-    show_translations(trained, validation, arguments, console)
+    show_translations(trained, validation, arguments, console, own_mesh)
     console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+
+
+def facts(settings: RunSettings, mesh: Mesh) -> dict[str, str]:
+    """Return what all processes of a run must have in common, by name."""
+    shared = {"library": distributed.library_digest(), "jax": jax.__version__}
+    shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
+    shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.data_sha256}
+    shared |= {"mesh": describe(mesh)}
+    return {name: str(value) for name, value in shared.items()}
 
 
 def show_translations(
@@ -268,9 +331,10 @@ def show_translations(
     validation: ParallelCorpus,
     arguments: Arguments,
     console: Console,
+    mesh: Mesh,
 ) -> evaluate.Score:
     """Translate the held-out text, show some of it and how good it is; return its BLEU."""
-    hypotheses = translate(model, validation.sources, console=console)
+    hypotheses = translate(model, validation.sources, console=console, mesh=mesh)
     translations = [best.text for best, *_ in hypotheses]
     triples = list(zip(validation.sources, translations, validation.targets, strict=True))
     for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:

@@ -29,6 +29,8 @@ from jax_transformer.data import number_words
 from jax_transformer.data.batches import Batch, EncodedCorpus, encode_corpus, training_batches
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.distributed import is_main
+from jax_transformer.sharding import make_mesh
 from jax_transformer.training import loop
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.metrics import METRICS_FILE, read_metrics
@@ -92,6 +94,7 @@ def tiny_task(seed: int, steps: int, keep: int) -> tuple[RunSettings, EncodedCor
     settings = TrainingConfig(
         steps=steps,
         warmup_steps=20,
+        learning_rate_factor=0.1,
         token_budget=512,
         bucket_count=2,
         evaluation_interval=4,
@@ -102,8 +105,18 @@ def tiny_task(seed: int, steps: int, keep: int) -> tuple[RunSettings, EncodedCor
     return RunSettings(config, settings, tokenizer, corpus_digest(*pairs), {}), *pairs
 
 
-def train_or_resume(directory: Path, seed: int, steps: int, keep: int) -> None:
-    """Train the tiny task in a directory, or go on with the run there, and note each pair seen."""
+def train_or_resume(
+    directory: Path, seed: int, steps: int, keep: int, mesh: str | None = None
+) -> None:
+    """Train the tiny task in a directory, or go on with the run there, and note each pair seen.
+
+    Args:
+        directory: Where the run is kept.
+        seed: Of the run.
+        steps: Of the run.
+        keep: Checkpoints kept.
+        mesh: Sizes of the mesh, as for `make_mesh`; of several processes the main one notes.
+    """
     settings, training, held_out = tiny_task(seed, steps, keep)
     console = Console(file=sys.stderr, soft_wrap=True)
     directory.mkdir(parents=True, exist_ok=True)
@@ -115,7 +128,7 @@ def train_or_resume(directory: Path, seed: int, steps: int, keep: int) -> None:
     def noted(encoded: EncodedCorpus, plan: list) -> Iterator[Batch]:
         nonlocal first
         for batch in training_batches(encoded, plan):
-            if encoded is training:
+            if encoded is training and is_main():
                 first += 1
                 with (directory / SEEN_FILE).open("a") as file:
                     file.write(json.dumps([first, _pairs_of(batch, training)]) + "\n")
@@ -123,7 +136,8 @@ def train_or_resume(directory: Path, seed: int, steps: int, keep: int) -> None:
 
     with mock.patch.object(loop, "training_batches", noted), stop_requests() as stop:
         try:
-            loop.train(loop.Run(directory, settings, checkpoint, stop), training, held_out, console)
+            run = loop.Run(directory, settings, checkpoint, stop, mesh=make_mesh(mesh))
+            loop.train(run, training, held_out, console)
         except Stopped as stopped:
             console.print(str(stopped))
             sys.exit(stopped.exit_code)

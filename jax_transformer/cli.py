@@ -1,4 +1,4 @@
-"""The command line: `jax-transformer translate | average | convert | verify`."""
+"""The command line: `jax-transformer translate | average | convert | verify | budget`."""
 
 import itertools
 import os
@@ -17,7 +17,13 @@ def main() -> None:
     """Run a subcommand; an input error is one line on standard error and exit code 1."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"translate": translate, "average": average, "convert": convert, "verify": verify},
+            {
+                "translate": translate,
+                "average": average,
+                "convert": convert,
+                "verify": verify,
+                "budget": budget,
+            },
             prog="jax-transformer",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
@@ -39,6 +45,7 @@ def translate(
     max_new_tokens: int | None = None,
     overlong: Literal["refuse", "cut"] = "refuse",
     token_budget: int = 4096,
+    mesh: str | None = None,
     alignments: Path | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -58,23 +65,29 @@ def translate(
         max_new_tokens: Most tokens of a translation, its end included; if None, ten more than
             twice as many as its line.
         overlong: Refuse all lines where one has more tokens than the model takes, or cut it.
-        token_budget: Most slots (lines times beam times length) of a batch: more of them need
-            more memory and fewer batches.
+        token_budget: Most slots (lines times beam times length) of a batch on a device: more of
+            them need more memory and fewer batches.
+        mesh: This machine's devices as axes, such as data=4,fsdp=2; if None, all on data.
         alignments: Picture to write of where the model looked, for the first few lines: .png,
             .pdf or .svg.
         overwrite: Replace an existing picture.
     """
     # Imported here, so that --help need not wait for them.
+    import jax
     from rich.console import Console
 
     from jax_transformer import alignment_plot, translation
     from jax_transformer.data.corpus import split_lines
+    from jax_transformer.host_memory import keep_freed_memory
+    from jax_transformer.sharding import make_mesh
     from jax_transformer.training.checkpoint import load
 
     if not 1 <= nbest <= beam:
         raise InputError(f"--nbest {nbest} must be from 1 to --beam {beam}")
     if alignments is not None:
         alignment_plot.check_picture(alignments, overwrite)
+    keep_freed_memory()
+    devices = make_mesh(mesh or "data=-1", jax.local_devices())
     model = load(checkpoint)
     lines = split_lines(sys.stdin.buffer.read(), "standard input")
     translations = translation.translate(
@@ -87,6 +100,7 @@ def translate(
         overlong=overlong,
         token_budget=token_budget,
         console=Console(stderr=True, markup=False, highlight=False, soft_wrap=True),
+        mesh=devices,
     )
     for one in itertools.chain.from_iterable(translations):
         score = f"{one.score:.6f}\t" if scores else ""
@@ -175,6 +189,64 @@ def verify(
     print(verification)
     if verification.first_differing:
         sys.exit(1)
+
+
+def budget(
+    size: Literal["base", "big"] = "base",
+    preset: str = "vaswani2017",
+    vocab_size: int | None = None,
+    d_model: int | None = None,
+    num_heads: int | None = None,
+    d_ff: int | None = None,
+    num_encoder_layers: int | None = None,
+    num_decoder_layers: int | None = None,
+    mesh: str = "data=1",
+    batch_rows: int = 256,
+    length: int = 96,
+    compute_type: Literal["float32", "bfloat16"] = "bfloat16",
+    steps: int | None = None,
+    utilisation: float = 0.4,
+) -> None:
+    """Print the memory, FLOPs and time that training a model takes, computed and not measured.
+
+    The batch is by default the paper's, about 25,000 source and 25,000 target tokens (section 5.1).
+
+    Args:
+        size: Model of Vaswani et al. 2017, table 3; the sizes below replace its.
+        preset: The described implementation.
+        vocab_size: Entries of both vocabularies.
+        d_model: Width of the residual stream.
+        num_heads: Attention heads.
+        d_ff: Inner width of the feed-forward networks.
+        num_encoder_layers: Layers of the encoder.
+        num_decoder_layers: Layers of the decoder.
+        mesh: Sizes of the mesh's axes, as in data=8,fsdp=4; their product is the devices.
+        batch_rows: Rows of the batch, of all devices together.
+        length: Length of a source and of a target, in tokens.
+        compute_type: What the model computes in; parameters and optimizer are float32.
+        steps: Steps of the training; if None, the paper's.
+        utilisation: Share of a device's peak that is reached.
+    """
+    from rich.console import Console
+
+    from jax_transformer import budget
+    from jax_transformer.config import TransformerConfig
+
+    given = {
+        "src_vocab_size": vocab_size,
+        "tgt_vocab_size": vocab_size,
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "d_ff": d_ff,
+        "num_encoder_layers": num_encoder_layers,
+        "num_decoder_layers": num_decoder_layers,
+    }
+    fields, paper_steps = budget.SIZES[size]
+    fields = fields | {name: value for name, value in given.items() if value is not None}
+    config = TransformerConfig.preset(preset, **fields)
+    workload = budget.Workload(batch_rows, length, compute_type, mesh)
+    shown = budget.show(config, workload, paper_steps if steps is None else steps, utilisation)
+    Console(width=100).print(shown)
 
 
 if __name__ == "__main__":

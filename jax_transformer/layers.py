@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer import functional, initialization
 from jax_transformer.config import TransformerConfig
+from jax_transformer.sharding import constrain
 
 
 class Linear(nn.Module):
@@ -84,7 +85,8 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Return the scaled rows of `ids`."""
-        x = functional.embed(ids, self.embedding)
+        # Whole rows on each device: of parts of them XLA would make whole ones after the look-up.
+        x = functional.embed(ids, constrain(self.embedding, "tensor"))
         if self.config.embedding_scale == "sqrt_d_model":
             x = x * self.config.d_model**0.5
         return x

@@ -15,6 +15,7 @@ from jax_transformer import functional, masks
 from jax_transformer.checks import check_ids, check_length, check_positions
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.layer_loop import UNROLLED, LayerLoop
 from jax_transformer.layers import (
     DecoderLayer,
     Dropout,
@@ -23,6 +24,7 @@ from jax_transformer.layers import (
     Norm,
     OutputProjection,
 )
+from jax_transformer.sharding import shard_rows
 
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
@@ -37,10 +39,12 @@ class Encoder(nn.Module):
     """The stack of encoder layers, with a final norm where the config has one."""
 
     config: TransformerConfig
+    loop: LayerLoop = UNROLLED
 
     def setup(self) -> None:
         """Declare the layers."""
-        self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
+        layer = self.loop.rematerialized(EncoderLayer)
+        self.layers = [layer(self.config) for _ in range(self.config.num_encoder_layers)]
         if self.config.final_norm:
             self.norm = Norm(self.config)
 
@@ -49,8 +53,7 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
         x = functional.clear_unattended(x, src_mask)
-        for layer in self.layers:
-            x = layer(x, src_mask)
+        x = self.loop.run(self.layers, x, src_mask)
         return self.norm(x) if self.config.final_norm else x
 
 
@@ -58,10 +61,12 @@ class Decoder(nn.Module):
     """The stack of decoder layers, with a final norm where the config has one."""
 
     config: TransformerConfig
+    loop: LayerLoop = UNROLLED
 
     def setup(self) -> None:
         """Declare the layers."""
-        self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
+        layer = self.loop.rematerialized(DecoderLayer)
+        self.layers = [layer(self.config) for _ in range(self.config.num_decoder_layers)]
         if self.config.final_norm:
             self.norm = Norm(self.config)
 
@@ -75,8 +80,7 @@ class Decoder(nn.Module):
         """Return the hidden states of embedded targets."""
         x = functional.clear_unattended(x, tgt_mask)
         memory = functional.clear_unattended(memory, src_mask)
-        for layer in self.layers:
-            x = layer(x, memory, tgt_mask, src_mask)
+        x = self.loop.run(self.layers, x, memory, tgt_mask, src_mask)
         return self.norm(x) if self.config.final_norm else x
 
 
@@ -84,6 +88,7 @@ class Transformer(nn.Module):
     """Embeddings, encoder, decoder and output projection (figure 1)."""
 
     config: TransformerConfig
+    loop: LayerLoop = UNROLLED
 
     def setup(self) -> None:
         """Declare the parts; a shared table is one part with one name."""
@@ -97,8 +102,8 @@ class Transformer(nn.Module):
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = Dropout(source_rate)
         self.target_dropout = Dropout(target_rate)
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = Encoder(config, self.loop)
+        self.decoder = Decoder(config, self.loop)
         if config.output_projection != "none":
             self.output_projection = OutputProjection(config)
 
@@ -143,7 +148,7 @@ class Transformer(nn.Module):
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
         table = self._table(side)
-        return tokens if table is None else table(tokens)
+        return shard_rows(tokens if table is None else table(tokens))
 
     def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of hidden states, or these where there is no output projection."""
@@ -193,6 +198,7 @@ def encode(
     *,
     src_positions: SourcePositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
+    loop: LayerLoop = UNROLLED,
 ) -> Float[Array, "B S D"]:
     """Return the memory of the sources [B, S, D].
 
@@ -205,6 +211,7 @@ def encode(
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
             `jit`, one outside the position table gives NaN.
         dropout_key: Random key that switches dropout on.
+        loop: How the layers are run.
 
     Raises:
         InputError: A source is longer than the position table or, where ids and positions are
@@ -213,7 +220,7 @@ def encode(
     src = _check(config, "src", src, config.src_vocab_size, src_positions)
     src_mask = _source_mask(config, src, src_mask)
     positions = {"src_positions": src_positions}
-    return _run(params, config, dropout_key, src, src_mask, method="encode", **positions)
+    return _run(params, config, loop, dropout_key, src, src_mask, method="encode", **positions)
 
 
 def decode(
@@ -226,6 +233,7 @@ def decode(
     *,
     tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
+    loop: LayerLoop = UNROLLED,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
 
@@ -241,6 +249,7 @@ def decode(
         tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
             `encode`.
         dropout_key: Random key that switches dropout on.
+        loop: How the layers are run.
 
     Returns:
         Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
@@ -255,7 +264,7 @@ def decode(
     tgt_mask = _target_mask(config, tgt, tgt_mask)
     inputs = (tgt, memory, tgt_mask, src_mask)
     positions = {"tgt_positions": tgt_positions}
-    return _run(params, config, dropout_key, *inputs, method="decode", **positions)
+    return _run(params, config, loop, dropout_key, *inputs, method="decode", **positions)
 
 
 def apply(
@@ -269,6 +278,7 @@ def apply(
     src_positions: SourcePositions | None = None,
     tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
+    loop: LayerLoop = UNROLLED,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
 
@@ -280,12 +290,13 @@ def apply(
     _check_lengths(config, tgt.shape[1], src.shape[1])
     src_mask, tgt_mask = _source_mask(config, src, src_mask), _target_mask(config, tgt, tgt_mask)
     positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
-    return _run(params, config, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
+    return _run(params, config, loop, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
 
 
 def _run(
     params: Params,
     config: TransformerConfig,
+    loop: LayerLoop,
     dropout_key: PRNGKeyArray | None,
     *args: Array | np.ndarray | None,
     method: str | None = None,
@@ -294,7 +305,7 @@ def _run(
     # NumPy arrays are welcome.
     params, args, positions = jax.tree.map(jnp.asarray, (params, args, positions))
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    model = Transformer(config)
+    model = Transformer(config, loop)
     return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
 
 

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Int32, Integer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,6 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.decoding import generate, options
 from jax_transformer.errors import InputError
+from jax_transformer.sharding import make_mesh, row_shards, shardings
 from jax_transformer.training.checkpoint import Checkpoint
 
 
@@ -44,6 +46,7 @@ def translate(
     token_budget: int = 4096,
     bucket_count: int = 6,
     console: Console | None = None,
+    mesh: Mesh | None = None,
 ) -> list[list[Translation]]:
     """Translate lines, each as if it were alone.
 
@@ -62,9 +65,11 @@ def translate(
         overlong: What becomes of a line with more than `config.max_length` tokens, its end
             included: "refuse" all of the lines, or "cut" it.
         token_budget: Most slots (lines times hypotheses times length) of a batch of more than one
-            line.
+            line, on each of the devices that lines are dealt out to.
         bucket_count: Most batch shapes, each with a compilation of its own.
         console: Shows the progress, live, where it is a terminal; is told what was cut.
+        mesh: The devices, of `make_mesh`; lines are dealt out over data and fsdp. None is one
+            device.
 
     Returns:
         For each line, in order, its translations, best first; for a blank line as many blank ones.
@@ -78,23 +83,27 @@ def translate(
     if max_new_tokens is not None and max_new_tokens < 1:
         raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
     console = console or Console(quiet=True)
+    mesh = mesh or make_mesh()
+    params = jax.device_put(params, shardings(params, mesh, config))
+    budget = token_budget * row_shards(mesh) // beam_size
     sources = _encode(checkpoint, lines, overlong, console)
     blank = Translation("", 0.0, np.zeros(0, np.int32))
     translations = [[blank] * num_hypotheses for _ in lines]
     with _progress(console) as progress:
         task = progress.add_task("translating", total=sum(map(bool, sources)))
-        for members, src in _batches(config, sources, token_budget // beam_size, bucket_count):
+        for members, src in _batches(config, sources, budget, bucket_count, row_shards(mesh)):
             ends = _ends(config, src, max_new_tokens)
-            hypotheses = generate(
-                params,
-                config,
-                src,
-                max_new_tokens=ends.shape[1],
-                prefix=ends,
-                beam_size=beam_size,
-                num_hypotheses=num_hypotheses,
-                length_penalty=length_penalty,
-            )
+            with jax.set_mesh(mesh):
+                hypotheses = generate(
+                    params,
+                    config,
+                    src,
+                    max_new_tokens=ends.shape[1],
+                    prefix=ends,
+                    beam_size=beam_size,
+                    num_hypotheses=num_hypotheses,
+                    length_penalty=length_penalty,
+                )
             for index, *best in zip(members, *jax.device_get(hypotheses), strict=False):
                 translations[index] = [
                     Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
@@ -128,13 +137,17 @@ def _encode(
 
 
 def _batches(
-    config: TransformerConfig, sources: Sequence[list[int]], token_budget: int, bucket_count: int
+    config: TransformerConfig,
+    sources: Sequence[list[int]],
+    token_budget: int,
+    bucket_count: int,
+    shards: int,
 ) -> Iterator[tuple[Integer[np.ndarray, " members"], Integer[np.ndarray, "batch length"]]]:
     """Yield the sources that are not empty, longest first, in at most `bucket_count` shapes.
 
     Yields:
-        The indices of the sources in the first rows, and the padded rows. Rows beyond repeat the
-        first one, so that they do not keep a decoding loop busy for longer.
+        The indices of the sources in the first rows, and the padded rows, which `shards` divides.
+        Rows beyond repeat the first one, so that they do not keep a decoding loop busy for longer.
     """
     order = sorted((len(ids), index) for index, ids in enumerate(sources) if ids)
     if not order:
@@ -147,8 +160,9 @@ def _batches(
     # The longest first: what does not fit into memory fails before any work is done.
     for length, bucket in reversed(list(zip(buckets, np.split(members, ends[:-1]), strict=True))):
         parts = np.array_split(bucket, math.ceil(len(bucket) / max(1, token_budget // length)))
+        count = math.ceil(len(parts[0]) / shards) * shards
         for part in parts:
-            rows = [*part, *[part[0]] * (len(parts[0]) - len(part))]
+            rows = [*part, *[part[0]] * (count - len(part))]
             yield part, _padded(config, [sources[index] for index in rows], length)
 
 

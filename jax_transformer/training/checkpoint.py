@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from jax_transformer import distributed
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
@@ -103,7 +104,8 @@ def write(directory: Path, checkpoint: Checkpoint) -> None:
 
 def _write_parts(written: Path, checkpoint: Checkpoint) -> None:
     checkpoint.tokenizer.save(written / TOKENIZER_FILE)
-    with ocp.StandardCheckpointer() as checkpointer:
+    alone = distributed.orbax_alone()
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
         checkpointer.save(written / PARAMETERS, checkpoint.params)
     description = {
         "config": checkpoint.config.to_dict(),
@@ -167,7 +169,8 @@ def _read_params(directory: Path, config: TransformerConfig, digests: dict[str, 
             raise InputError(f"{path}: is missing; copy the checkpoint again")
         if _sha256(path) != digest:
             raise InputError(f"{path}: is damaged (its sha256 differs); copy the checkpoint again")
-    with ocp.StandardCheckpointer() as checkpointer:
+    alone = distributed.orbax_alone()
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
         found = checkpointer.metadata(directory.absolute()).item_metadata.tree
         expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
         _check_shapes(directory, _shapes(found), _shapes(expected))

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from jax_transformer.errors import InputError
+from jax_transformer.layer_loop import Remat
 
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
@@ -63,6 +64,14 @@ class TrainingConfig:
     compute_type: ComputeType = "float32"
     """What the model computes in; parameters, loss and optimizer are float32 throughout."""
 
+    remat: Remat = "none"
+    """What the backward pass computes anew, to save memory: "none" of it, whole "layers" from their
+    inputs, or "dots", all but the matrix products."""
+
+    scan_layers: bool = False
+    """Whether the layers are one compiled loop, which shortens the compilation of a deep model;
+    dropout then has other masks."""
+
     label_smoothing: float = 0.1
     """Probability spread evenly over the vocabulary (section 5.4)."""
 
@@ -121,6 +130,7 @@ class TrainingConfig:
         words_of = {
             "schedule": Schedule,
             "compute_type": ComputeType,
+            "remat": Remat,
             "batching": Batching,
             "select_by": Criterion,
         }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import shutil
 import time
@@ -13,9 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer import distributed
 from jax_transformer.data.batches import (
     Batch,
     EncodedCorpus,
@@ -26,25 +28,29 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
+from jax_transformer.sharding import make_mesh, undivided
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.mesh import (
+    EvaluationStep,
+    TrainStep,
+    evaluation_step_on,
+    fill_rows,
+    init_state_on,
+    place_batch,
+    state_shapes,
+    state_shardings,
+    train_step_on,
+)
 from jax_transformer.training.metrics import MetricsLog
 from jax_transformer.training.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
 from jax_transformer.training.progress import Progress
 from jax_transformer.training.run_checkpoints import RunCheckpoints, steps_in
 from jax_transformer.training.run_state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.training.signals import Stopped, StopRequest
-from jax_transformer.training.step import (
-    Metrics,
-    TrainState,
-    evaluation_step,
-    init_state,
-    train_step,
-)
+from jax_transformer.training.step import TrainState
 
 STEPS_PER_REPORT = 10  # metrics are fetched so seldom that the device need not wait for the host
 CHECKPOINTS = "run"  # the run's checkpoints, in its directory
-
-CompiledStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Run:
         measure: What an evaluation measures beside the loss, of the parameters evaluated, as names
             and values for the log; "validation_bleu" where that selects the best.
         tensorboard: Whether the log is written for TensorBoard as well.
+        mesh: The devices; no part of the run, which may go on with others.
+        lost_after: Of several processes, the seconds without a step after which they end.
     """
 
     directory: Path
@@ -67,13 +75,15 @@ class Run:
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
     measure: Callable[[Params], dict[str, float]] | None = None
     tensorboard: bool = False
+    mesh: Mesh = dataclasses.field(default_factory=make_mesh)
+    lost_after: int = 120
 
 
 class Best(NamedTuple):
     """The best evaluation of a run.
 
     Attributes:
-        params: The parameters evaluated.
+        params: The parameters evaluated, whole and on the host.
         step: Number of steps made by then.
         score: The validation loss without dropout, in nats a target token; or BLEU with its sign
             turned, as `select_by` says.
@@ -105,25 +115,29 @@ def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console:
     """
     config, training_config = run.settings.config, run.settings.training_config
     training_config.check()
+    for line in undivided(state_shapes(config, training_config).params, run.mesh, config):
+        console.print(f"WARNING: {line}")
     progress, state, best_params = _start(run)
-    plan = plan_epoch(training, training_config, epoch=0)
+    stopped_by = None
+    plan = _plan(training, run, epoch=0)
     console.print(f"{len(plan):,} batches an epoch, {padding_share(training, plan):.1%} padding")
     started = time.monotonic()
     with console.status("compiling"):
-        steps = _compile_steps(state, plan, config, training_config)
+        steps = _compile_steps(state, plan, run)
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
-    validation_plan = plan_epoch(validation, training_config, epoch=0)
+    validation_plan = _plan(validation, run, epoch=0)
+    evaluate = evaluation_step_on(run.mesh, config, training_config)
 
-    run.directory.mkdir(parents=True, exist_ok=True)
     logged = progress.step - len(progress.window)
     last = training_config.steps
     with (
         RunCheckpoints(run.directory / CHECKPOINTS, run.settings) as checkpoints,
-        closing(MetricsLog(run.directory, logged, run.tensorboard)) as log,
+        closing(_log(run, logged)) as log,
         Progress(console, progress.step, last) as shown,
+        distributed.step_watchdog(run.lost_after) as watchdog,
     ):
         checkpoints.save(RunCheckpoint(progress, state, best_params))
-        batches = _batches(training, training_config, progress)
+        batches = _batches(training, run, progress)
         for position, batch in itertools.islice(batches, max(last - progress.step, 0)):
             if _out_of_patience(progress, training_config):
                 break
@@ -135,18 +149,21 @@ def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console:
             )
             evaluating = progress.step % training_config.evaluation_interval == 0
             evaluating |= progress.step == last
-            if evaluating or len(progress.window) >= STEPS_PER_REPORT:
+            reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
+            if reporting:
                 progress = progress._replace(window=jax.device_get(progress.window))
                 told = shown.report(progress.step, [metrics for _, metrics in progress.window])
                 log.write(progress.step, **told)
                 progress = _counted(progress)
+                watchdog.alive()
                 if len(progress.nonfinite) >= STEPS_PER_REPORT:
                     raise _stopped_by_nonfinite(run, progress, training)
             if evaluating:
                 held_out = training_batches(validation, validation_plan)
-                loss = _mean_loss(state.evaluated, held_out, config, training_config)
-                measuring = run.measure is not None and math.isfinite(loss)
-                measured = run.measure(state.evaluated) if measuring else {}
+                held_out = (place_batch(batch, run.mesh) for batch in held_out)
+                with watchdog.paused():
+                    loss = _mean_loss(state.evaluated, held_out, evaluate)
+                    measured = _measured(run, state.evaluated) if math.isfinite(loss) else {}
                 shown.report_validation(progress.step, loss)
                 log.write(progress.step, validation_loss=loss, **measured)
                 if not math.isfinite(loss):
@@ -162,25 +179,47 @@ def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console:
                     progress = progress._replace(
                         best_score=score, best_step=progress.step, evaluations_since_best=0
                     )
-            stopping = run.stop.signal is not None  # asked once: a signal may come at any moment
-            if evaluating or stopping:
-                checkpoints.save(RunCheckpoint(progress, state, best_params))
-            if stopping:
+            if reporting or jax.process_count() == 1:  # all stop after the same step
+                stopped_by = distributed.agreed_signal(run.stop.signal)
+            if evaluating or stopped_by:
+                with watchdog.paused():
+                    checkpoints.save(RunCheckpoint(progress, state, best_params))
+            if stopped_by:
                 break
-        checkpoints.wait()
-    if run.stop.signal:
-        saved = steps_in(run.directory / CHECKPOINTS)[-1]
+        with watchdog.paused():
+            checkpoints.wait()
+            # The last ones to ask, and the others, which wait here for what is written.
+            stopped_by = distributed.agreed_signal(run.stop.signal)
+    if stopped_by:
         raise Stopped(
-            f"stopped by {run.stop.signal.name}: step {saved:,} is saved in {run.directory}; "
+            f"stopped by {stopped_by.name}: step {progress.step:,} is saved in {run.directory}; "
             "resume goes on from there",
-            run.stop.signal,
+            stopped_by,
         )
     if best_params is None:
         raise InputError(
             f"warmup_steps={training_config.warmup_steps} and the learning rate made the "
             "validation loss not finite; use gentler ones"
         )
-    return Best(best_params, progress.best_step, progress.best_score)
+    return Best(
+        jax.tree.map(distributed.to_host, best_params), progress.best_step, progress.best_score
+    )
+
+
+def _log(run: Run, step: int) -> MetricsLog:
+    """Open the run's log; that of a process which is not the main one goes nowhere."""
+    if not distributed.is_main():
+        return MetricsLog(None)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    return MetricsLog(run.directory, step, run.tensorboard)
+
+
+def _measured(run: Run, params: Params) -> dict[str, float]:
+    if run.measure is None:
+        return {}
+    measured = run.measure(jax.tree.map(distributed.to_host, params))
+    # The numbers of one process count, for another one's may differ in a bit.
+    return json.loads(distributed.from_main(json.dumps(measured).encode()))
 
 
 def discard_run(directory: Path) -> None:
@@ -190,17 +229,23 @@ def discard_run(directory: Path) -> None:
 
 
 def _start(run: Run) -> RunCheckpoint:
-    """Return what the run starts from, told of the batches that stopped it before."""
+    """Return what the run starts from on its mesh, told of the batches that stopped it before."""
+    config, training_config = run.settings.config, run.settings.training_config
     if run.resumed is None:
         if steps_in(run.directory / CHECKPOINTS):
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
-        state = init_state(run.settings.config, run.settings.training_config)
-        return RunCheckpoint(RunProgress(), state, None)
+        return RunCheckpoint(RunProgress(), init_state_on(run.mesh, config, training_config), None)
     progress = run.resumed.progress
-    skipped = tuple(dict.fromkeys((*progress.skipped, *read_nonfinite(run.directory))))
+    nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
+    nonfinite = [Position(*one) for one in json.loads(distributed.from_main(nonfinite))]
+    skipped = tuple(dict.fromkeys((*progress.skipped, *nonfinite)))
     if skipped != progress.skipped:
         progress = progress._replace(skipped=skipped, nonfinite=())
-    return run.resumed._replace(progress=progress)
+    state_of, best_of = run.resumed.state, run.resumed.best_params
+    where = state_shardings(run.mesh, config, training_config)
+    state = jax.device_put(state_of, where, may_alias=False)
+    best_params = best_of and jax.device_put(best_of, where.params, may_alias=False)
+    return RunCheckpoint(progress, state, best_params)
 
 
 def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
@@ -222,7 +267,9 @@ def _counted(progress: RunProgress) -> RunProgress:
 
 def _stopped_by_nonfinite(run: Run, progress: RunProgress, training: EncodedCorpus) -> InputError:
     bad = (*progress.skipped, *progress.nonfinite)
-    path = write_nonfinite(run.directory, bad, training, run.settings.training_config)
+    path = run.directory / NONFINITE_FILE
+    if distributed.is_main():
+        write_nonfinite(run.directory, bad, training, run.settings.training_config)
     return InputError(
         f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
         f"batches are in {path}, and a resumed run skips them; if others follow, use a gentler "
@@ -230,41 +277,42 @@ def _stopped_by_nonfinite(run: Run, progress: RunProgress, training: EncodedCorp
     )
 
 
-def _mean_loss(
-    params: Params,
-    batches: Iterable[Batch],
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-) -> float:
-    sums = [evaluation_step(params, batch, config, training_config) for batch in batches]
+def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationStep) -> float:
+    sums = [evaluate(params, batch) for batch in batches]
     total, count = np.sum(jax.device_get(sums), axis=0)
     return float(total / count)
 
 
+def _plan(encoded: EncodedCorpus, run: Run, epoch: int) -> list[PlannedBatch]:
+    training_config = run.settings.training_config
+    plan = plan_epoch(encoded, training_config, epoch)
+    return fill_rows(plan, run.mesh, training_config.num_microbatches)
+
+
 def _batches(
-    encoded: EncodedCorpus, training_config: TrainingConfig, progress: RunProgress
+    encoded: EncodedCorpus, run: Run, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
     """Yield the batches from `progress.next` on, without those to skip, epoch after epoch."""
     for epoch in itertools.count(progress.next.epoch):
-        plan = plan_epoch(encoded, training_config, epoch)
+        plan = _plan(encoded, run, epoch)
         first = progress.next.batch if epoch == progress.next.epoch else 0
         positions = (Position(epoch, index) for index in range(first, len(plan)))
         kept = [position for position in positions if position not in progress.skipped]
         planned = [plan[position.batch] for position in kept]
-        yield from zip(kept, training_batches(encoded, planned) if planned else (), strict=True)
+        batches = training_batches(encoded, planned) if planned else ()
+        for position, batch in zip(kept, batches, strict=True):
+            yield position, place_batch(batch, run.mesh)
 
 
 def _compile_steps(
-    state: TrainState,
-    plan: list[PlannedBatch],
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-) -> dict[tuple[int, int], CompiledStep]:
+    state: TrainState, plan: list[PlannedBatch], run: Run
+) -> dict[tuple[int, int], TrainStep]:
     """Compile the training step for every batch shape, [rows, length], of the plan."""
-    steps = {}
+    training_config = run.settings.training_config
+    step, steps = train_step_on(run.mesh, run.settings.config, training_config), {}
     for shape in sorted({(planned.rows, planned.length) for planned in plan}):
         ids = jax.ShapeDtypeStruct(shape, jnp.int32)
         segments = None if training_config.batching == "buckets" else ids
         batch = Batch(ids, ids, ids, segments, segments)
-        steps[shape] = train_step.lower(state, batch, config, training_config).compile()
+        steps[shape] = step.lower(state, batch).compile()
     return steps

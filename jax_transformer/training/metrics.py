@@ -22,18 +22,20 @@ class MetricsLog:
     first, so that each step is told of once.
     """
 
-    def __init__(self, directory: Path, step: int = 0, tensorboard: bool = False) -> None:
+    def __init__(self, directory: Path | None, step: int = 0, tensorboard: bool = False) -> None:
         """Open the log in a directory that exists.
 
         Args:
-            directory: Where it is kept.
+            directory: Where it is kept; None keeps nothing.
             step: Steps made so far; lines of later ones are dropped.
             tensorboard: Whether to write events as well.
 
         Raises:
             InputError: TensorBoard's events are wanted and tensorboardX is missing.
         """
-        self._events = None
+        self._events, self._file = None, None
+        if directory is None:
+            return
         if tensorboard:
             check_tensorboard()
             from tensorboardX import SummaryWriter
@@ -48,15 +50,17 @@ class MetricsLog:
 
     def write(self, step: int, **values: float | int) -> None:
         """Add one report; it is in the file when this returns."""
-        self._file.write(_line({"step": step} | values))
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(_line({"step": step} | values))
+            self._file.flush()
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._events is not None:
             self._events.close()
 

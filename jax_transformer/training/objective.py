@@ -9,6 +9,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.functional import segment_positions
+from jax_transformer.layer_loop import UNROLLED, LayerLoop
 from jax_transformer.masks import causal_mask, segment_mask
 from jax_transformer.model import Params, apply, decode, encode
 
@@ -19,6 +20,7 @@ def batch_loss(
     config: TransformerConfig,
     label_smoothing: float,
     dropout_key: PRNGKeyArray | None = None,
+    loop: LayerLoop = UNROLLED,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
 
@@ -28,15 +30,17 @@ def batch_loss(
         config: The shape of the model.
         label_smoothing: As for `cross_entropy`.
         dropout_key: Random key that switches dropout on.
+        loop: How the layers are run.
 
     Raises:
         InputError: The batch is packed, and the model is one of vectors or its targets do not
             attend to each other.
     """
     if batch.src_segments is None:
-        logits = apply(params, config, batch.src, batch.tgt_in, dropout_key=dropout_key)
+        inputs = (batch.src, batch.tgt_in)
+        logits = apply(params, config, *inputs, dropout_key=dropout_key, loop=loop)
     else:
-        logits = packed_logits(params, batch, config, dropout_key)
+        logits = packed_logits(params, batch, config, dropout_key, loop)
     return cross_entropy(logits, batch.tgt_out, config.pad_id, label_smoothing)
 
 
@@ -57,6 +61,7 @@ def packed_logits(
     batch: Batch,
     config: TransformerConfig,
     dropout_key: PRNGKeyArray | None = None,
+    loop: LayerLoop = UNROLLED,
 ) -> Float[Array, "batch length vocab"]:
     """Return the logits of a packed batch, those of each pair as if it were alone.
 
@@ -72,6 +77,7 @@ def packed_logits(
         segment_mask(src_segments, src_segments),
         src_positions=segment_positions(src_segments),
         dropout_key=dropout_key,
+        loop=loop,
     )
     return decode(
         params,
@@ -82,6 +88,7 @@ def packed_logits(
         segment_mask(tgt_segments, src_segments),
         tgt_positions=segment_positions(tgt_segments),
         dropout_key=dropout_key,
+        loop=loop,
     )
 
 

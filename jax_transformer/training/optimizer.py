@@ -1,9 +1,11 @@
 """The optimizer of section 5.3, Adam under the paper's schedule, with what practice has added."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.model import Params
@@ -55,30 +57,74 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
+def refusable(
+    transformation: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation with `accepted` for its `update`; False leaves the state alone."""
+
+    def update(
+        gradients: Params,
+        state: optax.OptState,
+        params: Params | None = None,
+        *,
+        accepted: Bool[Array, ""] | bool = True,
+    ) -> tuple[Params, optax.OptState]:
+        updates, new_state = transformation.update(gradients, state, params)
+        return updates, jax.tree.map(partial(jnp.where, accepted), new_state, state)
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
+
+
+def scale_by_adam(training_config: TrainingConfig) -> optax.GradientTransformationExtraArgs:
+    """Return optax's transformation of that name, `refusable`.
+
+    The update is made of the moments that are kept. Made, as optax makes it, of those of a step
+    that may yet be refused, it would have XLA copy all of the old ones.
+    """
+    beta1, beta2 = training_config.adam_beta1, training_config.adam_beta2
+    epsilon = training_config.adam_epsilon
+    moments = refusable(
+        optax.scale_by_adam(
+            b1=beta1,
+            b2=beta2,
+            eps=epsilon,
+            eps_root=0.0,
+            mu_dtype=None,  # the first moment is as precise as the parameters
+            nesterov=False,
+        )
+    )
+
+    def update(
+        gradients: Params,
+        state: optax.ScaleByAdamState,
+        params: Params | None = None,
+        *,
+        accepted: Bool[Array, ""] | bool = True,
+    ) -> tuple[Params, optax.ScaleByAdamState]:
+        _, state = moments.update(gradients, state, params, accepted=accepted)
+        mean = optax.tree.bias_correction(state.mu, beta1, state.count)
+        square = optax.tree.bias_correction(state.nu, beta2, state.count)
+        return jax.tree.map(lambda m, s: m / (jnp.sqrt(s) + epsilon), mean, square), state
+
+    return optax.GradientTransformationExtraArgs(moments.init, update)
+
+
 def adam(
     config: TransformerConfig, training_config: TrainingConfig
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Return Adam (Kingma and Ba 2015) under the schedule.
 
     Gradients are clipped first where the settings say so. Weight decay is decoupled, as in
     torch.optim.AdamW (Loshchilov and Hutter 2019): learning rate times decay times parameter,
     beside Adam's step and not inside its moments; biases and norms are left alone.
     """
-    chain = [
-        optax.scale_by_adam(
-            b1=training_config.adam_beta1,
-            b2=training_config.adam_beta2,
-            eps=training_config.adam_epsilon,
-            eps_root=0.0,
-            mu_dtype=None,  # the first moment is as precise as the parameters
-            nesterov=False,
-        )
-    ]
+    chain = [scale_by_adam(training_config)]
     if training_config.clip_norm is not None:
         chain.insert(0, clip_by_global_norm(training_config.clip_norm))
     if training_config.weight_decay:
         chain.append(optax.add_decayed_weights(training_config.weight_decay, mask=_decayed))
-    chain.append(optax.scale_by_learning_rate(learning_rate_schedule(config, training_config)))
+    schedule = learning_rate_schedule(config, training_config)
+    chain.append(refusable(optax.scale_by_learning_rate(schedule)))
     return optax.chain(*chain)
 
 

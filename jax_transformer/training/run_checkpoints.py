@@ -22,9 +22,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
+from jax_transformer import distributed
 from jax_transformer.errors import InputError
 from jax_transformer.training.run_state import (
     RunCheckpoint,
+    RunProgress,
     RunSettings,
     progress_from_json,
     progress_to_json,
@@ -42,6 +44,8 @@ DAMAGED = "damaged"  # where steps go that cannot be read
 class RunCheckpoints:
     """Writes a run's checkpoints, in the background; a context, which ends when all are written.
 
+    Of several processes all gather the arrays and the main one writes them.
+
     A step's directory appears whole or not at all, under its number. Entering the context makes the
     directory, keeps other processes out of it, and removes what killed runs left half written.
     """
@@ -57,6 +61,8 @@ class RunCheckpoints:
         self._directory = directory
         self._settings = settings_to_json(settings)
         self._keep = settings.training_config.keep_checkpoints
+        self._manager: ocp.CheckpointManager | None = None
+        self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> "RunCheckpoints":
         """Open the directory.
@@ -64,15 +70,23 @@ class RunCheckpoints:
         Raises:
             InputError: It cannot be made or written, or another process writes to it.
         """
+        if not distributed.is_main():
+            return self
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        handlers.add(ARRAYS, ocp.args.StandardSave, _DigestingHandler())
-        handlers.add(RUN, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+        alone = distributed.orbax_alone()
+        arrays = _DigestingHandler(multiprocessing_options=alone)
+        handlers.add(ARRAYS, ocp.args.StandardSave, arrays)
+        handlers.add(
+            RUN, ocp.args.JsonSave, ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+        )
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep,
             cleanup_tmp_directories=True,
             save_root_metadata=False,
+            create=False,  # made already; orbax would want all processes for it
             # Otherwise threads of a save whose directory cannot be made hold up the exit.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            multiprocessing_options=alone,
         )
         with contextlib.ExitStack() as opened, self._errors_told():
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +104,8 @@ class RunCheckpoints:
         """Wait for the last checkpoint; an error that is on its way already is the one told."""
         told = self._errors_told() if error is None else contextlib.suppress(Exception)
         with self._opened, told:
-            self._manager.close()
+            if self._manager is not None:
+                self._manager.close()
 
     def save(self, checkpoint: RunCheckpoint) -> None:
         """Copy a checkpoint and begin to write it; a step that is there already is left alone.
@@ -99,12 +114,14 @@ class RunCheckpoints:
             InputError: It, or the one before, could not be written.
         """
         step = checkpoint.progress.step
+        # Copies, since the next training step reuses the memory of the state.
+        arrays = named_arrays(checkpoint)
+        if self._manager is None:
+            return
         with self._errors_told():
             self._manager.wait_until_finished()
             if step in self._manager.all_steps():
                 return
-            # Copies, since the next training step reuses the memory of the state.
-            arrays = named_arrays(checkpoint)
             content = {
                 "format": FORMAT,
                 "settings": self._settings,
@@ -123,8 +140,9 @@ class RunCheckpoints:
         Raises:
             InputError: It could not be.
         """
-        with self._errors_told():
-            self._manager.wait_until_finished()
+        if self._manager is not None:
+            with self._errors_told():
+                self._manager.wait_until_finished()
 
     @contextlib.contextmanager
     def _errors_told(self) -> Iterator[None]:
@@ -144,11 +162,11 @@ class DamagedError(InputError):
 
 
 class Restored(NamedTuple):
-    """A run that can go on.
+    """A run that can go on, on whatever devices.
 
     Attributes:
         settings: What it is made of.
-        checkpoint: How far it has come.
+        checkpoint: How far it has come; its arrays are whole, and on the host.
     """
 
     settings: RunSettings
@@ -166,6 +184,8 @@ def steps_in(directory: Path) -> list[int]:
 def restore(directory: Path, console: Console) -> Restored:
     """Read the newest checkpoint that is whole; damaged ones are told of and moved aside.
 
+    Of several processes the main one reads, and hands the others what it has read.
+
     Args:
         directory: What `RunCheckpoints` has written to.
         console: Shows a line for each damaged checkpoint.
@@ -174,6 +194,10 @@ def restore(directory: Path, console: Console) -> Restored:
         InputError: There is no checkpoint, none of them is whole, or the newest that is was
             written by another version of the library.
     """
+    return _handed_out(_newest(directory, console) if distributed.is_main() else None)
+
+
+def _newest(directory: Path, console: Console) -> Restored:
     steps = steps_in(directory)
     if not steps:
         raise InputError(f"{directory}: holds no checkpoint of a run; start one without resume")
@@ -212,7 +236,9 @@ def read_step(directory: Path, step: int) -> Restored:
 
 
 def _read(directory: Path) -> Restored:
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    alone = distributed.orbax_alone()
+    handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
         read = checkpointer.restore(directory / RUN)
     content = read["content"]
     if _json_digest(content) != read["sha256"]:
@@ -227,15 +253,41 @@ def _read(directory: Path) -> Restored:
     if str(progress.step) != directory.name:
         raise ValueError(f"it is of step {progress.step}")
 
-    state = jax.eval_shape(lambda: init_state(settings.config, settings.training_config))
-    best_params = None if progress.best_step is None else state.params
-    shapes = RunCheckpoint(progress, state, best_params)
+    shapes = _shapes(settings, progress)
     for name, leaf in _named(shapes):
         if name not in arrays or not _fits(arrays[name], leaf):
             raise InputError(f"{name} is missing or of another shape; use the version it is of")
-    leaves = [_to_device(arrays[name], leaf) for name, leaf in _named(shapes)]
-    tree = jax.tree.structure((state, best_params))
-    return Restored(settings, RunCheckpoint(progress, *jax.tree.unflatten(tree, leaves)))
+    return Restored(settings, _filled(shapes, arrays))
+
+
+def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
+    state = jax.eval_shape(lambda: init_state(settings.config, settings.training_config))
+    return RunCheckpoint(progress, state, None if progress.best_step is None else state.params)
+
+
+def _filled(shapes: RunCheckpoint, arrays: dict[str, np.ndarray]) -> RunCheckpoint:
+    leaves = [_from_host(arrays[name], leaf) for name, leaf in _named(shapes)]
+    tree = jax.tree.structure((shapes.state, shapes.best_params))
+    return RunCheckpoint(shapes.progress, *jax.tree.unflatten(tree, leaves))
+
+
+def _handed_out(restored: Restored | None) -> Restored:
+    """Return what the main process has restored, on every process."""
+    if jax.process_count() == 1:
+        return restored
+    content, arrays = {}, {}
+    if restored is not None:
+        content["settings"] = settings_to_json(restored.settings)
+        content["progress"] = progress_to_json(restored.checkpoint.progress)
+        arrays = named_arrays(restored.checkpoint)
+    content = json.loads(distributed.from_main(json.dumps(content).encode()))
+    settings = settings_from_json(content["settings"])
+    shapes = _shapes(settings, progress_from_json(content["progress"]))
+    for name, leaf in _named(shapes):
+        like = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        own = arrays[name].tobytes() if restored is not None else None
+        arrays[name] = np.frombuffer(distributed.from_main(own), like.dtype).reshape(like.shape)
+    return Restored(settings, _filled(shapes, arrays))
 
 
 def _read_arrays(directory: Path, described: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -248,7 +300,8 @@ def _read_arrays(directory: Path, described: dict[str, Any]) -> dict[str, np.nda
     blanks = {
         name: np.empty(one["shape"], jnp.dtype(one["dtype"])) for name, one in described.items()
     }
-    with ocp.StandardCheckpointer() as checkpointer:
+    alone = distributed.orbax_alone()
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
         arrays = checkpointer.restore(directory, blanks)
     for name, array in arrays.items():
         if _describe(array) != described[name]:
@@ -271,7 +324,10 @@ class _DigestingHandler(ocp.StandardCheckpointHandler):
 
 
 def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
-    """Return copies of the arrays of a checkpoint by their paths; a random key as its words."""
+    """Return copies of the arrays of a checkpoint by their paths; a random key as its words.
+
+    All processes must ask, and each gets them whole.
+    """
     return {name: _to_host(leaf) for name, leaf in _named(checkpoint)}
 
 
@@ -291,12 +347,11 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _to_host(leaf: Any) -> np.ndarray:
-    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    return distributed.to_host(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _to_device(array: np.ndarray, like: Any) -> jax.Array:
-    placed = jnp.array(array)
-    return jax.random.wrap_key_data(placed) if _is_key(like) else placed
+def _from_host(array: np.ndarray, like: Any) -> np.ndarray | jax.Array:
+    return jax.random.wrap_key_data(array) if _is_key(like) else array
 
 
 def _fits(array: np.ndarray, like: Any) -> bool:

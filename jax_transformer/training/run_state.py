@@ -14,8 +14,9 @@ from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, TrainState
 
-# Settings of training that decide when it ends and what is kept of it, but no step's outcome.
-MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints")
+# Settings of training that decide when it ends, what is kept of it and what memory it takes, but
+# no step's outcome.
+MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints", "remat")
 
 
 class RunSettings(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
+from jax_transformer.layer_loop import LayerLoop
 from jax_transformer.model import Params, init_params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
@@ -89,22 +90,26 @@ def train_step(
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(state.params, batch, dropout_key, config, training_config)
-    updates, optimizer_state = adam(config, training_config).update(
-        gradients, state.optimizer_state, state.params
-    )
-    params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
-    average = _average(state, params, training_config.average_decay)
     recent, spike = state.recent_losses, jnp.array(False)
     if training_config.spike_factor is not None:
         spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
         recent = jnp.where(finite, jnp.append(recent[1:], loss), recent)
-    new_state = TrainState(params, optimizer_state, state.step + 1, state.key, average, recent)
-    old_state = state._replace(recent_losses=recent)
-    kept_state = jax.tree.map(partial(jnp.where, finite & ~spike), new_state, old_state)
+    accepted = finite & ~spike
+    updates, optimizer_state = adam(config, training_config).update(
+        gradients, state.optimizer_state, state.params, accepted=accepted
+    )
+    params = optax.apply_updates(state.params, updates)
+    average = _average(state, params, training_config.average_decay)
+    params, step, average = jax.tree.map(
+        partial(jnp.where, accepted),
+        (params, state.step + 1, average),
+        (state.params, state.step, state.average),
+    )
+    new_state = TrainState(params, optimizer_state, step, state.key, average, recent)
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
-    return kept_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
+    return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
 
 
 def _average(state: TrainState, params: Params, decay: float | None) -> Params | None:
@@ -129,9 +134,12 @@ def _loss_and_gradients(
     # A batch of padding alone has loss 0.
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
 
+    smoothing = training_config.label_smoothing
+    loop = LayerLoop(training_config.remat, training_config.scan_layers)
+
     def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
         params = _cast(params, training_config)
-        total, _ = batch_loss(params, part, config, training_config.label_smoothing, key)
+        total, _ = batch_loss(params, part, config, smoothing, key, loop)
         return total / count
 
     differentiate = jax.value_and_grad(share)
@@ -155,12 +163,16 @@ def _cast(params: Params, training_config: TrainingConfig) -> Params:
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
-    """Return the batch as [parts, rows, length], filled up with rows of padding."""
+    """Return the batch as [parts, rows, length], filled up with rows of padding.
+
+    Each part takes every `parts`-th row: whatever rows of padding follow, a row stays where it is,
+    and so does its dropout; and a part has rows of every device that the batch is spread over.
+    """
 
     def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
         missing = -len(ids) % parts
         ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
-        return ids.reshape(parts, -1, ids.shape[1])
+        return ids.reshape(-1, parts, ids.shape[1]).swapaxes(0, 1)
 
     fields = zip(batch, (pad_id, pad_id, pad_id, 0, 0), strict=True)
     return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))

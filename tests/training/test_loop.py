@@ -88,10 +88,10 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, train, monke
     traced = []
     original = step.batch_loss
 
-    def counted(params, batch, config, label_smoothing, dropout_key=None):
+    def counted(params, batch, config, label_smoothing, dropout_key=None, *loop):
         kind = "validation" if dropout_key is None else "training"
         traced.append((kind, batch.src.shape))
-        return original(params, batch, config, label_smoothing, dropout_key)
+        return original(params, batch, config, label_smoothing, dropout_key, *loop)
 
     monkeypatch.setattr(step, "batch_loss", counted)
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)

@@ -23,7 +23,7 @@ from jax_transformer.training.run_checkpoints import (
 from jax_transformer.training.run_state import Position, RunProgress, check_same
 from tests.training.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
-MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints")
+MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints", "remat")
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -97,6 +97,7 @@ OTHER = {
     "schedule": "constant",
     "compute_type": "bfloat16",
     "batching": "packed",
+    "remat": "layers",
     "select_by": "bleu",
     "average_decay": None,
     "clip_norm": 2.0,

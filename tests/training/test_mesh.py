@@ -1,0 +1,449 @@
+"""Training on every mesh of eight devices is training on one: losses, masks, samples, restores.
+
+Run as a module, this file prints what differs, as JSON: a process of its own has eight devices.
+By hand, `python -m tests.training.test_mesh 200` makes 200 steps on every mesh.
+"""
+
+import dataclasses
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from rich.console import Console
+
+import train
+from jax_transformer import functional, generate
+from jax_transformer.data.batches import (
+    Batch,
+    EncodedCorpus,
+    PlannedBatch,
+    make_batch,
+    plan_epoch,
+    training_batches,
+)
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.sharding import (
+    AXES,
+    AXIS_TYPES,
+    make_mesh,
+    replicated,
+    row_sharding,
+    shardings,
+)
+from jax_transformer.training import loop, step
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.mesh import (
+    fill_rows,
+    init_state_on,
+    place_batch,
+    state_shardings,
+    train_step_on,
+)
+from jax_transformer.training.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.run_checkpoints import restore
+from jax_transformer.training.run_state import RunSettings, corpus_digest
+from jax_transformer.training.step import init_state
+from jax_transformer.translation import translate
+from tests.models import small_config, tiny_checkpoint
+from tests.training.runs import same_bits
+
+CONTROL = "what XLA has to complain of:"
+EIGHT = [
+    f"data={data},fsdp={fsdp},tensor={8 // data // fsdp}"
+    for data, fsdp in itertools.product((1, 2, 4, 8), repeat=2)
+    if data * fsdp <= 8
+]
+FEWER = ["data=2,fsdp=1,tensor=1", "data=1,fsdp=2,tensor=2"]
+LONG = [FEWER[1], "data=2,fsdp=2,tensor=2"]  # where the test makes all of the steps
+STEPS, FEW = 200, 2
+ROWS, PAIRS, LENGTH, VOCABULARY = 11, 43, 8, 40
+FLAGS = (
+    "--xla_force_host_platform_device_count=8 "
+    # Small models compile for longer than they run: leave out what only makes code faster.
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false "
+    # Eight devices on one busy processor are late, not lost.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+)
+
+CONFIG = small_config(
+    "vaswani2017",
+    **dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1),
+    d_model=16,
+    num_heads=8,
+    d_ff=24,
+    dropout=0.0,
+    attention_dropout=0.2,
+)
+SETTINGS = TrainingConfig(
+    warmup_steps=50,
+    learning_rate_factor=0.3,
+    token_budget=(ROWS + 1) * LENGTH,
+    bucket_count=1,
+    evaluation_interval=100,
+)
+
+
+def corpus():
+    random = np.random.default_rng(0)
+    sides = [
+        tuple(random.integers(3, VOCABULARY, random.integers(3, LENGTH + 1)) for _ in range(PAIRS))
+        for _ in range(2)
+    ]
+    return EncodedCorpus(*sides, vocab_size=VOCABULARY, dropped_overlong=0, unknown_tokens=0)
+
+
+def devices(sizes):
+    count = int(np.prod([int(part.split("=")[1]) for part in sizes.split(",")]))
+    return make_mesh(sizes, jax.devices()[:count])
+
+
+def placed(tree, mesh):
+    return jax.device_put(jax.tree.map(jnp.copy, tree), shardings(tree, mesh, CONFIG))
+
+
+def losses_on(sizes, steps, start):
+    """Return the losses of the first steps on a mesh, and the rows of its batches."""
+    mesh, encoded = devices(sizes), corpus()
+    plan = fill_rows(plan_epoch(encoded, SETTINGS, 0), mesh, SETTINGS.num_microbatches)
+    batches = [place_batch(batch, mesh) for batch in training_batches(encoded, plan)]
+    state, losses = placed(start, mesh), []
+    print(f"compiling for {sizes}", file=sys.stderr, flush=True)
+    make = train_step_on(mesh, CONFIG, SETTINGS).lower(state, batches[0]).compile()
+    for batch in itertools.islice(itertools.cycle(batches), steps):
+        state, metrics = make(state, batch)
+        losses.append(float(metrics.loss))
+    return np.array(losses), len(batches[0].src)
+
+
+def compare_losses(steps, long):
+    """Return how far losses differ from those on one device: of the first step, and at worst."""
+    start = jax.device_get(init_state(CONFIG, SETTINGS))
+    one, rows = losses_on("data=1,fsdp=1,tensor=1", steps, start)
+    found = {"one": {"rows": rows, "losses": [one[0], one[-1]]}}
+    for sizes in (*FEWER, *EIGHT):
+        many, rows = losses_on(sizes, steps if sizes in long else FEW, start)
+        differences = np.abs(many / one[: len(many)] - 1)
+        found[sizes] = {"rows": rows, "first": differences[0], "worst": differences.max()}
+        found[sizes]["steps"] = len(many)
+    return found
+
+
+def compare_masks():
+    """Return on which meshes dropout's masks are others, whatever rows of padding follow."""
+
+    def drop(mesh, x, weights, key):
+        heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "tensor"))
+        weights = jax.lax.with_sharding_constraint(weights, heads)
+        own = [functional.dropout(array, 0.3, key) for array in (x, weights)]
+        again = jax.checkpoint(partial(functional.dropout, rate=0.3, key=key))
+        return own, jax.grad(lambda x: again(x).sum())(x)
+
+    def arrays(rows):
+        return jnp.ones((rows, LENGTH, 16)), jnp.ones((rows, 8, LENGTH, LENGTH))
+
+    key, unequal = jax.random.key(1), []
+    expected = jax.jit(partial(drop, make_mesh()))(*arrays(ROWS), key)
+    assert 0.2 < np.mean(np.asarray(expected[0][1]) == 0) < 0.4
+    for sizes in (*FEWER, *EIGHT):
+        mesh = devices(sizes)
+        rows = row_sharding(mesh)
+        run = jax.jit(partial(drop, mesh), in_shardings=(rows, rows, replicated(mesh)))
+        found = run(*arrays(16), key)
+        pairs = zip(*map(jax.tree.leaves, (found, expected)), strict=True)
+        if not all(np.array_equal(many[:ROWS], one) for many, one in pairs):
+            unequal.append(sizes)
+    return unequal
+
+
+def compare_padding():
+    """Return by how much padding that is all on some devices moves loss and gradient."""
+    encoded = corpus()
+    planned = plan_epoch(encoded, SETTINGS, 0)[0]
+    batch = make_batch(encoded, planned)
+    for ids in batch[:3]:
+        ids[-4:, 2:] = Tokenizer.pad_id
+    start = jax.device_get(init_state(CONFIG, SETTINGS))
+    results = []
+    for sizes, rows in (("data=1", ROWS), ("data=8", 24)):  # three rows a device, four all padding
+        mesh = devices(sizes)
+        filler = ((0, rows - ROWS), (0, 0))
+        wide = jax.tree.map(lambda ids, filler=filler: np.pad(ids, filler), batch)
+        make = train_step_on(mesh, CONFIG, SETTINGS)
+        results.append(make(placed(start, mesh), place_batch(wide, mesh)))
+    (one, one_metrics), (many, many_metrics) = jax.device_get(results)
+    moments = [jax.tree.leaves(state.optimizer_state[0].mu) for state in (one, many)]
+    largest = max(np.abs(leaf).max() for leaf in moments[0])
+    return {
+        "loss": abs(many_metrics.loss / one_metrics.loss - 1),
+        "gradient": max(np.abs(a - b).max() for a, b in zip(*moments, strict=True)) / largest,
+        "tokens": [int(one_metrics.target_tokens), int(many_metrics.target_tokens)],
+    }
+
+
+def compare_starts():
+    """Return whether a state made in parts is that of one device, and its largest part's share."""
+    settings = dataclasses.replace(SETTINGS, average_decay=0.9)
+    expected = init_state(CONFIG, settings)
+    found = {}
+    for sizes in ("data=1,fsdp=1,tensor=1", "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2"):
+        state = init_state_on(devices(sizes), CONFIG, settings)
+        pairs = zip(
+            *(jax.tree.leaves(s._replace(key=None)) for s in (state, expected)), strict=True
+        )
+        matrices = [leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2]
+        found[sizes] = {
+            "equal": all(np.array_equal(ours, theirs) for ours, theirs in pairs),
+            "share": max(leaf.addressable_shards[0].data.size / leaf.size for leaf in matrices),
+        }
+    return found
+
+
+def compare_resumed(directory):
+    """Return what a run that goes on with 8, 1, 4, 2 devices does otherwise than one on a device.
+
+    Twelve steps, three on each mesh.
+    """
+    encoded, seen = corpus(), {}
+    config = dataclasses.replace(CONFIG, d_ff=23)  # which tensor=2 does not divide
+
+    def go_on(name, sizes, steps):
+        some = dataclasses.replace(SETTINGS, steps=steps, evaluation_interval=3)
+        settings = RunSettings(config, some, tokenizer, corpus_digest(encoded), {})
+        resumed = None
+        if (directory / name / loop.CHECKPOINTS).exists():
+            resumed = restore(directory / name / loop.CHECKPOINTS, quiet).checkpoint
+        run = loop.Run(directory / name, settings, resumed, mesh=devices(sizes))
+
+        def noted(batch, mesh):
+            rows = [row.tobytes() for row in batch.src if row.any()]  # padding is id 0
+            seen.setdefault(name, []).append(rows)
+            return place_batch(batch, mesh)
+
+        with mock.patch.object(loop, "place_batch", noted):
+            loop.train(run, encoded, held_out, quiet)
+        return run
+
+    quiet = Console(file=io.StringIO(), soft_wrap=True)
+    words = [chr(ord("a") + number) for number in range(26)]
+    tokenizer = Tokenizer.train(words, vocab_size=31)
+    held_out = EncodedCorpus(encoded.sources[:5], encoded.targets[:5], VOCABULARY, 0, 0)
+    go_on("one", "data=1", 12)
+    unequal, parts = [], ("data=2,fsdp=2,tensor=2", "data=1", "fsdp=4", "fsdp=2")
+    for steps, sizes in zip((3, 6, 9, 12), parts, strict=True):
+        run = go_on("many", sizes, steps)
+        saved = restore(run.directory / loop.CHECKPOINTS, quiet).checkpoint
+        for other in parts:
+            mesh = devices(other)
+            again = loop._start(dataclasses.replace(run, resumed=saved, mesh=mesh))
+            where = state_shardings(mesh, config, SETTINGS)
+            assert jax.tree.map(lambda leaf: leaf.sharding, again.state) == where
+            if not same_bits(again, saved):
+                unequal.append([steps, sizes, other])
+    one, many = (read_metrics(directory / name / METRICS_FILE) for name in ("one", "many"))
+    names = ("loss", "validation_loss")
+    pairs = [
+        (ours[name], theirs[name])
+        for ours, theirs in zip(many, one, strict=True)
+        for name in names
+        if name in theirs
+    ]
+    shown = quiet.file.getvalue()
+    return {
+        "warnings": [line for line in shown.splitlines() if "WARNING" in line],
+        "restores": len(parts) ** 2,
+        "unequal": unequal,
+        "same samples": seen["one"] == seen["many"],
+        "batches": len(seen["one"]),
+        "losses": len(pairs),
+        "worst loss": max(abs(ours / theirs - 1) for ours, theirs in pairs),
+    }
+
+
+def compare_translations():
+    """Return how many translations differ between one device and eight."""
+    words = ["".join(pair) for pair in itertools.product("abc", repeat=2)]
+    lines = [" ".join(words[: 1 + number % 4]) for number in range(11)] + [""]
+    model = tiny_checkpoint(lines, 12, max_length=32)
+    found = {"lines": len(lines), "unequal": []}
+    for beam_size, *meshes in (
+        (1, "data=8,fsdp=1,tensor=1", "data=2,fsdp=2,tensor=2"),
+        (2, "data=2,fsdp=2,tensor=2"),
+    ):
+        options = {"beam_size": beam_size, "num_hypotheses": beam_size, "bucket_count": 1}
+        expected = translate(model, lines, **options)
+        for sizes in meshes:
+            ours = translate(model, lines, **options, mesh=devices(sizes))
+            for one, many in zip(itertools.chain(*expected), itertools.chain(*ours), strict=True):
+                same = np.array_equal(one.tokens, many.tokens) and one.text == many.text
+                if not same or abs(one.score - many.score) > 1e-5:
+                    found["unequal"].append([beam_size, sizes, one.text, many.text])
+    mesh = make_mesh("data=8")
+    params = jax.device_put(model.params, shardings(model.params, mesh, model.config))
+    src = np.full((16, 3), 5)
+    with jax.set_mesh(mesh):
+        hypotheses = generate(params, model.config, src, max_new_tokens=4)
+    found["rows a device"] = len(hypotheses.tokens.addressable_shards[0].data)
+    return found
+
+
+def rematerialize():
+    """Compile what XLA cannot do without a copy of the whole on each device."""
+    mesh = make_mesh("data=2,fsdp=2,tensor=2")
+    columns = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+
+    def move(x):
+        return jax.lax.with_sharding_constraint(x * 2, row_sharding(mesh))
+
+    jax.jit(move, out_shardings=columns).lower(jnp.ones((8, 4))).compile()
+
+
+def main():
+    steps, cache = int(sys.argv[1]), sys.argv[2:]
+    report = {"losses": compare_losses(steps, LONG if cache else EIGHT + FEWER)}
+    print(CONTROL, file=sys.stderr, flush=True)
+    rematerialize()
+    if cache:  # from here on: what comes from a cache has no log
+        jax.config.update("jax_compilation_cache_dir", cache[0])
+        compilation_cache.reset_cache()
+    report["masks"] = compare_masks()
+    report["padding"] = compare_padding()
+    report["starts"] = compare_starts()
+    with tempfile.TemporaryDirectory() as directory:
+        report["resumed"] = compare_resumed(Path(directory))
+    report["translations"] = compare_translations()
+    print(json.dumps(report, default=float))
+
+
+@pytest.fixture(scope="session")
+def child(request):
+    cache = jax.config.jax_compilation_cache_dir
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.test_mesh", str(STEPS), cache],
+        cwd=request.config.rootpath,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": FLAGS,
+            "JAX_COMPILATION_CACHE_DIR": "",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="session")
+def report(child):
+    return child[0]
+
+
+def test_losses_are_those_of_one_device(report):
+    losses = report["losses"]
+    one = losses.pop("one")
+    assert one["rows"] == ROWS  # which is odd: other meshes fill it up
+    assert one["losses"][1] < 0.8 * one["losses"][0]  # the model learns
+    assert sorted(losses) == sorted([*FEWER, *EIGHT])
+    assert len(EIGHT) == 10
+    for sizes, found in losses.items():
+        print(sizes, found)
+        assert found["rows"] in (ROWS, 12, 16)
+        assert found["steps"] == (STEPS if sizes in LONG else FEW)
+        assert found["first"] <= 1e-6
+        assert found["worst"] <= 1e-5
+
+
+def test_nothing_is_rematerialised_involuntarily(child):
+    steps, control = child[1].split(CONTROL)
+    assert steps.count("compiling for ") == 1 + len(FEWER) + len(EIGHT)
+    assert "Involuntary full rematerialization" in control
+    assert [line[:300] for line in steps.splitlines() if "Involuntary" in line] == []
+
+
+def test_masks_are_the_same_on_every_mesh_and_with_rows_of_padding(report):
+    assert report["masks"] == []
+
+
+def test_padding_that_is_all_on_some_devices_changes_nothing(report):
+    found = report["padding"]
+    print(found)
+    assert found["loss"] <= 1e-6
+    assert found["gradient"] <= 1e-6
+    assert found["tokens"][0] == found["tokens"][1] > 0
+
+
+def test_a_state_is_made_in_the_parts_that_devices_keep(report):
+    starts = report["starts"]
+    assert all(found["equal"] for found in starts.values())
+    assert [found["share"] for found in starts.values()] == [1, 1 / 8, 1 / 4]
+
+
+def test_a_run_goes_on_with_other_devices(report):
+    found = report["resumed"]
+    print(found)
+    assert found["restores"] == 16
+    assert found["unequal"] == []
+    assert found["same samples"]
+    assert found["batches"] > 12
+    assert found["losses"] == 8
+    assert found["warnings"] == [
+        "WARNING: tensor=2 does not divide 23: 6 parameters stay whole on it"
+    ]
+    assert found["worst loss"] <= 1e-5
+
+
+def test_translations_are_those_of_one_device(report):
+    found = report["translations"]
+    assert found["lines"] == 12
+    assert found["unequal"] == []
+    assert found["rows a device"] == 2
+
+
+def test_rows_of_padding_move_no_row_to_another_microbatch():
+    random = np.random.default_rng(0)
+    few, many = np.zeros((2, 24, 5), np.int32)
+    few = few[:8]
+    few[:] = many[:8] = random.integers(3, 9, few.shape)
+    batches = (Batch(*[jnp.asarray(ids)] * 3) for ids in (few, many))
+    narrow, wide = (step._split_rows(batch, 4, 0).src for batch in batches)
+    assert narrow.shape == (4, 2, 5)
+    np.testing.assert_array_equal(wide[:, :2], narrow)
+    assert not np.any(wide[:, 2:])
+
+
+def test_rows_are_filled_up_until_mesh_and_microbatches_divide_them():
+    plan = [PlannedBatch(rows, 4, np.arange(rows)) for rows in (1, 11, 12, 13)]
+    mesh = AbstractMesh((2, 2, 2), AXES, axis_types=AXIS_TYPES)
+    assert [planned.rows for planned in fill_rows(plan, mesh, 1)] == [4, 12, 12, 16]
+    assert [planned.rows for planned in fill_rows(plan, mesh, 3)] == [12, 12, 12, 24]
+    assert [planned.rows for planned in fill_rows(plan, make_mesh(), 1)] == [1, 11, 12, 13]
+
+
+def test_the_trainer_refuses_other_numbers_of_devices(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--mesh=data=2"])
+    with pytest.raises(SystemExit) as left:
+        train.main()
+    assert left.value.code.startswith("error: mesh='data=2' is 2 devices, but there are 1; give")
+    assert list(tmp_path.iterdir()) == []
+
+
+if __name__ == "__main__":
+    main()
