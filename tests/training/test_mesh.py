@@ -57,6 +57,7 @@ from jax_transformer.training.run_checkpoints import restore
 from jax_transformer.training.run_state import RunSettings, corpus_digest
 from jax_transformer.training.step import init_state
 from jax_transformer.translation import translate
+from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_checkpoint
 from tests.training.runs import same_bits
 
@@ -71,10 +72,7 @@ LONG = [FEWER[1], "data=2,fsdp=2,tensor=2"]  # where the test makes all of the s
 STEPS, FEW = 200, 2
 ROWS, PAIRS, LENGTH, VOCABULARY = 11, 43, 8, 40
 FLAGS = (
-    "--xla_force_host_platform_device_count=8 "
-    # Small models compile for longer than they run: leave out what only makes code faster.
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false "
+    f"--xla_force_host_platform_device_count=8 {QUICKLY} "
     # Eight devices on one busy processor are late, not lost.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 )
