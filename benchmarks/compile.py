@@ -23,13 +23,14 @@ from benchmarks.systems import processor
 COMPILE = """
 import time
 import jax
-from benchmarks.training import SETTINGS, draw_batch, model_config
+from benchmarks.nn_transformer import draw_batch, model_config
+from benchmarks.training import SETTINGS, SIZES
 from jax_transformer.training.step import init_state, train_step
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-config = model_config("base", 0.1)
+config = model_config(SIZES["base"], 0.1)
 state = jax.eval_shape(lambda: init_state(config, SETTINGS))
 begun = time.perf_counter()
-lowered = train_step.lower(state, draw_batch("base"), config, SETTINGS)
+lowered = train_step.lower(state, draw_batch(SIZES["base"]), config, SETTINGS)
 traced = time.perf_counter()
 lowered.compile()
 print(traced - begun, time.perf_counter() - traced)

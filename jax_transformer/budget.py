@@ -66,7 +66,7 @@ DEVICES = {
     "H100": Device(989e12, 80e9),
     "H200": Device(989e12, 141e9),
     # Google Cloud, "TPU versions": peak compute and HBM a chip.
-    "TPU-v4": Device(275e12, 32e9),
+    "TPU-v4": Device(275e12, 32 * 2**30),
     "TPU-v5e": Device(197e12, 16e9),
     "TPU-v5p": Device(459e12, 95e9),
     "TPU-v6e": Device(918e12, 32e9),

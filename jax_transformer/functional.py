@@ -9,7 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+
+from jax_transformer import attention_choice
 
 
 def linear(
@@ -248,15 +250,46 @@ def dot_product_attention(
         dropout: Applied to the weights, where given.
 
     A query that may attend to nothing gives 0. Keys and values that no query may attend to do
-    not count, whatever they hold: 0 * NaN would be NaN.
+    not count, whatever they hold: 0 * NaN would be NaN. `attention_choice` says who computes it.
     """
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
+    dtype = jnp.result_type(query, key, value)
+    choice = attention_choice.choose_here(dtype.name, query.shape[-1], dropout is not None)
+    if choice.implementation == "cudnn":
+        return _cudnn_attention(query, key, value, mask)
     weights = attention_weights(query, key, mask)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)
+
+
+def _cudnn_attention(
+    query: Float[Array, "B H T K"],
+    key: Float[Array, "B H S K"],
+    value: Float[Array, "B H S K"],
+    mask: Bool[Array, "#B #H #T #S"] | None,
+) -> Float[Array, "B H T K"]:
+    """Return attention by kernels that never hold all of the weights; keys are cleared already."""
+    length, bias_mask = query.shape[2], mask
+    if mask is not None:
+        # JAX adds a mask to the scores as a bias. cuDNN differentiates one of even lengths only,
+        # and wants both of them in full.
+        bias_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
+        bias_mask = _pad_to_even(_pad_to_even(bias_mask, 2), 3)
+        query, key, value = (_pad_to_even(x, 2) for x in (query, key, value))
+    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, L, H, K]
+    heads = jax.nn.dot_product_attention(query, key, value, mask=bias_mask, implementation="cudnn")
+    heads = heads.swapaxes(1, 2)[:, :, :length]
+    if mask is None:
+        return heads
+    return jnp.where(jnp.any(mask, axis=-1, keepdims=True), heads, 0)
+
+
+def _pad_to_even(x: Shaped[Array, "*shape"], axis: int) -> Shaped[Array, "*padded"]:
+    """Return `x` with a 0 at the end of an axis of odd length."""
+    return jnp.pad(x, [(0, size % 2 if axis == n else 0) for n, size in enumerate(x.shape)])
 
 
 def cached_attention(

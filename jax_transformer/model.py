@@ -3,6 +3,7 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -176,6 +177,7 @@ class Transformer(nn.Module):
         return x + (table if positions is None else functional.embed(positions, table))
 
 
+@partial(jax.jit, static_argnames="config")
 def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return freshly drawn float32 parameters as a plain nested dict of arrays.
 
@@ -187,7 +189,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
         tokens = jnp.zeros((1, 1, config.d_model), jnp.float32)
     else:
         tokens = jnp.zeros((1, 1), jnp.int32)
-    return jax.jit(Transformer(config).init)(key, tokens, tokens)["params"]
+    return Transformer(config).init(key, tokens, tokens)["params"]
 
 
 def encode(

@@ -356,6 +356,27 @@ def test_rate_zero_with_a_key_and_any_rate_without_one_are_the_forward(preset):
     assert error(run_with(preset), expected) <= 1e-14  # what the sites are compared with
 
 
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "untyped"])
+def test_each_call_of_each_place_has_a_mask_of_its_own(implementation):
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> list[jax.Array]:
+            one, other = Dropout(0.5), Dropout(0.5)
+            return [one(x), one(x), other(x)]
+
+    def masks(key: jax.Array) -> list[np.ndarray]:
+        return [np.asarray(y) for y in Twice().apply({}, jnp.ones((8, 64)), rngs={"dropout": key})]
+
+    if implementation == "untyped":
+        key, other_key = jax.random.PRNGKey(1), jax.random.PRNGKey(2)
+    else:
+        key, other_key = jax.random.split(jax.random.key(1, impl=implementation))
+    drawn = masks(key)
+    np.testing.assert_array_equal(drawn, masks(key))
+    for a, b in itertools.combinations(drawn + masks(other_key), 2):
+        assert 0.4 < np.mean(a == b) < 0.6  # as of independent masks
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_kept_elements_and_their_gradients_are_scaled_by_the_share_kept(rate, dtype):

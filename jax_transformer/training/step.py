@@ -1,5 +1,6 @@
 """One optimizer step and one evaluation step, as pure functions of all they depend on."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def train_step(
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(state.params, batch, dropout_key, config, training_config)
-    finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradients))
+    finite = jnp.isfinite(loss) & _squarable(gradients)
     recent, spike = state.recent_losses, jnp.array(False)
     if training_config.spike_factor is not None:
         spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
@@ -110,6 +111,15 @@ def train_step(
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
     return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
+
+
+def _squarable(gradients: Params) -> Bool[Array, ""]:
+    """Return whether all is finite, and so are its squares, of which Adam's moments are made.
+
+    The sum of magnitudes tells it in one pass; squares would be kept for the moments.
+    """
+    magnitude = optax.tree.norm(gradients, ord=1)
+    return magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
 
 
 def _average(state: TrainState, params: Params, decay: float | None) -> Params | None:
