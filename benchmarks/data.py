@@ -1,20 +1,28 @@
 """Padding, shapes and speed of the batches of a corpus: python -m benchmarks.data.
 
-Of both modes at several token budgets, in the first epoch. Beside them, how fast a training step
-is in each mode, and what part of it the check of its token ids takes.
+Of both modes at several token budgets, in the first epoch. Beside them, for two recipes, how fast
+the batches of an epoch are made and how fast a training step takes them, in turn on one core; and
+what part of the step the check of its token ids would be. Needs Linux (sched_setaffinity).
 """
 
-import dataclasses
+import json
+import os
 import time
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import jax
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from jax_transformer import TransformerConfig
+import train
+from benchmarks.systems import processor, spread
 from jax_transformer.checks import check_ids
 from jax_transformer.data.batches import (
     EncodedCorpus,
@@ -24,107 +32,147 @@ from jax_transformer.data.batches import (
     plan_epoch,
     training_batches,
 )
-from jax_transformer.data.corpus import read_parallel
+from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.host_memory import keep_freed_memory
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.settings_file import read_settings
 from jax_transformer.training.step import init_state, train_step
 
+RECIPE = Path("configs/multi30k_en_de.yaml")
+MODES = ("buckets", "packed")
 TOKEN_BUDGETS = (4096, 8192)
-TIMED_STEPS = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Measure how the pairs of two line-aligned files become batches."""
-
-    source: Path
-    """Training text, one sentence a line, plain or gzip."""
-
-    target: Path
-    """Its translation, line beside line."""
-
-    vocab_size: int = 10_000
-    """Entries of the byte-pair encoding that both languages share."""
-
-    max_length: int = 128
-    """Most tokens of a sentence; a pair with a longer one is dropped and counted."""
 
 
 def batches_row(encoded: EncodedCorpus, settings: TrainingConfig) -> list[str]:
     """Return what the first epoch's batches are like, and how fast they are planned and made."""
     start = time.perf_counter()
     plan = plan_epoch(encoded, settings, epoch=0)
-    planned = time.perf_counter()
-    made = sum(1 for _ in training_batches(encoded, plan))
-    seconds = time.perf_counter() - planned
+    planned = time.perf_counter() - start
+    seconds = make_all(encoded, settings)
     return [
         settings.batching,
         f"{settings.token_budget:,}",
-        f"{made:,}",
+        f"{len(plan):,}",
         str(len({(batch.rows, batch.length) for batch in plan})),
         f"{padding_share(encoded, plan):.2%}",
-        f"{planned - start:.2f}",
+        f"{planned:.2f}",
         f"{encoded.tokens / seconds:,.0f}",
     ]
 
 
-def step_line(encoded: EncodedCorpus, settings: TrainingConfig, config: TransformerConfig) -> str:
-    """Return how fast a training step is, and what part of it the check of its ids would be."""
+def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
+    """Return the seconds that planning and making the first epoch's batches takes."""
+    start = time.perf_counter()
+    for _ in training_batches(encoded, plan_epoch(encoded, settings, epoch=0)):
+        pass
+    return time.perf_counter() - start
+
+
+def encode(corpus: ParallelCorpus, arguments: train.Arguments) -> tuple[Tokenizer, EncodedCorpus]:
+    """Return the vocabulary of a recipe, and the text in it."""
+    tokenizer = Tokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
+    return tokenizer, encode_corpus(corpus, tokenizer, arguments.max_length)
+
+
+def compare(
+    tokenizer: Tokenizer,
+    encoded: EncodedCorpus,
+    arguments: train.Arguments,
+    batching: str,
+    rounds: int,
+) -> dict[str, Any]:
+    """Return the tokens a second that are made and trained on in each round; padding is none.
+
+    Args:
+        tokenizer: The recipe's vocabulary.
+        encoded: The text in it.
+        arguments: The recipe.
+        batching: In which mode, whatever the recipe's is.
+        rounds: How often an epoch is made, and the step of its first batch run, in turn.
+    """
+    config = train.model_config(arguments, tokenizer)
+    settings = replace(arguments.training, batching=batching)
     batch = make_batch(encoded, plan_epoch(encoded, settings, epoch=0)[0])
+    tokens = int(np.count_nonzero(batch.src) + np.count_nonzero(batch.tgt_out))
     state = init_state(config, settings)
     step = train_step.lower(state, batch, config, settings).compile()
-    state, _ = jax.block_until_ready(step(state, batch))
-    start = time.perf_counter()
-    for _ in range(TIMED_STEPS):
-        state, _ = step(state, batch)
-    jax.block_until_ready(state)
-    stepped = time.perf_counter()
-    for _ in range(TIMED_STEPS):
+    made, trained, checks = [], [], []
+    for _ in range(rounds):
+        made.append(encoded.tokens / make_all(encoded, settings))
+        state, _ = jax.block_until_ready(step(state, batch))  # discarded
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(step(state, batch))
+        stepped = time.perf_counter()
         for name in ("src", "tgt_in", "tgt_out"):
             check_ids(name, getattr(batch, name), encoded.vocab_size)
-    checked = time.perf_counter()
-    seconds, check = (stepped - start) / TIMED_STEPS, (checked - stepped) / TIMED_STEPS
-    tokens = np.count_nonzero(batch.src) + np.count_nonzero(batch.tgt_out)
-    return (
-        f"{settings.batching}: a training step of {' x '.join(map(str, batch.src.shape))} takes "
-        f"{1e3 * seconds:.0f} ms, {tokens / seconds:,.0f} tokens/s; checking its ids "
-        f"{1e6 * check:.0f} µs, {check / seconds:.4%}"
-    )
+        trained.append(tokens / (stepped - start))
+        checks.append((time.perf_counter() - stepped) / (stepped - start))
+    return {
+        "batching": batching,
+        "shape": list(batch.src.shape),
+        "made, tokens/s": made,
+        "trained on, tokens/s": trained,
+        "check of the ids, share of the step": checks,
+    }
 
 
-def main(arguments: Arguments) -> None:
-    """Print a row for each mode and budget, and a line about a step of each mode."""
+def cells(name: str, result: dict[str, Any]) -> list[str]:
+    """Return a result as a row of the table."""
+    made, trained = result["made, tokens/s"], result["trained on, tokens/s"]
+    return [
+        name,
+        result["batching"],
+        " x ".join(map(str, result["shape"])),
+        f"{median(trained):,.0f}",
+        f"{median(made):,.0f}",
+        spread(np.divide(made, trained)),
+        f"{median(result['check of the ids, share of the step']):.3%}",
+    ]
+
+
+def main(
+    source: Path, target: Path, rounds: int = 5, core: int = 0, json_file: Path | None = None
+) -> None:
+    """Print how the pairs of two line-aligned files become batches, and how fast beside training.
+
+    Args:
+        source: Training text, one sentence a line, plain or gzip.
+        target: Its translation, line beside line.
+        rounds: How often making and training are timed, in turn.
+        core: The one core that everything runs on.
+        json_file: Where to write the speeds of every round, if anywhere.
+    """
+    os.sched_setaffinity(0, {core})
+    keep_freed_memory()
     console = Console()
-    corpus = read_parallel(arguments.source, arguments.target)
-    tokenizer = Tokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
-    encoded = encode_corpus(corpus, tokenizer, arguments.max_length)
+    corpus = read_parallel(source, target)
+    recipes = {"train.py": train.Arguments(), RECIPE.stem: read_settings(RECIPE, train.Arguments())}
+    texts = {name: encode(corpus, arguments) for name, arguments in recipes.items()}
+    _, encoded = texts[RECIPE.stem]
     console.print(f"{corpus.report()}; {encoded.report()}")
     table = Table("batching", "token budget", "batches", "shapes", "padding", "planned in s")
     table.add_column("tokens/s")
-    modes = [
-        TrainingConfig(batching=batching, token_budget=budget)
-        for budget in TOKEN_BUDGETS
-        for batching in ("buckets", "packed")
-    ]
-    for settings in modes:
-        table.add_row(*batches_row(encoded, settings))
+    for budget in TOKEN_BUDGETS:
+        for batching in MODES:
+            settings = TrainingConfig(batching=batching, token_budget=budget)
+            table.add_row(*batches_row(encoded, settings))
     console.print(table)
 
-    config = TransformerConfig.preset(
-        "vaswani2017",
-        src_vocab_size=tokenizer.vocab_size,
-        tgt_vocab_size=tokenizer.vocab_size,
-        d_model=128,
-        num_heads=4,
-        d_ff=256,
-        num_encoder_layers=4,
-        num_decoder_layers=4,
-        max_length=arguments.max_length,
-    )
-    console.print("width 128, 4 + 4 layers:")
-    for settings in modes[:2]:
-        console.print(step_line(encoded, settings, config))
+    table = Table("recipe", "batching", "first batch", "trained on, tokens/s", "made, tokens/s")
+    table.add_column("made / trained on")
+    table.add_column("check of the ids, of a step")
+    results = []
+    for name, arguments in recipes.items():
+        for batching in track(MODES, name):
+            results.append({"recipe": name} | compare(*texts[name], arguments, batching, rounds))
+            table.add_row(*cells(name, results[-1]))
+    versions = {name: version(name) for name in ("jax", "grain")}
+    console.print(table, f"{processor()}. {versions}")
+    if json_file is not None:
+        record = {"processor": processor(), "versions": versions, "results": results}
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    tyro.cli(main)
