@@ -22,7 +22,7 @@ def learning_rate_schedule(
     It grows linearly for `warmup_steps`, and then, at step n counted from 1, is the peak times
     1 ("constant"), sqrt(warmup_steps / n) ("inverse_square_root", and "noam", whose peak is
     factor / sqrt(d_model * warmup_steps), section 5.3), or half a cosine's way down to 0 at
-    `steps` ("cosine").
+    `steps` ("cosine"). Over the last `cooldown_steps` it is drawn down to 0 along a line besides.
     """
     warmup, schedule = training_config.warmup_steps, training_config.schedule
     peak = training_config.learning_rate
@@ -38,6 +38,9 @@ def learning_rate_schedule(
             share = (1 + jnp.cos(jnp.pi * jnp.clip(done, 0, 1))) / 2
         else:
             share = jnp.sqrt(warmup / step)
+        if training_config.cooldown_steps:
+            left = (training_config.steps + 1 - step) / training_config.cooldown_steps
+            share = share * jnp.clip(left, 0, 1)
         return peak * jnp.minimum(step / warmup, share)
 
     return learning_rate

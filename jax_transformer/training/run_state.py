@@ -16,7 +16,14 @@ from jax_transformer.training.step import Metrics, TrainState
 
 # Settings of training that decide when it ends, what is kept of it and what memory it takes, but
 # no step's outcome.
-MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints", "remat")
+MAY_CHANGE = (
+    "steps",
+    "cooldown_steps",
+    "patience",
+    "evaluation_interval",
+    "keep_checkpoints",
+    "remat",
+)
 
 
 class RunSettings(NamedTuple):
@@ -85,15 +92,24 @@ class RunCheckpoint(NamedTuple):
     best_params: Params | None
 
 
-def check_same(saved: RunSettings, given: RunSettings) -> None:
+def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
     """Refuse to go on with a run under settings that are not its own.
+
+    Args:
+        saved: Of the run.
+        given: Under which it is to go on.
+        step: How far it has come: with those given, it would have come to the same.
 
     Raises:
         InputError: A setting differs; names it with both values.
     """
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
-        may_change.remove("steps")  # its learning rate ends with the last step
+        may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
+    for settings in (saved, given):
+        training = settings.training_config
+        if training.cooldown_steps and step > training.steps - training.cooldown_steps:
+            may_change -= {"steps", "cooldown_steps"}
     for part in ("config", "training_config"):
         old, new = (dataclasses.asdict(getattr(one, part)) for one in (saved, given))
         for name in old:

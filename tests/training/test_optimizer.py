@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from jax_transformer import TransformerConfig
+from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.optimizer import adam, clip_by_global_norm, learning_rate_schedule
 from tests.models import random_params, small_config
@@ -39,6 +40,30 @@ def test_every_other_schedule_begins_at_its_peak(schedule, expected):
     settings = {"schedule": schedule, "learning_rate": 0.02, "warmup_steps": 4, "steps": 12}
     found = rates([1, 3, 4, 5, 8, 12, 100], **settings)
     assert found == pytest.approx([0.02 * share for share in expected], rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse_square_root", "noam"])
+def test_a_cooldown_leaves_the_steps_before_it_and_ends_at_zero(schedule):
+    settings = {"schedule": schedule, "warmup_steps": 2, "steps": 12}
+    at = [1, 5, 8, 9, 10, 12, 13, 100]
+    without, found = rates(at, **settings), rates(at, **settings, cooldown_steps=4)
+    shares = [1, 1, 1, 1, 3 / 4, 1 / 4, 0, 0]
+    expected = [rate * share for rate, share in zip(without, shares, strict=True)]
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cooldown_steps": -1}, "cooldown_steps=-1 must be from 0 to steps=100 minus"),
+        ({"cooldown_steps": 81}, "cooldown_steps=81 must be from 0 to steps=100 minus"),
+        ({"cooldown_steps": 1, "schedule": "cosine"}, "must be 0 for schedule='cosine'"),
+    ],
+)
+def test_a_cooldown_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(steps=100, warmup_steps=20, **settings).check()
+    TrainingConfig(steps=100, warmup_steps=20, cooldown_steps=80).check()
 
 
 def test_updates_are_those_of_torchs_adam(x64):

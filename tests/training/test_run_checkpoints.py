@@ -23,7 +23,14 @@ from jax_transformer.training.run_checkpoints import (
 from jax_transformer.training.run_state import Position, RunProgress, check_same
 from tests.training.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
-MAY_CHANGE = ("steps", "patience", "evaluation_interval", "keep_checkpoints", "remat")
+MAY_CHANGE = (
+    "steps",
+    "cooldown_steps",
+    "patience",
+    "evaluation_interval",
+    "keep_checkpoints",
+    "remat",
+)
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -46,7 +53,7 @@ def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
     assert restored.settings[:2] == settings[:2]
     assert restored.settings.tokenizer.digest() == settings.tokenizer.digest()
     assert restored.settings[3:] == settings[3:]
-    check_same(restored.settings, settings)
+    check_same(restored.settings, settings, step=8)
 
 
 def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
@@ -118,17 +125,17 @@ def other_training_configs():
         yield name, dataclasses.replace(config, **{name: other})
 
 
-def test_only_settings_that_decide_no_step_may_change(settings):
+def test_only_settings_that_decide_no_step_made_may_change(settings):
     tried, caught = 0, 0
     for name, changed in other_training_configs():
         given = settings._replace(training_config=changed)
         tried += 1
         if name in MAY_CHANGE:
-            check_same(settings, given)
+            check_same(settings, given, step=8)
             continue
         old, new = (getattr(one.training_config, name) for one in (settings, given))
         with pytest.raises(InputError) as refused:
-            check_same(settings, given)
+            check_same(settings, given, step=8)
         assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
         caught += 1
     assert caught == tried - len(MAY_CHANGE)
@@ -139,7 +146,19 @@ def test_with_cosine_the_steps_decide_the_learning_rate(settings):
     cosine = dataclasses.replace(settings.training_config, schedule="cosine")
     longer = dataclasses.replace(cosine, steps=50)
     with pytest.raises(InputError, match="steps=50 is not the run's, which has 40"):
-        check_same(*(settings._replace(training_config=one) for one in (cosine, longer)))
+        check_same(*(settings._replace(training_config=one) for one in (cosine, longer)), step=8)
+
+
+@pytest.mark.parametrize("change", [{"steps": 50}, {"cooldown_steps": 10}, {"cooldown_steps": 0}])
+def test_a_cooldown_may_change_until_it_begins(settings, change):
+    cooling = dataclasses.replace(settings.training_config, cooldown_steps=20)  # of 40
+    saved = settings._replace(training_config=cooling)
+    given = settings._replace(training_config=dataclasses.replace(cooling, **change))
+    check_same(saved, given, step=20)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(saved, given, step=21)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(given, saved, step=21)
 
 
 def test_another_model_vocabulary_or_text_is_refused(settings):
@@ -152,7 +171,7 @@ def test_another_model_vocabulary_or_text_is_refused(settings):
     }
     for message, change in changes.items():
         with pytest.raises(InputError) as refused:
-            check_same(settings, settings._replace(**change))
+            check_same(settings, settings._replace(**change), step=8)
         assert str(refused.value).startswith(message)
 
 
