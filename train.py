@@ -4,6 +4,7 @@ Without files the task is the embedded one, English number words to German ones.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -18,6 +19,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer import alignment_plot, distributed, evaluate
+from jax_transformer.attention_choice import choose_here
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus
@@ -32,6 +34,7 @@ from jax_transformer.training import checkpoint, loop
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.curves import draw_curves
 from jax_transformer.training.metrics import METRICS_FILE, check_tensorboard, read_metrics
+from jax_transformer.training.output import SETTINGS_FILE, check_output, claimed
 from jax_transformer.training.run_checkpoints import Restored, restore
 from jax_transformer.training.run_state import RunSettings, check_equal, check_same, corpus_digest
 from jax_transformer.training.settings_file import read_settings, to_yaml, write_settings
@@ -39,20 +42,11 @@ from jax_transformer.training.signals import Stopped, stop_requests
 from jax_transformer.translation import translate
 
 SAMPLES = 5  # translations printed at an evaluation and at the end
-SETTINGS_FILE = "settings.yaml"  # in the output: the settings as they were resolved
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
 FILES = ("source", "target", "valid_source", "valid_target")
-PROCESSES = ("coordinator", "num_processes", "process_id", "lost_after")
-OF_THIS_CALL = (
-    "config",
-    "output",
-    "overwrite",
-    "resume",
-    "mesh",
-    *PROCESSES,
-    "keep_freed_memory",
-    "training",
-)
+# What no other start may take over; and what does not make a run another one.
+OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
+OF_THIS_CALL = (*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +232,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     started = time.monotonic()
     is_main = distributed.is_main()
     if is_main and arguments.output and not resumed:
-        checkpoint.check_free(arguments.output, arguments.overwrite)
+        check_output(arguments.output, arguments.overwrite)
     arguments.training.check()
     mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
     evaluate.check_tokenization(arguments.bleu_tokenization)
@@ -270,16 +264,13 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     )
     output = arguments.output or first_free_run()
     if resumed:
-        check_same(resumed.settings, settings)
+        check_same(resumed.settings, settings, resumed.checkpoint.progress.step)
     distributed.check_agreement(facts(settings, mesh))
-    if is_main and not resumed:
-        loop.discard_run(output)
-    arguments = dataclasses.replace(arguments, output=output, resume=False)
-    if is_main:
-        output.mkdir(parents=True, exist_ok=True)
-        write_settings(output / SETTINGS_FILE, arguments)
-    console.print(to_yaml(arguments), end="")
+    arguments = dataclasses.replace(arguments, output=output)
+    console.print(to_yaml(arguments, OF_ONE_START), end="")
     console.print(describe(mesh))
+    dropped = config.attention_dropout_rate > 0
+    console.print(str(choose_here(arguments.training.compute_type, config.head_dim, dropped)))
 
     # Of several processes each translates by itself, the others' devices being out of its reach.
     own_mesh = mesh if jax.process_count() == 1 else make_mesh("data=-1", jax.local_devices())
@@ -290,7 +281,11 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
         return {"validation_bleu": bleu.value}
 
     by_bleu = arguments.training.select_by == "bleu"
-    with stop_requests() as stop:
+    with stop_requests() as stop, claimed(output) if is_main else contextlib.nullcontext():
+        if is_main and not resumed:
+            loop.discard_run(output)
+        if is_main:
+            write_settings(output / SETTINGS_FILE, arguments, OF_ONE_START)
         this_run = loop.Run(
             output,
             settings,

@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
+import jax
 import numpy as np
 import tyro
 from rich.console import Console
@@ -26,14 +28,21 @@ from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.data import number_words
-from jax_transformer.data.batches import Batch, EncodedCorpus, encode_corpus, training_batches
+from jax_transformer.data.batches import (
+    Batch,
+    EncodedCorpus,
+    PlannedBatch,
+    encode_corpus,
+    training_batches,
+)
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.distributed import is_main
 from jax_transformer.sharding import make_mesh
 from jax_transformer.training import loop
+from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.output import HALF_WRITTEN
 from jax_transformer.training.run_checkpoints import named_arrays, read_step, restore, steps_in
 from jax_transformer.training.run_state import RunSettings, corpus_digest, progress_to_json
 from jax_transformer.training.signals import Stopped, stop_requests
@@ -41,8 +50,23 @@ from jax_transformer.training.signals import Stopped, stop_requests
 ROOT = Path(__file__).parent.parent
 PAIRS, HELD_OUT = 200, 20
 KEEP = 3
-SEEN_FILE = "seen.jsonl"  # a line for each step tried: its number and its pairs
-TEMPORARY = "orbax-checkpoint-tmp"  # in the name of a step's directory that is not complete
+SEEN_FILE = "seen.jsonl"  # a line for each step tried, from each process
+
+
+class Task(NamedTuple):
+    """Which of the tiny runs.
+
+    Attributes:
+        steps: Its length.
+        seed: Its randomness.
+        keep: Checkpoints kept.
+        batching: "buckets" or "packed".
+    """
+
+    steps: int
+    seed: int = 0
+    keep: int = KEEP
+    batching: str = "buckets"
 
 
 @dataclasses.dataclass
@@ -72,7 +96,7 @@ class Survey:
     most_temporary_left: int = 0
 
 
-def tiny_task(seed: int, steps: int, keep: int) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
+def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
     """Return settings, training pairs and held-out pairs of a run with steps of milliseconds."""
     training, held_out = (
         ParallelCorpus(corpus.sources[:count], corpus.targets[:count])
@@ -92,32 +116,30 @@ def tiny_task(seed: int, steps: int, keep: int) -> tuple[RunSettings, EncodedCor
         max_length=64,
     )
     settings = TrainingConfig(
-        steps=steps,
+        steps=task.steps,
         warmup_steps=20,
         learning_rate_factor=0.1,
+        batching=task.batching,
         token_budget=512,
         bucket_count=2,
+        pack_length=65,  # five batches an epoch, as in buckets: most checkpoints lie within one
         evaluation_interval=4,
-        keep_checkpoints=keep,
-        seed=seed,
+        keep_checkpoints=task.keep,
+        seed=task.seed,
     )
     pairs = [encode_corpus(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
     return RunSettings(config, settings, tokenizer, corpus_digest(*pairs), {}), *pairs
 
 
-def train_or_resume(
-    directory: Path, seed: int, steps: int, keep: int, mesh: str | None = None
-) -> None:
+def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
     """Train the tiny task in a directory, or go on with the run there, and note each pair seen.
 
     Args:
-        directory: Where the run is kept.
-        seed: Of the run.
-        steps: Of the run.
-        keep: Checkpoints kept.
-        mesh: Sizes of the mesh, as for `make_mesh`; of several processes the main one notes.
+        directory: Where the run is kept; several processes share it.
+        task: Which run.
+        mesh: Sizes of the mesh, as for `make_mesh`; each process notes what it has made.
     """
-    settings, training, held_out = tiny_task(seed, steps, keep)
+    settings, training, held_out = tiny_task(task)
     console = Console(file=sys.stderr, soft_wrap=True)
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = None
@@ -125,16 +147,17 @@ def train_or_resume(
         checkpoint = restore(directory / loop.CHECKPOINTS, console).checkpoint
     first = checkpoint.progress.step if checkpoint else 0
 
-    def noted(encoded: EncodedCorpus, plan: list) -> Iterator[Batch]:
+    def noted(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
         nonlocal first
         for batch in training_batches(encoded, plan):
-            if encoded is training and is_main():
+            if encoded is training:
                 first += 1
+                process = [jax.process_index(), jax.process_count()]
                 with (directory / SEEN_FILE).open("a") as file:
-                    file.write(json.dumps([first, _pairs_of(batch, training)]) + "\n")
+                    file.write(json.dumps([first, *process, _pairs_of(batch, training)]) + "\n")
             yield batch
 
-    with mock.patch.object(loop, "training_batches", noted), stop_requests() as stop:
+    with mock.patch.object(training_mesh, "training_batches", noted), stop_requests() as stop:
         try:
             run = loop.Run(directory, settings, checkpoint, stop, mesh=make_mesh(mesh))
             loop.train(run, training, held_out, console)
@@ -148,13 +171,19 @@ def _pairs_of(batch: Batch, encoded: EncodedCorpus) -> list[int]:
     index = {source.tobytes(): number for number, source in enumerate(encoded.sources)}
     if len(index) != len(encoded.sources):
         raise ValueError("two pairs have the same source; their numbers cannot be told apart")
-    rows = (row[row != Tokenizer.pad_id] for row in batch.src)
-    return [index[row.tobytes()] for row in rows if len(row)]
+    segments = batch.src_segments
+    if segments is None:
+        segments = (batch.src != Tokenizer.pad_id).astype(np.int32)
+    return [
+        index[row[numbers == number].tobytes()]
+        for row, numbers in zip(batch.src, segments, strict=True)
+        for number in range(1, 1 + numbers.max())
+    ]
 
 
-def start(directory: Path, seed: int, steps: int, keep: int = KEEP) -> subprocess.Popen:
+def start(directory: Path, task: Task) -> subprocess.Popen:
     """Start a process that trains, or resumes, in a directory."""
-    call = f"train_or_resume(Path({str(directory)!r}), {seed}, {steps}, {keep})"
+    call = f"train_or_resume(Path({str(directory)!r}), {task})"
     code = f"from pathlib import Path\nfrom benchmarks.kill_resume import *\n{call}"
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
@@ -171,13 +200,13 @@ def start(directory: Path, seed: int, steps: int, keep: int = KEEP) -> subproces
         )
 
 
-def finish(directory: Path, seed: int, steps: int, keep: int = KEEP) -> None:
+def finish(directory: Path, task: Task) -> None:
     """Train or resume to the end.
 
     Raises:
         CalledProcessError: The process failed.
     """
-    process = start(directory, seed, steps, keep)
+    process = start(directory, task)
     if process.wait():
         log = (directory.parent / f"{directory.name}.log").read_text(errors="replace")
         raise subprocess.CalledProcessError(process.returncode, "train_or_resume", log[-2000:])
@@ -210,13 +239,20 @@ def pairs_seen(directory: Path) -> dict[int, list[int]]:
     Raises:
         ValueError: It had others.
     """
-    seen = {}
-    path = directory / SEEN_FILE
+    seen, path = {}, directory / SEEN_FILE
     for line in path.read_text().splitlines() if path.exists() else ():
-        step, pairs = json.loads(line)
-        if seen.setdefault(step, pairs) != pairs:
+        step, index, count, pairs = json.loads(line)
+        if seen.setdefault((step, count, index), pairs) != pairs:
             raise ValueError(f"step {step} was made with other pairs after a kill")
-    return seen
+    made = {}
+    for step, count in dict.fromkeys(key[:2] for key in seen):
+        parts = [seen.get((step, count, index)) for index in range(count)]
+        if None in parts:  # killed before all of the processes had come to it
+            continue
+        pairs = [pair for part in parts for pair in part]
+        if made.setdefault(step, pairs) != pairs:
+            raise ValueError(f"step {step} was made with other pairs by other processes")
+    return made
 
 
 def epochs_are_exact(seen: dict[int, list[int]], steps: int) -> bool:
@@ -251,27 +287,26 @@ def kill_once(process: subprocess.Popen, directory: Path, draw: random.Random) -
 
 
 def _temporary(directory: Path) -> list[str]:
-    run = directory / loop.CHECKPOINTS
-    return [path.name for path in run.iterdir() if TEMPORARY in path.name] if run.exists() else []
+    steps = (directory / loop.CHECKPOINTS).glob("*")
+    return [path.name for path in steps if HALF_WRITTEN in path.name]
 
 
-def survive(directory: Path, kills: int, steps: int, seed: int = 0) -> Survey:
+def survive(directory: Path, kills: int, task: Task) -> Survey:
     """Kill and resume runs until so many kills are made and each run has come to its end.
 
     Args:
         directory: Where the runs are kept; empty.
         kills: Processes to kill.
-        steps: Length of a run.
-        seed: Of the runs, and of the moments.
+        task: Which run; its seed is also that of the moments.
     """
     unbroken = directory / "unbroken"
-    finish(unbroken, seed, steps, keep=steps)
+    finish(unbroken, task._replace(keep=task.steps))
     steps_kept = steps_in(unbroken / loop.CHECKPOINTS)
     expected = {step: state_digest(unbroken, step) for step in steps_kept}
-    draw, survey = random.Random(seed), Survey()
+    draw, survey = random.Random(task.seed), Survey()
     while survey.kills < kills:
         run = directory / str(survey.runs)
-        while survey.kills < kills and kill_once(start(run, seed, steps), run, draw):
+        while survey.kills < kills and kill_once(start(run, task), run, draw):
             survey.kills += 1
             survey.in_save += bool(_temporary(run))
             newest = max(steps_in(run / loop.CHECKPOINTS), default=None)
@@ -279,11 +314,11 @@ def survive(directory: Path, kills: int, steps: int, seed: int = 0) -> Survey:
             same = newest is None or state_digest(run, newest) == expected[newest]
             survey.same_after_kill += same
             survey.steps_lost.append(max(pairs_seen(run), default=0) - (newest or 0))
-        finish(run, seed, steps)
+        finish(run, task)
         survey.runs += 1
-        same_state = state_digest(run, steps) == expected[steps]
+        same_state = state_digest(run, task.steps) == expected[task.steps]
         survey.same_at_end += same_state and losses(run) == losses(unbroken)
-        survey.epochs_exact += epochs_are_exact(pairs_seen(run), steps)
+        survey.epochs_exact += epochs_are_exact(pairs_seen(run), task.steps)
         survey.most_steps_left = max(survey.most_steps_left, len(steps_in(run / loop.CHECKPOINTS)))
         survey.most_temporary_left = max(survey.most_temporary_left, len(_temporary(run)))
     return survey
@@ -317,7 +352,7 @@ def main(kills: int = 50, steps: int = 150) -> None:
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        survey = survive(Path(directory), kills, steps)
+        survey = survive(Path(directory), kills, Task(steps))
     Console().print(show(survey, time.monotonic() - started))
     same = (survey.same_after_kill, survey.same_at_end, survey.epochs_exact)
     if same != (survey.kills, survey.runs, survey.runs) or survey.most_temporary_left:

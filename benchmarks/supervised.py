@@ -5,7 +5,6 @@ minutes are over the run is left alone, and has to end with the bits of one that
 """
 
 import dataclasses
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,8 +42,7 @@ def start(output: Path, steps: int, interval: int) -> subprocess.Popen:
     """Start train.py on the number words, or go on with the run that is there."""
     if steps_in(output / CHECKPOINTS):
         options = ["--resume"]
-    else:  # it died before it had saved anything
-        shutil.rmtree(output, ignore_errors=True)
+    else:  # the first start, or one after a run that died before it had saved anything
         options = ["--steps", str(steps), "--evaluation-interval", str(interval)]
     command = [sys.executable, "train.py", "--output", str(output), *options]
     with (output.parent / f"{output.name}.log").open("ab") as log:

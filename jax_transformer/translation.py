@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.decoding import generate, options
+from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
 from jax_transformer.sharding import make_mesh, row_shards, shardings
 from jax_transformer.training.checkpoint import Checkpoint
@@ -76,7 +77,7 @@ def translate(
 
     Raises:
         InputError: A line is too long, or an option is one that `generate` refuses; nothing has
-            been translated then.
+            been translated then. Or the logits of a line, which is named, are NaN or infinite.
     """
     config, tokenizer, params = checkpoint
     options.check_sizes(config, beam_size, num_hypotheses)
@@ -93,17 +94,21 @@ def translate(
         task = progress.add_task("translating", total=sum(map(bool, sources)))
         for members, src in _batches(config, sources, budget, bucket_count, row_shards(mesh)):
             ends = _ends(config, src, max_new_tokens)
-            with jax.set_mesh(mesh):
-                hypotheses = generate(
-                    params,
-                    config,
-                    src,
-                    max_new_tokens=ends.shape[1],
-                    prefix=ends,
-                    beam_size=beam_size,
-                    num_hypotheses=num_hypotheses,
-                    length_penalty=length_penalty,
-                )
+            try:
+                with jax.set_mesh(mesh):
+                    hypotheses = generate(
+                        params,
+                        config,
+                        src,
+                        max_new_tokens=ends.shape[1],
+                        prefix=ends,
+                        beam_size=beam_size,
+                        num_hypotheses=num_hypotheses,
+                        length_penalty=length_penalty,
+                    )
+            except NonFiniteError as error:
+                line = f"line {members[error.row] + 1}"
+                raise NonFiniteError(line, error.row, error.step) from error
             for index, *best in zip(members, *jax.device_get(hypotheses), strict=False):
                 translations[index] = [
                     Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])

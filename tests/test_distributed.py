@@ -28,8 +28,9 @@ from jax_transformer import distributed
 from jax_transformer.training.signals import stop_requests
 
 port, index, fact, lost_after = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+named = (f"localhost:{port}", 2, index) if int(port) else (None, None, None)
 try:
-    distributed.initialize(f"localhost:{port}", 2, index, start_timeout=20, lost_after=lost_after)
+    distributed.initialize(*named, start_timeout=20, lost_after=lost_after)
     distributed.check_agreement({"version": "1", "vocabulary": fact, "text": "t"})
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = NamedSharding(mesh, PartitionSpec("data"))
@@ -64,8 +65,9 @@ def free_port():
 class Pair:
     """Two workers with a log each; killed at the end, whatever happens."""
 
-    def __init__(self, directory, facts=("a", "a"), lost_after=LOST_AFTER):
-        port = free_port()
+    def __init__(self, directory, facts=("a", "a"), lost_after=LOST_AFTER, cluster=None):
+        """Start them; `cluster` is what a cluster's variables hold, by the process's index."""
+        port = 0 if cluster else free_port()
         self.logs = [directory / f"{index}.log" for index in range(2)]
         self.processes = []
         for index, log in enumerate(self.logs):
@@ -74,7 +76,7 @@ class Pair:
                 started = subprocess.Popen(
                     [sys.executable, "-c", WORKER, *arguments],
                     cwd=ROOT,
-                    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                    env=os.environ | {"JAX_PLATFORMS": "cpu"} | (cluster(index) if cluster else {}),
                     stdout=file,
                     stderr=file,
                 )
@@ -132,6 +134,38 @@ def test_processes_agree_gather_and_stop_after_the_same_step(tmp_path):
         assert codes == [0, 0], [pair.text(index) for index in range(2)]
         assert ends[0] == ends[1]
         assert re.fullmatch(r"stopped by SIGTERM after step \d+", ends[0])
+
+
+def slurm(index):
+    """Return what `srun --ntasks=2` on one node tells a task."""
+    return {
+        "SLURM_JOB_ID": "71",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(index),
+        "SLURM_LOCALID": str(index),
+    }
+
+
+def open_mpi(index):
+    """Return what `mpirun -n 2` of Open MPI 4 tells a process."""
+    return {
+        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(index),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(index),
+    }
+
+
+@pytest.mark.parametrize("told", [slurm, open_mpi])
+def test_processes_that_a_cluster_has_started_find_each_other(tmp_path, told):
+    port = {"JAX_COORDINATOR_PORT": str(free_port())}
+    with Pair(tmp_path, lost_after=60, cluster=lambda index: told(index) | port) as pair:
+        pair.wait_for_steps()
+        pair.processes[0].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=20) for process in pair.processes] == [0, 0]
+        assert pair.text(0).splitlines()[-1] == pair.text(1).splitlines()[-1]
 
 
 def test_both_processes_refuse_to_start_when_a_fact_differs(tmp_path):

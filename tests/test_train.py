@@ -8,14 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
+import yaml
 
 import train
 from jax_transformer import TransformerConfig, cli
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training import output
 from jax_transformer.training.checkpoint import load
+from jax_transformer.training.lock import locked
 from jax_transformer.training.metrics import read_metrics
 from jax_transformer.training.settings_file import read_settings
 
@@ -109,6 +113,8 @@ def test_a_file_of_settings_is_as_good_as_flags(corpus, monkeypatch, capsys):
     flags = capsys.readouterr().out
     settings = Path("flags/settings.yaml").read_text()
     assert settings in flags
+    of_one_start = {"config", "overwrite", "resume", "coordinator", "num_processes", "process_id"}
+    assert of_one_start.isdisjoint(yaml.safe_load(settings))
     Path("mine.yaml").write_text(settings.replace("output: flags", "output: null"))
     program(monkeypatch, "--config=mine.yaml", "--output", "file", "--steps=13")
     shown = capsys.readouterr().out
@@ -116,8 +122,7 @@ def test_a_file_of_settings_is_as_good_as_flags(corpus, monkeypatch, capsys):
     assert "tok:none" in shown
     assert "chrF2 = " in shown
     expected = settings.replace("flags", "file").replace("steps: 12", "steps: 13")
-    again = Path("file/settings.yaml").read_text()
-    assert again.replace("config: mine.yaml", "config: null") == expected
+    assert Path("file/settings.yaml").read_text() == expected
 
     Path("mine.yaml").write_text("training: {stepps: 3}")
     message = refusal(monkeypatch, capsys, "--config=mine.yaml", "--output=other")
@@ -340,6 +345,51 @@ def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
     assert "checkpoint of step 3 written to model" in capsys.readouterr().out
     assert sorted(path.name for path in (finished / "run").iterdir()) == ["0", "3"]
     assert {report["step"] for report in read_metrics(finished / "metrics.jsonl")} == {3}
+
+
+@pytest.fixture
+def begun(corpus, monkeypatch, capsys):
+    """A run at model that ended as it compiled its steps."""
+    interrupted = mock.patch.object(train.loop, "_compile_steps", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        program(monkeypatch, *arguments(corpus, "--output=model"))
+    capsys.readouterr()
+    assert [path.name for path in Path("model").iterdir()] == ["settings.yaml"]
+    return Path("model")
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_started_again(
+    begun, corpus, monkeypatch, capsys
+):
+    (begun / "run/0.orbax-checkpoint-tmp-1").mkdir(parents=True)
+    (begun / "metrics.jsonl").write_text('{"step": 5, "loss": 5.5}\n')
+    line = refusal(monkeypatch, capsys, "--output=model", "--resume")
+    assert line == "error: model/run: holds no checkpoint of a run; start one without resume"
+    with locked(begun):
+        line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
+    assert line.startswith("error: model: another process is training this run")
+    program(monkeypatch, *arguments(corpus, "--output=model"))
+    assert "checkpoint of step 12 written to model" in capsys.readouterr().out
+    assert sorted(path.name for path in (begun / "run").iterdir()) == ["0", "12"]
+    assert {report["step"] for report in read_metrics(begun / "metrics.jsonl")} == {10, 12}
+
+
+@pytest.mark.parametrize("kept", ["run/4/arrays", "run/damaged/4", "notes", "parameters"])
+def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, monkeypatch, capsys, kept):
+    (begun / kept).mkdir(parents=True)
+    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
+    assert "model: exists already; name another output, overwrite it, or resume" in line
+    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model", "--overwrite"))
+    assert line.endswith("is not overwritten; name another output, or delete it")
+
+
+def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
+    begun, corpus, monkeypatch, capsys
+):
+    (begun / "metrics.jsonl").write_text('{"step": 10, "validation_loss": 5.5}\n')
+    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
+    assert "model: exists already; name another output, overwrite it" in line
+    output.check_output(begun, overwrite=True)
 
 
 def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path):

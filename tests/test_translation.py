@@ -187,6 +187,22 @@ def test_an_id_outside_the_vocabulary_is_refused_before_any_cast(checkpoint, mon
         translate(checkpoint, ["a", "b"])
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(checkpoint, beam_size):
+    lines = [*LINES, "fed", "aaa"]  # neither the first row of its batch nor the last one
+    others = {token for line in LINES for token in source(checkpoint, line)}
+    (own, *_) = set(source(checkpoint, "fed")) - others
+    params = jax.tree.map(np.array, checkpoint.params)
+    params["source_embedding"]["embedding"][own] = np.nan
+    bad = checkpoint._replace(params=params)
+    with pytest.raises(InputError) as raised:
+        translate(bad, lines, bucket_count=1, beam_size=beam_size)
+    assert str(raised.value) == (
+        "the logits of line 8 are NaN or infinite at step 0: parameters that are not finite, or so "
+        "large that they overflow, cannot generate"
+    )
+
+
 def test_progress_is_live_on_a_terminal_and_nothing_elsewhere(checkpoint):
     terminal, pipe = io.StringIO(), io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=80)

@@ -243,21 +243,8 @@ def padding_share(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> float:
     return 1 - encoded.tokens / slots
 
 
-def training_batches(
-    encoded: EncodedCorpus,
-    plan: list[PlannedBatch],
-    *,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[Batch]:
+def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order, made ahead by a thread of their own.
-
-    Args:
-        encoded: The pairs.
-        plan: What goes into each batch.
-        process_index: Which process this is, from 0.
-        process_count: Processes that share each batch: rows of padding fill it up until they
-            divide it, and process i has the i-th part.
 
     Raises:
         InputError: An id is outside the vocabulary.
@@ -265,11 +252,21 @@ def training_batches(
 
     # A closure: grain writes out what it maps, and of a partial that would be the whole corpus.
     def collate(planned: PlannedBatch) -> Batch:
-        return make_batch(encoded, _part(planned, process_index, process_count))
+        return make_batch(encoded, planned)
 
     dataset = grain.MapDataset.source(plan).map(collate)
     # One thread: the work is small, and more of them would only contend for the interpreter.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
+
+
+def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
+    """Return some rows of a planned batch, ascending, as a batch of their own."""
+    members, member_rows = planned.members, planned.member_rows
+    if member_rows is None:
+        return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
+    own = np.isin(member_rows, rows)
+    own_rows = np.searchsorted(rows, member_rows[own])
+    return PlannedBatch(len(rows), planned.length, members[own], own_rows)
 
 
 def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
@@ -313,17 +310,6 @@ def _plan(
         parts = np.array_split(members, math.ceil(len(members) / max(1, token_budget // length)))
         plan += [PlannedBatch(len(parts[0]), length, part) for part in parts]
     return plan
-
-
-def _part(planned: PlannedBatch, process_index: int, process_count: int) -> PlannedBatch:
-    """Return what one process makes of a batch: its part of the rows."""
-    rows = math.ceil(planned.rows / process_count)
-    first = rows * process_index
-    member_rows = planned.member_rows
-    if member_rows is None:
-        return PlannedBatch(rows, planned.length, planned.members[first : first + rows])
-    own = (member_rows >= first) & (member_rows < first + rows)
-    return PlannedBatch(rows, planned.length, planned.members[own], member_rows[own] - first)
 
 
 def _lay_out(

@@ -22,6 +22,23 @@ from jax_transformer.errors import InputError
 from jax_transformer.model import Params, SourceMask, encode
 
 
+class NonFiniteError(InputError):
+    """The logits of a source are NaN or infinite.
+
+    Attributes:
+        row: Which one it is.
+        step: The token of its target that could not be chosen, from 0.
+    """
+
+    def __init__(self, source: str, row: int, step: int) -> None:
+        """Name the source as the caller knows it."""
+        super().__init__(
+            f"the logits of {source} are NaN or infinite at step {step}: parameters that are not "
+            "finite, or so large that they overflow, cannot generate"
+        )
+        self.row, self.step = row, step
+
+
 def generate(
     params: Params,
     config: TransformerConfig,
@@ -86,8 +103,9 @@ def generate(
     Raises:
         InputError: The model has no token embeddings or output projection; a length does not fit
             its position table; an id is outside the vocabulary; options contradict each other or
-            are out of range; logits are NaN or infinite. The last names row and step; under a
-            transformation, where nothing can be raised, that row's scores are NaN.
+            are out of range.
+        NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
+            where nothing can be raised, that row's scores are NaN.
     """
     check_generates(config)
     options.check_sizes(config, beam_size, num_hypotheses)
@@ -118,10 +136,7 @@ def generate(
     )
     if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
         row = int(np.argmax(np.asarray(failed_at) >= 0))
-        raise InputError(
-            f"the logits of src[{row}] are NaN or infinite at step {int(failed_at[row])}: "
-            "parameters that are not finite, or so large that they overflow, cannot generate"
-        )
+        raise NonFiniteError(f"src[{row}]", row, int(failed_at[row]))
     return hypotheses
 
 

@@ -53,7 +53,10 @@ def check_free(directory: Path, overwrite: bool) -> None:
                 "the run in it"
             )
         if directory.is_symlink() or not (directory / CONFIG_FILE).is_file():
-            raise InputError(f"{directory}: is no checkpoint and so is not overwritten")
+            raise InputError(
+                f"{directory}: is no checkpoint and so is not overwritten; name another output, "
+                "or delete it"
+            )
     parent = next(parent for parent in directory.absolute().parents if parent.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"{directory}: cannot be made, {parent} is no writable directory")

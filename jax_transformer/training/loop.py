@@ -24,7 +24,6 @@ from jax_transformer.data.batches import (
     PlannedBatch,
     padding_share,
     plan_epoch,
-    training_batches,
 )
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
@@ -33,10 +32,10 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
     EvaluationStep,
     TrainStep,
+    batches_on,
     evaluation_step_on,
     fill_rows,
     init_state_on,
-    place_batch,
     state_shapes,
     state_shardings,
     train_step_on,
@@ -159,8 +158,7 @@ def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console:
                 if len(progress.nonfinite) >= STEPS_PER_REPORT:
                     raise _stopped_by_nonfinite(run, progress, training)
             if evaluating:
-                held_out = training_batches(validation, validation_plan)
-                held_out = (place_batch(batch, run.mesh) for batch in held_out)
+                held_out = batches_on(run.mesh, validation, validation_plan)
                 with watchdog.paused():
                     loss = _mean_loss(state.evaluated, held_out, evaluate)
                     measured = _measured(run, state.evaluated) if math.isfinite(loss) else {}
@@ -299,9 +297,7 @@ def _batches(
         positions = (Position(epoch, index) for index in range(first, len(plan)))
         kept = [position for position in positions if position not in progress.skipped]
         planned = [plan[position.batch] for position in kept]
-        batches = training_batches(encoded, planned) if planned else ()
-        for position, batch in zip(kept, batches, strict=True):
-            yield position, place_batch(batch, run.mesh)
+        yield from zip(kept, batches_on(run.mesh, encoded, planned), strict=True)
 
 
 def _compile_steps(

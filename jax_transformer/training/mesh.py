@@ -3,16 +3,22 @@
 One device is a mesh of one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch, PlannedBatch
+from jax_transformer.data.batches import (
+    Batch,
+    EncodedCorpus,
+    PlannedBatch,
+    take_rows,
+    training_batches,
+)
 from jax_transformer.model import Params
 from jax_transformer.sharding import replicated, row_sharding, row_shards, shardings
 from jax_transformer.training.config import TrainingConfig
@@ -91,10 +97,38 @@ def fill_rows(
     return [planned._replace(rows=planned.rows + -planned.rows % multiple) for planned in plan]
 
 
-def place_batch(batch: Batch, mesh: Mesh) -> Batch:
-    """Return a batch spread over the mesh; of its rows a process copies those of its devices."""
+def batches_on(mesh: Mesh, encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
+    """Yield the planned batches in order, spread over the mesh.
 
-    def place(rows: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(rows.shape, row_sharding(mesh), rows.__getitem__)
+    A process makes the rows that its devices hold; others may make the same ones, for theirs.
 
-    return jax.tree.map(place, batch)
+    Raises:
+        InputError: An id is outside the vocabulary.
+    """
+    own = [_own_rows(planned.rows, mesh) for planned in plan]
+    parts = [take_rows(planned, rows) for planned, rows in zip(plan, own, strict=True)]
+    for planned, rows, part in zip(plan, own, training_batches(encoded, parts), strict=True):
+        yield jax.tree.map(partial(_spread, mesh, planned.rows, rows), part)
+
+
+def _own_rows(row_count: int, mesh: Mesh) -> Integer[np.ndarray, "rows"]:
+    """Return which rows of a batch lie on devices of this process, ascending."""
+    held = np.zeros(row_count, bool)
+    for (part,) in row_sharding(mesh).addressable_devices_indices_map((row_count,)).values():
+        held[part] = True
+    return np.flatnonzero(held)
+
+
+def _spread(
+    mesh: Mesh,
+    row_count: int,
+    own_rows: Integer[np.ndarray, "rows"],
+    part: Int32[np.ndarray, "rows length"],
+) -> jax.Array:
+    """Return an array of which this process has a part, its own rows."""
+
+    def on_device(index: tuple[slice, slice]) -> Int32[np.ndarray, "device_rows length"]:
+        return part[np.searchsorted(own_rows, np.arange(row_count)[index[0]])]
+
+    shape = (row_count, part.shape[1])
+    return jax.make_array_from_callback(shape, row_sharding(mesh), on_device)

@@ -5,11 +5,9 @@ sha256 of each array among it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from rich.console import Console
 
 from jax_transformer import distributed
 from jax_transformer.errors import InputError
+from jax_transformer.training.lock import locked
 from jax_transformer.training.run_state import (
     RunCheckpoint,
     RunProgress,
@@ -90,7 +89,7 @@ class RunCheckpoints:
         )
         with contextlib.ExitStack() as opened, self._errors_told():
             self._directory.mkdir(parents=True, exist_ok=True)
-            opened.enter_context(_locked(self._directory))
+            opened.enter_context(locked(self._directory))
             opened.enter_context(_orbax_quiet())
             self._manager = ocp.CheckpointManager(
                 self._directory.absolute(), options=options, handler_registry=handlers
@@ -383,22 +382,6 @@ def _move_aside(directory: Path, step: int) -> None:
 def _line(error: Exception) -> str:
     """Return an error in one line, without the settings that a store adds to it."""
     return " ".join(f"{type(error).__name__}: {error}".split(" [tensorstore_spec")[0].split())[:300]
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory; the lock goes with the process, however it ends."""
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"{directory}: another process is training this run; wait for it or end it"
-            ) from error
-        yield
-    finally:
-        os.close(opened)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Read with yaml.safe_load, which makes nothing but plain data, and checked agains
 import dataclasses
 import difflib
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -38,14 +38,22 @@ def read_settings(path: Path, default: Settings) -> Settings:
     return _replaced(default, read, str(path))
 
 
-def write_settings(path: Path, settings: Any) -> None:
-    """Write a dataclass so that `read_settings` gives it back."""
-    path.write_text(to_yaml(settings), encoding="utf-8")
+def write_settings(path: Path, settings: Any, without: Collection[str] = ()) -> None:
+    """Write a dataclass so that `read_settings` gives it back; arguments as `to_yaml`."""
+    path.write_text(to_yaml(settings, without), encoding="utf-8")
 
 
-def to_yaml(settings: Any) -> str:
-    """Return a dataclass as the text of a YAML file."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(settings)), sort_keys=False, allow_unicode=True)
+def to_yaml(settings: Any, without: Collection[str] = ()) -> str:
+    """Return a dataclass as the text of a YAML file.
+
+    Args:
+        settings: The dataclass.
+        without: Names of its fields that are left out.
+    """
+    written = {
+        name: value for name, value in dataclasses.asdict(settings).items() if name not in without
+    }
+    return yaml.safe_dump(_plain(written), sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any) -> Any:

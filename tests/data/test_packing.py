@@ -1,6 +1,7 @@
 """Rows of several pairs: which share one, how they lie in it, and how little padding is left."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from jax_transformer.data.batches import (
     EncodedCorpus,
+    make_batch,
     packed_plan,
     padding_share,
     plan_epoch,
+    take_rows,
     training_batches,
 )
 from jax_transformer.data.packing import LOOK_AHEAD, pack_rows
@@ -148,22 +151,19 @@ def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
 
 
 @pytest.mark.parametrize("batching", ["buckets", "packed"])
-@pytest.mark.parametrize("process_count", [1, 2, 3, 8])
-def test_processes_share_every_batch(encoded, batching, process_count):
+def test_some_rows_of_a_batch_are_those_of_the_whole(encoded, batching):
     settings = dataclasses.replace(PACKED, batching=batching, token_budget=700)
-    plan = plan_epoch(encoded, settings, epoch=0)[:12] + plan_epoch(encoded, settings, epoch=0)[-1:]
-    whole = list(training_batches(encoded, plan))
-    processes = [
-        list(training_batches(encoded, plan, process_index=index, process_count=process_count))
-        for index in range(process_count)
+    plan = plan_epoch(encoded, settings, epoch=0)
+    plan = [planned._replace(rows=planned.rows + 2) for planned in plan]  # the last: padding
+    random = np.random.default_rng(0)
+    taken = [
+        np.flatnonzero(random.random(planned.rows) < share)
+        for planned, share in zip(plan, itertools.cycle((0, 0.3, 0.7, 1)), strict=False)
     ]
-    for batch, *parts in zip(whole, *processes, strict=True):
-        assert len({part.src.shape for part in parts}) == 1
-        for array, *slices in zip(batch, *parts, strict=True):
-            if array is None:
-                assert slices == [None] * process_count
-                continue
-            union = np.concatenate(slices)
-            assert 0 <= len(union) - len(array) < process_count
-            assert np.array_equal(union[: len(array)], array)
-            assert not union[len(array) :].any()  # padding, segment 0
+    parts = [take_rows(planned, rows) for planned, rows in zip(plan, taken, strict=True)]
+    for planned, rows, part in zip(plan, taken, parts, strict=True):
+        for array, whole in zip(
+            make_batch(encoded, part), make_batch(encoded, planned), strict=True
+        ):
+            assert (array is None) == (whole is None)
+            assert array is None or np.array_equal(array, whole[rows])

@@ -1,16 +1,23 @@
 """Runs that are killed and resumed are the runs that were not, bit for bit; seeds decide them."""
 
+import time
+
 import pytest
 
 from benchmarks.kill_resume import (
     KEEP,
+    Task,
     epochs_are_exact,
+    finish,
     losses,
     pairs_seen,
+    start,
     state_digest,
     survive,
     train_or_resume,
 )
+from jax_transformer.training import loop
+from jax_transformer.training.run_checkpoints import read_step, steps_in
 
 STEPS = 40
 
@@ -18,7 +25,7 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    return directory, survive(directory, kills=4, steps=STEPS)
+    return directory, survive(directory, kills=4, task=Task(STEPS))
 
 
 def test_killed_runs_end_as_if_they_had_not_been(killed):
@@ -40,11 +47,32 @@ def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_
 ):
     unbroken = killed[0] / "unbroken"
     for seed in (0, 1):
-        train_or_resume(tmp_path / str(seed), seed, STEPS, KEEP)
+        train_or_resume(tmp_path / str(seed), Task(STEPS, seed))
     hashes = [state_digest(path, STEPS) for path in (unbroken, tmp_path / "0", tmp_path / "1")]
     assert hashes[0] == hashes[1] != hashes[2]
     assert losses(unbroken) == losses(tmp_path / "0") != losses(tmp_path / "1")
     print(f"2 processes, one seed: {hashes[0][:12]} twice; another seed: {hashes[2][:12]}")
+
+
+def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
+    task = Task(STEPS, batching="packed")
+    killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
+    process = start(killed, task)
+    while not any(steps_in(killed / loop.CHECKPOINTS)):  # the first one within an epoch is of 4
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    newest = max(steps_in(killed / loop.CHECKPOINTS))
+    print(f"packed: killed with a checkpoint of step {newest}")
+    assert newest < STEPS
+    for run in (killed, unbroken):
+        finish(run, task)
+    assert read_step(killed / loop.CHECKPOINTS, STEPS).settings.training_config.batching == "packed"
+    assert state_digest(killed, STEPS) == state_digest(unbroken, STEPS)
+    assert losses(killed) == losses(unbroken)
+    assert pairs_seen(killed) == pairs_seen(unbroken)
+    assert epochs_are_exact(pairs_seen(killed), STEPS)
 
 
 def test_an_epoch_that_misses_a_pair_or_sees_one_twice_is_found(killed):

@@ -32,7 +32,6 @@ from jax_transformer.data.batches import (
     PlannedBatch,
     make_batch,
     plan_epoch,
-    training_batches,
 )
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.sharding import (
@@ -46,9 +45,9 @@ from jax_transformer.sharding import (
 from jax_transformer.training import loop, step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
+    batches_on,
     fill_rows,
     init_state_on,
-    place_batch,
     state_shardings,
     train_step_on,
 )
@@ -118,7 +117,7 @@ def losses_on(sizes, steps, start):
     """Return the losses of the first steps on a mesh, and the rows of its batches."""
     mesh, encoded = devices(sizes), corpus()
     plan = fill_rows(plan_epoch(encoded, SETTINGS, 0), mesh, SETTINGS.num_microbatches)
-    batches = [place_batch(batch, mesh) for batch in training_batches(encoded, plan)]
+    batches = list(batches_on(mesh, encoded, plan))
     state, losses = placed(start, mesh), []
     print(f"compiling for {sizes}", file=sys.stderr, flush=True)
     make = train_step_on(mesh, CONFIG, SETTINGS).lower(state, batches[0]).compile()
@@ -182,7 +181,7 @@ def compare_padding():
         filler = ((0, rows - ROWS), (0, 0))
         wide = jax.tree.map(lambda ids, filler=filler: np.pad(ids, filler), batch)
         make = train_step_on(mesh, CONFIG, SETTINGS)
-        results.append(make(placed(start, mesh), place_batch(wide, mesh)))
+        results.append(make(placed(start, mesh), jax.device_put(wide, row_sharding(mesh))))
     (one, one_metrics), (many, many_metrics) = jax.device_get(results)
     moments = [jax.tree.leaves(state.optimizer_state[0].mu) for state in (one, many)]
     largest = max(np.abs(leaf).max() for leaf in moments[0])
@@ -227,12 +226,13 @@ def compare_resumed(directory):
             resumed = restore(directory / name / loop.CHECKPOINTS, quiet).checkpoint
         run = loop.Run(directory / name, settings, resumed, mesh=devices(sizes))
 
-        def noted(batch, mesh):
-            rows = [row.tobytes() for row in batch.src if row.any()]  # padding is id 0
-            seen.setdefault(name, []).append(rows)
-            return place_batch(batch, mesh)
+        def noted(*arguments):
+            for batch in batches_on(*arguments):
+                rows = np.asarray(batch.src)
+                seen.setdefault(name, []).append([row.tobytes() for row in rows if row.any()])
+                yield batch
 
-        with mock.patch.object(loop, "place_batch", noted):
+        with mock.patch.object(loop, "batches_on", noted):
             loop.train(run, encoded, held_out, quiet)
         return run
 

@@ -10,10 +10,11 @@ import sys
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
+from jax_transformer.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.mesh import batches_on, fill_rows
 from jax_transformer.training.objective import batch_loss
 from tests.models import random_params, small_config
 
@@ -34,12 +35,8 @@ def compare(batching):
     )
     plan = plan_epoch(corpus, settings, epoch=0)[:1]
     (whole,) = training_batches(corpus, plan)
-    parts = [
-        next(training_batches(corpus, plan, process_index=index, process_count=DEVICES))
-        for index in range(DEVICES)
-    ]
-    rows = NamedSharding(Mesh(jax.devices(), ("devices",)), PartitionSpec("devices"))
-    spread = jax.tree.map(lambda *slices: jax.device_put(np.concatenate(slices), rows), *parts)
+    mesh = make_mesh(f"data={DEVICES}")
+    (spread,) = batches_on(mesh, corpus, fill_rows(plan, mesh, num_microbatches=1))
     assert len(spread.src.sharding.device_set) == DEVICES
 
     def mean_loss(params, batch):

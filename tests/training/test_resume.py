@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks.kill_resume import (
-    KEEP,
     ROOT,
     SEEN_FILE,
+    Task,
     finish,
     losses,
     pairs_seen,
@@ -50,7 +50,7 @@ def newest(directory):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    train_or_resume(directory, 0, STEPS, KEEP)
+    train_or_resume(directory, Task(STEPS))
     return directory
 
 
@@ -64,7 +64,7 @@ def wait_until(condition):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_step_it_falls_into(unbroken, tmp_path, number, code):
     directory = tmp_path / "run"
-    process = start(directory, 0, STEPS)
+    process = start(directory, Task(STEPS))
     seen = directory / SEEN_FILE
     wait_until(lambda: seen.exists() and seen.read_text().count("\n") >= 6)
     sent = time.monotonic()
@@ -76,7 +76,7 @@ def test_a_signal_saves_the_step_it_falls_into(unbroken, tmp_path, number, code)
     log = (tmp_path / "run.log").read_text()
     assert f"stopped by {number.name}: step {step} is saved in {directory}; resume" in log
     assert "Traceback" not in log
-    finish(directory, 0, STEPS)
+    finish(directory, Task(STEPS))
     assert state_digest(directory, STEPS) == state_digest(unbroken, STEPS)
     assert losses(directory) == losses(unbroken)
     print(f"{number.name}: left after {seconds:.2f} s with {code}, 0 steps lost, same end")
@@ -136,7 +136,7 @@ def poison(monkeypatch, positions, settings, training):
 
 
 def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(0, STEPS, KEEP)
+    settings, training, held_out = tiny_task(Task(STEPS))
     config = dataclasses.replace(settings.training_config, evaluation_interval=10)
     settings = settings._replace(training_config=config)
     bad = tuple(Position(epoch, batch) for epoch in (2, 3) for batch in range(5))  # steps 11 to 20
@@ -162,7 +162,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
 
 
 def test_scattered_bad_steps_are_left_out_and_counted_across_a_resume(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(0, 8, KEEP)
+    settings, training, held_out = tiny_task(Task(8))
     poison(monkeypatch, [Position(0, 1), Position(1, 0)], settings, training)
     loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
     assert newest(tmp_path).progress.left_out == 2
@@ -181,10 +181,10 @@ def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):
 
 
 def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
-    edge = tiny_task(0, STEPS, KEEP)[0].training_config.warmup_steps
-    train_or_resume(tmp_path, 0, edge, KEEP)
+    edge = tiny_task(Task(STEPS))[0].training_config.warmup_steps
+    train_or_resume(tmp_path, Task(edge))
     assert newest(tmp_path).progress.step == edge
-    train_or_resume(tmp_path, 0, STEPS, KEEP)
+    train_or_resume(tmp_path, Task(STEPS))
     rates = [
         {report["step"]: report["learning_rate"] for report in losses(run) if "loss" in report}
         for run in (unbroken, tmp_path)
@@ -197,7 +197,7 @@ def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
 
 
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(0, 400, KEEP)
+    settings, training, held_out = tiny_task(Task(400))
     config = dataclasses.replace(settings.training_config, patience=3)
     script = iter([3.0, 1.0, 2.0, 2.0, 1.0, 0.5, 0.6, 0.7])
     monkeypatch.setattr(loop, "_mean_loss", lambda *_: next(script))
@@ -218,7 +218,7 @@ def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
 
 
 def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(0, STEPS, KEEP)
+    settings, training, held_out = tiny_task(Task(STEPS))
     finalize, calls = run_checkpoints._DigestingHandler.finalize, []
 
     def fails_at_the_third(self, directory):
@@ -237,6 +237,6 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
 
 
 def test_a_directory_with_a_run_is_not_started_over(unbroken):
-    settings, training, held_out = tiny_task(0, STEPS, KEEP)
+    settings, training, held_out = tiny_task(Task(STEPS))
     with pytest.raises(InputError, match="holds a run already; resume it"):
         loop.train(loop.Run(unbroken, settings), training, held_out, quiet())
