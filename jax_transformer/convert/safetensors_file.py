@@ -5,11 +5,13 @@ size, and hold the file twice. Behind a checked header, reading is to take each 
 place; writing is the library's.
 """
 
+import contextlib
+import gc
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,9 +104,8 @@ def _read_header(
         )
     if length > MAX_HEADER:
         raise WeightFileError(f"{path}: the header of {length} bytes is longer than {MAX_HEADER}")
-    with faults_named(
-        path, "has a header at offset 8 that is not JSON", ValueError, RecursionError
-    ):
+    fault = "has a header at offset 8 that is not JSON"
+    with faults_named(path, fault, ValueError, RecursionError), _no_garbage_collection():
         header = json.loads(file.read(length).decode(), object_pairs_hook=tuple)
     fields = _unique(path, header)
     metadata = _unique(path, fields.pop("__metadata__", ()))
@@ -124,6 +125,18 @@ def _read_header(
             f"{path}: the tensors end at offset {8 + length + end}, but the file at {size}"
         )
     return metadata, {name: (dtype, shape) for _, _, name, dtype, shape in sorted(entries)}
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from walking all that there is, again and again, as lists are made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _unique(path: Path, pairs: object) -> dict[str, Any]:
