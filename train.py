@@ -148,6 +148,7 @@ NUMBER_WORDS = Arguments(
     training=TrainingConfig(
         steps=1000,
         warmup_steps=200,
+        cooldown_steps=500,
         learning_rate_factor=0.5,
         label_smoothing=0.0,
         token_budget=1536,
