@@ -36,7 +36,7 @@ class TrainingConfig:
     """With any other schedule, the peak of the learning rate."""
 
     cooldown_steps: int = 0
-    """Last steps, over which the learning rate falls linearly to 0 as well (not with "cosine")."""
+    """Last steps, over which the learning rate also falls linearly to 0; not with "cosine"."""
 
     adam_beta1: float = 0.9
     """Decay of Adam's first moment."""
@@ -146,11 +146,8 @@ class TrainingConfig:
                 f"warmup_steps={self.warmup_steps} must be below steps={self.steps} for "
                 "schedule='cosine'"
             )
-        if not 0 <= self.cooldown_steps <= max(self.steps - self.warmup_steps, 0):
-            raise InputError(
-                f"cooldown_steps={self.cooldown_steps} must be from 0 to steps={self.steps} minus "
-                f"warmup_steps={self.warmup_steps}"
-            )
+        if self.cooldown_steps < 0:
+            raise InputError(f"cooldown_steps={self.cooldown_steps} must be at least 0")
         if self.cooldown_steps and self.schedule == "cosine":
             raise InputError(
                 f"cooldown_steps={self.cooldown_steps} must be 0 for schedule='cosine', which "
