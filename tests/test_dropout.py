@@ -14,6 +14,7 @@ import torch
 import torch_reference
 from jax_transformer import TransformerConfig, apply, convert, functional
 from jax_transformer.layers import Dropout
+from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 
@@ -403,6 +404,33 @@ def test_elements_that_share_a_random_word_are_dropped_independently(length):
     expected = (1 - rate) ** 2
     deviation = (expected * (1 - expected) / first.size) ** 0.5
     assert abs((first & second).mean() - expected) < 5 * deviation
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1, 1000), (20, 50), (3, 7, 50), (2, 2, 9, 30)])
+def test_rows_of_any_number_and_order_are_dropped_by_their_own_bits(shape):
+    key = jax.random.key(3)
+    words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), "uint32")
+    halves = np.asarray(words).view(np.uint16).reshape(shape)
+    kept = functional.dropout(jnp.ones(shape), 0.5, key) > 0
+    np.testing.assert_array_equal(kept, halves < 2**15)
+
+
+def test_the_backward_pass_keeps_a_bit_an_element():
+    layers, rows, width = 8, 256, 512
+
+    def temporary_bytes(rate):
+        def loss(kernel, x):
+            for key in jax.random.split(jax.random.key(0), layers):
+                x = x + functional.dropout(x @ kernel, rate, key)
+            return jnp.sum(x)
+
+        lowered = jax.jit(jax.grad(loss)).lower(jnp.ones((width, width)), jnp.ones((rows, width)))
+        compiled = lowered.compile(compiler_options=AS_USERS_DO)
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    one_layer = rows * width * 4  # what a layer's dropout works with comes and goes
+    bits = layers * rows * width / 8
+    assert temporary_bytes(0.1) - temporary_bytes(0.0) < one_layer + 1.1 * bits
 
 
 def test_rates_zero_and_one_are_the_identity_and_nothing():
