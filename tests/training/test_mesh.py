@@ -311,6 +311,7 @@ def rematerialize():
 
 
 def main():
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}  # JAX has not looked at them yet
     steps, cache = int(sys.argv[1]), sys.argv[2:]
     report = {"losses": compare_losses(steps, LONG if cache else EIGHT + FEWER)}
     print(CONTROL, file=sys.stderr, flush=True)
@@ -335,8 +336,6 @@ def child(request):
         cwd=request.config.rootpath,
         env=os.environ
         | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": FLAGS,
             "JAX_COMPILATION_CACHE_DIR": "",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         },
