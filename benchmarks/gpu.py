@@ -56,7 +56,7 @@ STEPS = 10  # of a timed block
 # What the driver calls the devices of budget.DEVICES; PCIe and NVL ones are slower than SXM.
 DRIVER_NAMES = {"A100": "NVIDIA A100.*", "H100": "NVIDIA H100 80GB HBM3", "H200": "NVIDIA H200"}
 
-System = Callable[[Size, float], float]  # of a size and a dropout rate, the block's first loss
+System = Callable[[Size, float], float]  # of a size and a dropout rate, the first step's loss
 
 
 def load_ours(device: str) -> System:
@@ -135,7 +135,7 @@ def measure(losses: dict[str, float], seconds: dict[str, list[float]], **task: A
     """Return what is known of a task: its work, and each system's seconds a step and loss.
 
     Args:
-        losses: Of the first step of the last block, by system.
+        losses: Of the first step, by system.
         seconds: Of each block, by system.
         task: `name` of the model, its `size` and `dropout`.
     """

@@ -19,7 +19,7 @@ from jax_transformer.training.step import init_state, train_step
 if TYPE_CHECKING:
     import torch
 
-Steps = Callable[[], float]  # makes some training steps, returns the loss of the first
+Steps = Callable[[], float]  # makes some training steps, returns the loss of the first one ever
 
 
 class Size(NamedTuple):
@@ -91,10 +91,10 @@ def our_steps(size: Size, dropout: float, settings: TrainingConfig, steps: int) 
     """Return what makes training steps as train.py does."""
     config = model_config(size, dropout)
     state, batch = init_state(config, settings), jax.device_put(draw_batch(size))
+    losses: list[jax.Array] = []
 
     def run() -> float:
         nonlocal state
-        losses = []
         for _ in range(steps):
             state, metrics = train_step(state, batch, config, settings)
             losses.append(metrics.loss)
@@ -140,9 +140,9 @@ def torch_steps(
     )
     batch = [torch.from_numpy(ids).long().to(device) for ids in draw_batch(size)[:3]]
     bfloat16 = settings.compute_type == "bfloat16"
+    losses: list[torch.Tensor] = []
 
     def run() -> float:
-        losses = []
         for _ in range(steps):
             optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16, enabled=bfloat16):

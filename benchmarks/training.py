@@ -38,7 +38,7 @@ DROPOUTS = (0.0, 0.1)
 SETTINGS = TrainingConfig(schedule="constant", learning_rate=1e-4, warmup_steps=1)
 STEPS = 3  # of a timed block
 
-System = Callable[[str, float], float]  # of a size and a dropout rate, the block's first loss
+System = Callable[[str, float], float]  # of a size and a dropout rate, the first step's loss
 
 
 def load_ours() -> System:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import machine, memory, training
 from benchmarks.cost import nearest_line
+from benchmarks.nn_transformer import Size, our_steps, torch_steps
 from jax_transformer import TransformerConfig, decode_step, init_cache, init_params
 from jax_transformer.decoding.cache import select_hypotheses
 
@@ -31,6 +32,18 @@ def test_every_point_counts_by_its_own_size():
     # Least squares of seconds would leave the small points to the large one.
     values, costs = [1, 2, 4, 100], [1.0, 2.0, 4.0, 150.0]
     assert nearest_line(values, costs).slope < 1.2
+
+
+def test_the_systems_do_the_same_work():
+    pytest.importorskip("torch")
+    size = Size(32, 4, 64, layers=1, vocab_size=50, rows=4, length=8)
+    ours, theirs = (
+        steps(size, 0.0, training.SETTINGS, 2, **options)
+        for steps, options in ((our_steps, {}), (torch_steps, {"compiled": False}))
+    )
+    first = ours()
+    assert theirs() == pytest.approx(first, rel=1e-6)
+    assert ours() == first  # whatever the later ones' is
 
 
 def test_shares_are_of_the_faster_product_of_the_same_round(monkeypatch):
