@@ -2,7 +2,8 @@
 
 Each figure is of fresh processes, one after the other on one core: the import with Python's
 compiled files at hand, as an installation has them; the compilation of the base size of
-benchmarks.training with nothing in the compilation cache, and with its own result in it.
+benchmarks.training, unrolled and by `scan_layers`, with nothing in the compilation cache, and with
+its own result in it.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +24,8 @@ from benchmarks.systems import processor
 
 # Importing the module of the settings costs something that is no part of the compilation.
 COMPILE = """
+import dataclasses
+import sys
 import time
 import jax
 from benchmarks.nn_transformer import draw_batch, model_config
@@ -29,9 +33,10 @@ from benchmarks.training import SETTINGS, SIZES
 from jax_transformer.training.step import init_state, train_step
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 config = model_config(SIZES["base"], 0.1)
-state = jax.eval_shape(lambda: init_state(config, SETTINGS))
+settings = dataclasses.replace(SETTINGS, scan_layers="scan_layers" in sys.argv)
+state = jax.eval_shape(lambda: init_state(config, settings))
 begun = time.perf_counter()
-lowered = train_step.lower(state, draw_batch(SIZES["base"]), config, SETTINGS)
+lowered = train_step.lower(state, draw_batch(SIZES["base"]), config, settings)
 traced = time.perf_counter()
 lowered.compile()
 print(traced - begun, time.perf_counter() - traced)
@@ -45,13 +50,13 @@ print(time.perf_counter() - begun)
 """
 
 
-def measure(program: str, cache: str) -> list[float]:
+def measure(program: str, cache: str, *arguments: str) -> list[float]:
     """Return the seconds that a program prints, run with a folder as its compilation cache."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": cache,
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return [float(seconds) for seconds in done.stdout.split()]
 
@@ -65,21 +70,16 @@ def main(rounds: int = 3, core: int = 0, json_file: Path | None = None) -> None:
         json_file: Where to write the seconds, if anywhere.
     """
     os.sched_setaffinity(0, {core})
-    seconds: dict[str, list[float]] = {
-        "import jax_transformer, after jax and flax": [],
-        "trace the base training step": [],
-        "compile it, cold": [],
-        "compile it, cached": [],
-    }
-    imported, traced, cold, cached = seconds.values()
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
     for _ in track(range(rounds), "compiling"):
         with tempfile.TemporaryDirectory() as cache:
             measure(IMPORT, cache)  # compiles the sources
-            imported += measure(IMPORT, cache)
-            for compiled in (cold, cached):
-                tracing, compiling = measure(COMPILE, cache)
-                traced.append(tracing)
-                compiled.append(compiling)
+            seconds["import jax_transformer, after jax and flax"] += measure(IMPORT, cache)
+            for layers in ("unrolled", "scan_layers"):
+                for kept in ("cold", "cached"):
+                    traced, compiled = measure(COMPILE, cache, layers)
+                    seconds[f"trace the base training step, {layers}"].append(traced)
+                    seconds[f"compile it, {kept}, {layers}"].append(compiled)
     table = Table("", "least, s", "median, s", "most, s")
     for name, taken in seconds.items():
         table.add_row(name, *(f"{x:.3f}" for x in (min(taken), median(taken), max(taken))))
