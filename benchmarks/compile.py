@@ -54,7 +54,7 @@ def measure(program: str, cache: str, *arguments: str) -> list[float]:
     """Return the seconds that a program prints, run with a folder as its compilation cache."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": cache,
-        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONDONTWRITEBYTECODE": "",  # where it is set, every import compiles the sources
     }
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
