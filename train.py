@@ -18,8 +18,6 @@ import tyro
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer import alignment_plot, distributed, evaluate
-from jax_transformer.attention_choice import choose_here
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus
@@ -27,19 +25,23 @@ from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
-from jax_transformer.host_memory import keep_freed_memory
 from jax_transformer.model import Params
-from jax_transformer.sharding import describe, make_mesh
-from jax_transformer.training import checkpoint, loop
+from jax_transformer.runtime import distributed
+from jax_transformer.runtime.attention_backend import choose_here
+from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.curves import draw_curves
-from jax_transformer.training.metrics import METRICS_FILE, check_tensorboard, read_metrics
-from jax_transformer.training.output import SETTINGS_FILE, check_output, claimed
-from jax_transformer.training.run_checkpoints import Restored, restore
-from jax_transformer.training.run_state import RunSettings, check_equal, check_same, corpus_digest
-from jax_transformer.training.settings_file import read_settings, to_yaml, write_settings
-from jax_transformer.training.signals import Stopped, stop_requests
-from jax_transformer.translation import translate
+from jax_transformer.training.run import loop
+from jax_transformer.training.run.checkpoints import Restored, restore
+from jax_transformer.training.run.curves import draw_curves
+from jax_transformer.training.run.metrics import METRICS_FILE, check_tensorboard, read_metrics
+from jax_transformer.training.run.output import SETTINGS_FILE, check_output, claimed
+from jax_transformer.training.run.settings_file import read_settings, to_yaml, write_settings
+from jax_transformer.training.run.signals import Stopped, stop_requests
+from jax_transformer.training.run.state import RunSettings, check_equal, check_same, corpus_digest
+from jax_transformer.translation import alignment_plot, scores
+from jax_transformer.translation import model_folder as checkpoint
+from jax_transformer.translation.translate import translate
 
 SAMPLES = 5  # translations printed at an evaluation and at the end
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
@@ -151,7 +153,7 @@ NUMBER_WORDS = Arguments(
         cooldown_steps=500,
         learning_rate_factor=0.5,
         label_smoothing=0.0,
-        token_budget=1536,
+        max_tokens=1536,
         bucket_count=4,
         evaluation_interval=250,
     ),
@@ -236,7 +238,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
         check_output(arguments.output, arguments.overwrite)
     arguments.training.check()
     mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
-    evaluate.check_tokenization(arguments.bleu_tokenization)
+    scores.check_tokenization(arguments.bleu_tokenization)
     if arguments.tensorboard:
         check_tensorboard()
 
@@ -271,7 +273,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     console.print(to_yaml(arguments, OF_ONE_START), end="")
     console.print(describe(mesh))
     dropped = config.attention_dropout_rate > 0
-    console.print(str(choose_here(arguments.training.compute_type, config.head_dim, dropped)))
+    console.print(str(choose_here(arguments.training.compute_dtype, config.head_dim, dropped)))
 
     # Of several processes each translates by itself, the others' devices being out of its reach.
     own_mesh = mesh if jax.process_count() == 1 else make_mesh("data=-1", jax.local_devices())
@@ -328,19 +330,19 @@ def show_translations(
     arguments: Arguments,
     console: Console,
     mesh: Mesh,
-) -> evaluate.Score:
+) -> scores.Score:
     """Translate the held-out text, show some of it and how good it is; return its BLEU."""
     hypotheses = translate(model, validation.sources, console=console, mesh=mesh)
     translations = [best.text for best, *_ in hypotheses]
     triples = list(zip(validation.sources, translations, validation.targets, strict=True))
     for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
         console.print(f"  {source}\n    {translation}\n    ({reference})")
-    bleu = evaluate.bleu(translations, validation.targets, arguments.bleu_tokenization)
+    bleu = scores.bleu(translations, validation.targets, arguments.bleu_tokenization)
     if arguments.source:
         console.print(bleu.report)
-        console.print(evaluate.chrf(translations, validation.targets).report)
+        console.print(scores.chrf(translations, validation.targets).report)
     else:
-        share = evaluate.exact_match(translations, validation.targets)
+        share = scores.exact_match(translations, validation.targets)
         console.print(f"exact match on {len(translations):,} held-out numbers: {share:.2%}")
     return bleu
 

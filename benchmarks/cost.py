@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.nn_transformer import draw_batch, model_config
 from benchmarks.systems import processor
 from benchmarks.training import SETTINGS, SIZES
-from jax_transformer.host_memory import keep_freed_memory
+from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.step import init_state, train_step
 
 PICTURE = Path("docs/cost.png")

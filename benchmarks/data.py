@@ -34,9 +34,9 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.host_memory import keep_freed_memory
+from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.settings_file import read_settings
+from jax_transformer.training.run.settings_file import read_settings
 from jax_transformer.training.step import init_state, train_step
 
 RECIPE = Path("configs/multi30k_en_de.yaml")
@@ -52,7 +52,7 @@ def batches_row(encoded: EncodedCorpus, settings: TrainingConfig) -> list[str]:
     seconds = make_all(encoded, settings)
     return [
         settings.batching,
-        f"{settings.token_budget:,}",
+        f"{settings.max_tokens:,}",
         f"{len(plan):,}",
         str(len({(batch.rows, batch.length) for batch in plan})),
         f"{padding_share(encoded, plan):.2%}",
@@ -155,7 +155,7 @@ def main(
     table.add_column("tokens/s")
     for budget in TOKEN_BUDGETS:
         for batching in MODES:
-            settings = TrainingConfig(batching=batching, token_budget=budget)
+            settings = TrainingConfig(batching=batching, max_tokens=budget)
             table.add_row(*batches_row(encoded, settings))
     console.print(table)
 

@@ -33,9 +33,10 @@ from benchmarks.nn_transformer import (
     torch_steps,
 )
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
-from jax_transformer import TransformerConfig, budget
-from jax_transformer.attention_choice import choose_here
-from jax_transformer.host_memory import keep_freed_memory
+from jax_transformer import TransformerConfig
+from jax_transformer.runtime.attention_backend import choose_here
+from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.training import budget
 from jax_transformer.training.config import TrainingConfig
 
 FIELDS = {name: size.fields for name, size in budget.SIZES.items()} | {
@@ -50,7 +51,7 @@ FIELDS = {name: size.fields for name, size in budget.SIZES.items()} | {
     }
 }
 SETTINGS = TrainingConfig(
-    schedule="constant", learning_rate=1e-4, warmup_steps=1, compute_type="bfloat16"
+    schedule="constant", learning_rate=1e-4, warmup_steps=1, compute_dtype="bfloat16"
 )
 STEPS = 10  # of a timed block
 # What the driver calls the devices of budget.DEVICES; PCIe and NVL ones are slower than SXM.
@@ -82,7 +83,7 @@ LOADERS = {"ours": load_ours, "torch": load_torch, "torch.compile": load_torch_c
 
 def _our_steps(size: Size, dropout: float) -> Steps:
     config = model_config(size, dropout)
-    choice = choose_here(SETTINGS.compute_type, config.head_dim, dropout > 0)
+    choice = choose_here(SETTINGS.compute_dtype, config.head_dim, dropout > 0)
     print(f"ours, d_model {size.d_model}, dropout {dropout}: {choice}", flush=True)
     return our_steps(size, dropout, SETTINGS, STEPS)
 

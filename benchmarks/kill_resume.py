@@ -37,15 +37,15 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.sharding import make_mesh
-from jax_transformer.training import loop
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.metrics import METRICS_FILE, read_metrics
-from jax_transformer.training.output import HALF_WRITTEN
-from jax_transformer.training.run_checkpoints import named_arrays, read_step, restore, steps_in
-from jax_transformer.training.run_state import RunSettings, corpus_digest, progress_to_json
-from jax_transformer.training.signals import Stopped, stop_requests
+from jax_transformer.training.run import loop
+from jax_transformer.training.run.checkpoints import named_arrays, read_step, restore, steps_in
+from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.run.output import HALF_WRITTEN
+from jax_transformer.training.run.signals import Stopped, stop_requests
+from jax_transformer.training.run.state import RunSettings, corpus_digest, progress_to_json
 
 ROOT = Path(__file__).parent.parent
 PAIRS, HELD_OUT = 200, 20
@@ -120,7 +120,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
         warmup_steps=20,
         learning_rate_factor=0.1,
         batching=task.batching,
-        token_budget=512,
+        max_tokens=512,
         bucket_count=2,
         pack_length=65,  # five batches an epoch, as in buckets: most checkpoints lie within one
         evaluation_interval=4,

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import train
 from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
-from jax_transformer.evaluate import exact_match
+from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 
 COMMAND = "python -m benchmarks.loss_curves"

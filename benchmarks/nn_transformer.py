@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jax_transformer import TransformerConfig, convert, functional
-from jax_transformer.convert import torch_nn
+from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.data.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step
@@ -139,7 +139,7 @@ def torch_steps(
         fused=True,
     )
     batch = [torch.from_numpy(ids).long().to(device) for ids in draw_batch(size)[:3]]
-    bfloat16 = settings.compute_type == "bfloat16"
+    bfloat16 = settings.compute_dtype == "bfloat16"
     losses: list[torch.Tensor] = []
 
     def run() -> float:

@@ -26,8 +26,8 @@ from rich.table import Table
 from benchmarks import machine
 from benchmarks.nn_transformer import Size, Steps, model_config, our_steps, prepared, torch_steps
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
-from jax_transformer.budget import step_flops
-from jax_transformer.host_memory import keep_freed_memory
+from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.training.budget import step_flops
 from jax_transformer.training.config import TrainingConfig
 
 SIZES = {

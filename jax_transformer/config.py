@@ -1,4 +1,4 @@
-"""The shape of a model, and the described implementations as presets.
+"""The shape of a model.
 
 Imports neither jax nor torch: both frameworks, the converters and the command line read it.
 """
@@ -11,6 +11,7 @@ import math
 from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
+from jax_transformer.presets import PRESETS
 
 
 @no_type_check  # its own checks have the messages; those of the tests would come before them
@@ -133,15 +134,14 @@ class TransformerConfig:
         Raises:
             InputError: The name, a field or a value is unknown.
         """
-        presets = _presets()
-        if name not in presets:
-            raise InputError(f"preset={name!r} is unknown; choose one of {', '.join(presets)}")
-        return cls.from_dict(presets[name] | overrides)
+        if name not in PRESETS:
+            raise InputError(f"preset={name!r} is unknown; choose one of {', '.join(PRESETS)}")
+        return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
         """Return the names that `preset` knows."""
-        return tuple(_presets())
+        return tuple(PRESETS)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
@@ -253,87 +253,3 @@ class TransformerConfig:
                 raise InputError("decoder_attention='self_over_memory' needs norm_placement='post'")
             if self.memory_norm:
                 raise InputError("decoder_attention='self_over_memory' needs memory_norm=False")
-
-
-def _presets() -> dict[str, dict[str, Any]]:
-    """Return, by preset, the fields in which it differs from the defaults.
-
-    The defaults are those that most described implementations share: separate embeddings scaled
-    by sqrt(d_model), interleaved sinusoids, biases everywhere, ReLU, dropout 0.1.
-    """
-    pre_norm_family = {"norm_placement": "pre", "norm": "std_norm"}
-    return {
-        # Vaswani et al. 2017, "Attention Is All You Need", base model; epsilon and initialization
-        # are those of tensor2tensor, which the paper leaves out.
-        "vaswani2017": {
-            "token_embeddings": "shared",
-            "output_projection": "tied",
-            "output_bias": False,
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "norm_epsilon": 1e-6,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "initialization": "vaswani2017",
-        },
-        # torch.nn.Transformer: the body alone, vectors in, hidden states out. The printed model
-        # of width 1536 is preset("torch_nn", d_model=1536).
-        "torch_nn": {
-            "token_embeddings": "none",
-            "embedding_scale": "none",
-            "positions": "none",
-            "embedding_dropout": "none",
-            "output_projection": "none",
-            "output_bias": False,
-            "final_norm": True,
-            "initialization": "xavier_uniform_fused",
-        },
-        # One small projection for all heads, and the decoder layer that attends to the memory
-        # twice. The printed encoder takes no padding mask: hand all-True masks to reproduce it.
-        "shared_heads": {
-            "positions": "sinusoidal_per_column",
-            "embedding_dropout": "decoder",
-            "head_projection": "shared",
-            "qkv_bias": False,
-            "decoder_attention": "self_over_memory",
-            "dropout": 0.2,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "dropout_placement": "norm",
-            "initialization": "torch_default",
-        },
-        # Components printed beside a torch.nn.Transformer; what they leave open follows it.
-        "bias_free_qkv": {
-            "embedding_dropout": "none",
-            "qkv_bias": False,
-            "final_norm": True,
-            "attention_dropout": 0.0,
-            "initialization": "torch_default",
-        },
-        "pre_norm": pre_norm_family | {"norm_epsilon": 1e-6, "final_norm": True},
-        "pre_norm_memory_norm": pre_norm_family
-        | {
-            "max_length": 100,
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "memory_norm": True,
-        },
-        # Its printed output is log_softmax; this library returns the logits before it.
-        "pre_norm_log_softmax": pre_norm_family
-        | {"norm_epsilon": 1e-6, "final_norm": True, "initialization": "torch_default"},
-        # Marian, in the sizes and with the ids of the opus-mt models: targets begin with padding.
-        "marian": {
-            "src_vocab_size": 58_101,
-            "tgt_vocab_size": 58_101,
-            "token_embeddings": "shared",
-            "positions": "sinusoidal_halves",
-            "output_projection": "tied",
-            "activation": "silu",
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "initialization": "normal",
-            "pad_id": 58_100,
-            "bos_id": 58_100,
-            "eos_id": 0,
-        },
-    }

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_transformer import attention_choice
+from jax_transformer.runtime import attention_backend
 
 
 def linear(
@@ -71,42 +71,6 @@ def segment_positions(segments: Int[Array, "batch length"]) -> Int[Array, "batch
     starts = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
     positions = index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
     return jnp.where(segments > 0, positions, 0)
-
-
-def dropout(
-    x: Float[Array, "*batch D"], rate: float, key: PRNGKeyArray
-) -> Float[Array, "*batch D"]:
-    """Return `x` with each element zeroed with probability `rate`, the others scaled up.
-
-    The probability is exact to 2**-17: two elements of a row share the 32 bits of a random word,
-    whose making is nearly all of the cost. The backward pass keeps a bit an element.
-    """
-    kept_of_all = round((1 - rate) * 2**16)
-    if kept_of_all == 2**16:
-        return x
-    if kept_of_all == 0:
-        return jnp.zeros_like(x)
-    length = x.shape[-1]
-    words = jax.random.bits(key, (*x.shape[:-1], -(-length // 2)), jnp.uint32)
-    halves = jax.lax.bitcast_convert_type(words, jnp.uint16)  # [..., words, 2]
-    halves = halves.reshape(*x.shape[:-1], -1)[..., :length]
-    return jnp.where(_through_bits(halves < kept_of_all), x / (1 - rate), 0)
-
-
-def _through_bits(mask: Bool[Array, "*batch D"]) -> Bool[Array, "*batch D"]:
-    """Return `mask`, made of bytes that hold eight rows each.
-
-    XLA makes anew what is as cheap as a comparison or a shift wherever it is used, and keeps what
-    that is made from: the bytes, as they are sums, where it would keep the random words.
-    """
-    rows = jnp.atleast_2d(mask)
-    count = rows.shape[-2]
-    rows = jnp.pad(rows, [(0, 0)] * (rows.ndim - 2) + [(0, -count % 8), (0, 0)])
-    shift = jnp.arange(8, dtype=jnp.uint8)[:, None]
-    eights = rows.reshape(*rows.shape[:-2], -1, 8, rows.shape[-1]).astype(jnp.uint8)
-    packed = jnp.sum(eights << shift, axis=-2, keepdims=True, dtype=jnp.uint8)
-    unpacked = (packed >> shift & 1).astype(bool).reshape(rows.shape)
-    return unpacked[..., :count, :].reshape(mask.shape)
 
 
 def activation(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
@@ -266,13 +230,13 @@ def dot_product_attention(
         dropout: Applied to the weights, where given.
 
     A query that may attend to nothing gives 0. Keys and values that no query may attend to do
-    not count, whatever they hold: 0 * NaN would be NaN. `attention_choice` says who computes it.
+    not count, whatever they hold: 0 * NaN would be NaN. `attention_backend` says who computes it.
     """
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     dtype = jnp.result_type(query, key, value)
-    choice = attention_choice.choose_here(dtype.name, query.shape[-1], dropout is not None)
+    choice = attention_backend.choose_here(dtype.name, query.shape[-1], dropout is not None)
     if choice.implementation == "cudnn":
         return _cudnn_attention(query, key, value, mask)
     weights = attention_weights(query, key, mask)

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import functional, initialization
 from jax_transformer.config import TransformerConfig
-from jax_transformer.sharding import constrain
+from jax_transformer.dropout import dropout
+from jax_transformer.runtime.sharding import constrain
 
 
 class Linear(nn.Module):
@@ -73,7 +74,7 @@ class Dropout(nn.Module):
         """Return `x` with elements dropped."""
         if not self.has_rng("dropout"):
             return x
-        return functional.dropout(x, self.rate, self._key())
+        return dropout(x, self.rate, self._key())
 
     def _key(self) -> PRNGKeyArray:
         """Return the key of this call: that of the stream, xor a digest of the call's place.

@@ -16,7 +16,7 @@ from jax_transformer import functional, masks
 from jax_transformer.checks import check_ids, check_length, check_positions
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.layer_loop import UNROLLED, LayerLoop
+from jax_transformer.layer_stack import UNROLLED, LayerLoop
 from jax_transformer.layers import (
     DecoderLayer,
     Dropout,
@@ -25,7 +25,7 @@ from jax_transformer.layers import (
     Norm,
     OutputProjection,
 )
-from jax_transformer.sharding import shard_rows
+from jax_transformer.runtime.sharding import shard_rows
 
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]

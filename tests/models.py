@@ -7,7 +7,7 @@ import numpy as np
 
 from jax_transformer import TransformerConfig, init_params
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.training.checkpoint import Checkpoint
+from jax_transformer.translation.model_folder import Checkpoint
 
 # Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.
 SIZES = {

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import torch_reference
-from jax_transformer import TransformerConfig, apply, convert, functional
+from jax_transformer import TransformerConfig, apply, convert
+from jax_transformer.dropout import dropout
 from jax_transformer.layers import Dropout
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, random_params, random_tokens, small_config
@@ -291,9 +292,9 @@ def torch_name(site):
 @pytest.mark.usefixtures("x64")
 def test_rate_one_at_one_site_is_that_of_the_torch_reference(preset, site):
     module = torch_module(preset)
-    for dropout in module.modules():
-        if isinstance(dropout, torch.nn.Dropout):
-            dropout.p = 0.0
+    for child in module.modules():
+        if isinstance(child, torch.nn.Dropout):
+            child.p = 0.0
     module.get_submodule(torch_name(site)).p = 1.0
     expected = module(*map(torch.from_numpy, inputs(certain_config(preset))[1:]))
     assert error(run_with(preset, dropped=site), expected) <= bound("logits", "float64")
@@ -382,7 +383,7 @@ def test_each_call_of_each_place_has_a_mask_of_its_own(implementation):
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_kept_elements_and_their_gradients_are_scaled_by_the_share_kept(rate, dtype):
     x = jax.random.normal(jax.random.key(1), (300, 700), dtype)
-    y, pull = jax.vjp(lambda x: functional.dropout(x, rate, jax.random.key(2)), x)
+    y, pull = jax.vjp(lambda x: dropout(x, rate, jax.random.key(2)), x)
     (slope,) = pull(jnp.ones_like(x))
     kept = np.asarray(slope != 0)
     assert y.dtype == slope.dtype == x.dtype
@@ -397,7 +398,7 @@ def test_kept_elements_and_their_gradients_are_scaled_by_the_share_kept(rate, dt
 @pytest.mark.parametrize("length", [700, 701])
 def test_elements_that_share_a_random_word_are_dropped_independently(length):
     rate = 0.3
-    kept = np.asarray(functional.dropout(jnp.ones((300, length)), rate, jax.random.key(2))) > 0
+    kept = np.asarray(dropout(jnp.ones((300, length)), rate, jax.random.key(2))) > 0
     first, second = kept[:, : length - 1 : 2], kept[:, 1::2]
     assert not kept[:, -1].all()  # the last one of an odd row, alone in its word
     assert kept[:, -1].any()
@@ -411,7 +412,7 @@ def test_rows_of_any_number_and_order_are_dropped_by_their_own_bits(shape):
     key = jax.random.key(3)
     words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), "uint32")
     halves = np.asarray(words).view(np.uint16).reshape(shape)
-    kept = functional.dropout(jnp.ones(shape), 0.5, key) > 0
+    kept = dropout(jnp.ones(shape), 0.5, key) > 0
     np.testing.assert_array_equal(kept, halves < 2**15)
 
 
@@ -421,7 +422,7 @@ def test_the_backward_pass_keeps_a_bit_an_element():
     def temporary_bytes(rate):
         def loss(kernel, x):
             for key in jax.random.split(jax.random.key(0), layers):
-                x = x + functional.dropout(x @ kernel, rate, key)
+                x = x + dropout(x @ kernel, rate, key)
             return jnp.sum(x)
 
         lowered = jax.jit(jax.grad(loss)).lower(jnp.ones((width, width)), jnp.ones((rows, width)))
@@ -435,6 +436,6 @@ def test_the_backward_pass_keeps_a_bit_an_element():
 
 def test_rates_zero_and_one_are_the_identity_and_nothing():
     x = jnp.array([[1.0, np.inf, np.nan, -0.0]])
-    nothing = functional.dropout(x, 1.0, jax.random.key(0))
+    nothing = dropout(x, 1.0, jax.random.key(0))
     assert np.array_equal(nothing, np.zeros_like(x))
-    assert functional.dropout(x, 0.0, jax.random.key(0)).tobytes() == x.tobytes()
+    assert dropout(x, 0.0, jax.random.key(0)).tobytes() == x.tobytes()

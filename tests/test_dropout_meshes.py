@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_transformer import apply, functional
+from jax_transformer import apply
+from jax_transformer.dropout import dropout
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -34,7 +35,7 @@ def shard(x, count, axis):
 
 
 def drop(x, key):
-    return functional.dropout(x, RATE, key)
+    return dropout(x, RATE, key)
 
 
 def values_and_slopes(drop, arrays, key):

@@ -9,21 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files, marian, printed, reference, torch_nn
+from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax, as_torch
-from jax_transformer.convert.file_checks import WeightFileError
+from jax_transformer.convert.families import marian
+from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.layouts import from_scratch, reference, torch_nn
+from jax_transformer.convert.layouts.torch_nn_module import torch_nn_config, torch_nn_module
 from jax_transformer.convert.metadata import ConfigMismatch, check_config
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
-    Computed,
+    Buffer,
     Layout,
     Operation,
     Row,
     identity,
     transpose,
 )
-from jax_transformer.convert.torch_nn_hyperparameters import torch_nn_config, torch_nn_module
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Computed",
+    "Buffer",
     "ConfigMismatch",
     "ConversionError",
     "Layout",
@@ -160,9 +162,9 @@ def _layouts() -> dict[str, Callable[[], Layout]]:
         "torch_nn_encoder": torch_nn.encoder,
         "torch_nn_decoder": torch_nn.decoder,
         "torch_nn_attention": torch_nn.attention,
-        "shared_heads": printed.shared_heads,
-        "pre_norm": printed.pre_norm,
-        "pre_norm_memory_norm": printed.pre_norm_memory_norm,
-        "pre_norm_log_softmax": printed.pre_norm_log_softmax,
+        "shared_heads": from_scratch.shared_heads,
+        "pre_norm": from_scratch.pre_norm,
+        "pre_norm_memory_norm": from_scratch.pre_norm_memory_norm,
+        "pre_norm_log_softmax": from_scratch.pre_norm_log_softmax,
         "marian": lambda: marian.LAYOUT,
     }

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files, marian
+from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax
-from jax_transformer.convert.file_checks import faults_named
+from jax_transformer.convert.families import marian
+from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 
@@ -46,7 +47,7 @@ def from_huggingface(
         raise InputError(f"{type(source).__name__} is neither a folder nor a MarianMTModel")
     config = marian.config_from_json(values)
     _check_sizes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    buffers = any(buffer.foreign in tensors for buffer in marian.LAYOUT.computed)
+    buffers = any(buffer.foreign in tensors for buffer in marian.LAYOUT.buffers)
     params, _ = to_params(tensors, config, marian.LAYOUT, dtype=dtype, buffers=buffers, leaf=as_jax)
     return config, params
 
@@ -142,7 +143,7 @@ def _check_sizes(config: TransformerConfig, shapes: Mapping[str, tuple[int, ...]
         "vocab_size": (config.src_vocab_size, largest),
         "decoder_vocab_size": (config.tgt_vocab_size, largest),
     }
-    for buffer in marian.LAYOUT.computed:
+    for buffer in marian.LAYOUT.buffers:
         if buffer.foreign in shapes:
             sizes["max_position_embeddings"] = (config.max_length, max(shapes[buffer.foreign]))
     for name, (claimed, found) in sizes.items():

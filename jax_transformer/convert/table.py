@@ -93,7 +93,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Computed:
+class Buffer:
     """A foreign buffer that is computed and not learned, as a position table.
 
     It is compared with the computed value when read, and that value is written.
@@ -115,14 +115,14 @@ class Layout:
     Attributes:
         name: What messages call it.
         rows: One for each kind of tensor.
-        computed: Its buffers.
+        buffers: Buffers that are computed and not learned.
         scope: Path of the part of the parameters that is converted; the paths of the rows begin
             there. "" is the whole model.
     """
 
     name: str
     rows: tuple[Row, ...]
-    computed: tuple[Computed, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
     scope: str = ""
 
 

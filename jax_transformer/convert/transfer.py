@@ -11,7 +11,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy
 from jax_transformer.convert.report import ConversionError, Report, nearest
 from jax_transformer.convert.table import (
-    Computed,
+    Buffer,
     Layout,
     Pair,
     Shape,
@@ -65,7 +65,7 @@ def to_params(
     report = check.report
     named = _strip(tensors, strip_prefixes, report)
     pairs = expand(layout, config)
-    computed = layout.computed if buffers else ()
+    computed = layout.buffers if buffers else ()
     _compare_names(named, pairs, computed, report)
 
     arrays: dict[str, np.ndarray] = {}
@@ -147,7 +147,7 @@ def to_tensors(
             tensors[pair.foreign] = tensor
             report.add(pair.kind, pair.foreign, f"{', '.join(pair.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
-    for buffer in layout.computed if buffers else ():
+    for buffer in layout.buffers if buffers else ():
         value = buffer.value(config)
         value = np.array(value, widest if value.dtype == np.float64 else None, order="C")
         tensors[buffer.foreign] = value
@@ -240,7 +240,7 @@ def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) 
 def _compare_names(
     named: Mapping[str, Any],
     pairs: Sequence[Pair],
-    computed: Sequence[Computed],
+    computed: Sequence[Buffer],
     report: Report,
 ) -> None:
     copies: dict[tuple[str, ...], list[str]] = {}
@@ -292,7 +292,7 @@ def _find_untied(names: Sequence[str], arrays: Mapping[str, np.ndarray], report:
 
 
 def _compare_computed(
-    buffer: Computed, value: object, config: TransformerConfig, report: Report
+    buffer: Buffer, value: object, config: TransformerConfig, report: Report
 ) -> None:
     own = buffer.value(config)
     try:

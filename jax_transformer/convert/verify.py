@@ -14,8 +14,8 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, get_layout, to_torch
 from jax_transformer.convert.arrays import as_numpy, as_torch
+from jax_transformer.convert.layouts.torch_nn_module import torch_nn_module
 from jax_transformer.convert.table import Layout, flatten
-from jax_transformer.convert.torch_nn_hyperparameters import torch_nn_module
 from jax_transformer.masks import causal_mask
 from jax_transformer.model import Transformer
 

@@ -61,14 +61,14 @@ class BatchSettings(Protocol):
 
     Attributes:
         batching: "buckets" or "packed".
-        token_budget: Most slots (rows times length) of a batch of more than one row.
+        max_tokens: Most slots (rows times length) of a batch of more than one row.
         bucket_count: Most batch lengths of "buckets".
         pack_length: The batch length of "packed".
         seed: With the epoch, what the order depends on.
     """
 
     batching: str
-    token_budget: int
+    max_tokens: int
     bucket_count: int
     pack_length: int
     seed: int
@@ -166,14 +166,14 @@ def plan_epoch(encoded: EncodedCorpus, settings: BatchSettings, epoch: int) -> l
         return packed_plan(
             encoded.side_lengths,
             length=settings.pack_length,
-            token_budget=settings.token_budget,
+            max_tokens=settings.max_tokens,
             seed=settings.seed,
             epoch=epoch,
         )
     return epoch_plan(
         encoded.lengths,
         bucket_count=settings.bucket_count,
-        token_budget=settings.token_budget,
+        max_tokens=settings.max_tokens,
         seed=settings.seed,
         epoch=epoch,
     )
@@ -183,7 +183,7 @@ def epoch_plan(
     lengths: Integer[np.ndarray, "pairs"],
     *,
     bucket_count: int,
-    token_budget: int,
+    max_tokens: int,
     seed: int,
     epoch: int,
 ) -> list[PlannedBatch]:
@@ -195,12 +195,12 @@ def epoch_plan(
     Args:
         lengths: Columns that each pair needs; `EncodedCorpus.lengths`.
         bucket_count: Most shapes of a batch.
-        token_budget: Most slots (rows times length) of a batch of more than one row.
+        max_tokens: Most slots (rows times length) of a batch of more than one row.
         seed: With `epoch`, what the order depends on.
         epoch: Which pass over the corpus, from 0.
     """
     generator = np.random.default_rng([seed, epoch])
-    plan = _plan(generator.permutation(len(lengths)), lengths, bucket_count, token_budget)
+    plan = _plan(generator.permutation(len(lengths)), lengths, bucket_count, max_tokens)
     return [plan[index] for index in generator.permutation(len(plan))]
 
 
@@ -208,7 +208,7 @@ def packed_plan(
     side_lengths: Integer[np.ndarray, "pairs 2"],
     *,
     length: int,
-    token_budget: int,
+    max_tokens: int,
     seed: int,
     epoch: int,
 ) -> list[PlannedBatch]:
@@ -219,7 +219,7 @@ def packed_plan(
     Args:
         side_lengths: Columns that each pair needs; `EncodedCorpus.side_lengths`.
         length: Columns of a batch.
-        token_budget: Most slots (rows times length) of a batch of more than one row.
+        max_tokens: Most slots (rows times length) of a batch of more than one row.
         seed: With `epoch`, what the order depends on.
         epoch: Which pass over the corpus, from 0.
 
@@ -228,7 +228,7 @@ def packed_plan(
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(side_lengths))
     packed = pack_rows(side_lengths, order, length)
-    rows = max(1, token_budget // length)
+    rows = max(1, max_tokens // length)
     plan = []
     for start in range(0, len(packed), rows):
         own = packed[start : start + rows]
@@ -295,7 +295,7 @@ def _plan(
     order: Integer[np.ndarray, "pairs"],
     lengths: Integer[np.ndarray, "pairs"],
     bucket_count: int,
-    token_budget: int,
+    max_tokens: int,
 ) -> list[PlannedBatch]:
     """Cut pairs into batches, bucket by bucket, each bucket in the given order.
 
@@ -307,7 +307,7 @@ def _plan(
     plan = []
     for index, length in enumerate(buckets):
         members = order[bucket_of == index]
-        parts = np.array_split(members, math.ceil(len(members) / max(1, token_budget // length)))
+        parts = np.array_split(members, math.ceil(len(members) / max(1, max_tokens // length)))
         plan += [PlannedBatch(len(parts[0]), length, part) for part in parts]
     return plan
 

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Literal, get_args
 
 from jax_transformer.errors import InputError
-from jax_transformer.layer_loop import Remat
+from jax_transformer.layer_stack import Remat
 
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
-ComputeType = Literal["float32", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu"]
 
 
@@ -60,11 +60,11 @@ class TrainingConfig:
     num_microbatches: int = 1
     """Parts of a batch whose gradients are added up one after the other, to save memory."""
 
-    average_decay: float | None = None
+    ema_decay: float | None = None
     """Decay of the exponential moving average of the parameters, which then is evaluated and kept
     instead of them; None keeps no average."""
 
-    compute_type: ComputeType = "float32"
+    compute_dtype: ComputeDtype = "float32"
     """What the model computes in; parameters, loss and optimizer are float32 throughout."""
 
     remat: Remat = "none"
@@ -78,7 +78,7 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     """Probability spread evenly over the vocabulary (section 5.4)."""
 
-    token_budget: int = 2048
+    max_tokens: int = 2048
     """Most slots (sentences times length) of a batch, a side."""
 
     batching: Batching = "buckets"
@@ -118,7 +118,7 @@ class TrainingConfig:
             "steps",
             "warmup_steps",
             "num_microbatches",
-            "token_budget",
+            "max_tokens",
             "bucket_count",
             "pack_length",
             "evaluation_interval",
@@ -132,7 +132,7 @@ class TrainingConfig:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         words_of = {
             "schedule": Schedule,
-            "compute_type": ComputeType,
+            "compute_dtype": ComputeDtype,
             "remat": Remat,
             "batching": Batching,
             "select_by": Criterion,
@@ -153,15 +153,15 @@ class TrainingConfig:
                 f"cooldown_steps={self.cooldown_steps} must be 0 for schedule='cosine', which "
                 "ends at 0 already"
             )
-        if self.batching == "packed" and self.pack_length > self.token_budget:
+        if self.batching == "packed" and self.pack_length > self.max_tokens:
             raise InputError(
-                f"pack_length={self.pack_length} must be at most token_budget={self.token_budget} "
+                f"pack_length={self.pack_length} must be at most max_tokens={self.max_tokens} "
                 "for batching='packed'"
             )
         if self.spike_factor is not None and not 1 < self.spike_factor < float("inf"):
             raise InputError(f"spike_factor={self.spike_factor} must be above 1 and finite")
-        if self.average_decay is not None and not 0 < self.average_decay < 1:
-            raise InputError(f"average_decay={self.average_decay} must be above 0 and below 1")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise InputError(f"ema_decay={self.ema_decay} must be above 0 and below 1")
         for name in ("learning_rate_factor", "learning_rate", "adam_epsilon", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -20,7 +20,7 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.model import Params
-from jax_transformer.sharding import replicated, row_sharding, row_shards, shardings
+from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards, shardings
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import (
     Metrics,
@@ -46,7 +46,7 @@ def state_shardings(
     return shardings(state_shapes(config, training_config), mesh, config)
 
 
-def init_state_on(
+def sharded_init_state(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainState:
     """Return `init_state`, each part of it made on the device that holds it."""
@@ -54,7 +54,7 @@ def init_state_on(
     return jax.jit(make, out_shardings=state_shardings(mesh, config, training_config))()
 
 
-def train_step_on(
+def sharded_train_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainStep:
     """Return `train_step` for a mesh, jitted; the state handed in is donated."""
@@ -72,7 +72,7 @@ def train_step_on(
     )
 
 
-def evaluation_step_on(
+def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `evaluation_step` for a mesh, jitted."""
@@ -97,7 +97,9 @@ def fill_rows(
     return [planned._replace(rows=planned.rows + -planned.rows % multiple) for planned in plan]
 
 
-def batches_on(mesh: Mesh, encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
+def sharded_batches(
+    mesh: Mesh, encoded: EncodedCorpus, plan: list[PlannedBatch]
+) -> Iterator[Batch]:
     """Yield the planned batches in order, spread over the mesh.
 
     A process makes the rows that its devices hold; others may make the same ones, for theirs.

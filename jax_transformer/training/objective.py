@@ -9,7 +9,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.functional import segment_positions
-from jax_transformer.layer_loop import UNROLLED, LayerLoop
+from jax_transformer.layer_stack import UNROLLED, LayerLoop
 from jax_transformer.masks import causal_mask, segment_mask
 from jax_transformer.model import Params, apply, decode, encode
 
@@ -101,7 +101,7 @@ def cross_entropy(
     """Return the summed cross-entropy of the targets and their number.
 
     With smoothing s (section 5.4) a target's distribution is 1 - s on its token plus s spread
-    evenly over the vocabulary. Computed as logsumexp - (1 - s) * gold logit - s * mean logit, in
+    evenly over the vocabulary. Buffer as logsumexp - (1 - s) * gold logit - s * mean logit, in
     at least float32. Padding is left out by selection.
 
     Args:

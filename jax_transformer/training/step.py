@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
-from jax_transformer.layer_loop import LayerLoop
+from jax_transformer.layer_stack import LayerLoop
 from jax_transformer.model import Params, init_params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
         optimizer_state: The optimizer's moments.
         step: Number of steps made.
         key: Random key of the run; step n drops with `fold_in(key, n)`.
-        average: The exponential moving average of the parameters, where one is kept.
+        ema: The exponential moving average of the parameters, where one is kept.
         recent_losses: The finite losses of the last steps, where spikes are left out; NaN until
             there were so many.
     """
@@ -37,13 +37,13 @@ class TrainState(NamedTuple):
     optimizer_state: optax.OptState
     step: Int[Array, ""]
     key: PRNGKeyArray
-    average: Params | None = None
+    ema: Params | None = None
     recent_losses: Float[Array, " window"] | None = None
 
     @property
-    def evaluated(self) -> Params:
+    def eval_params(self) -> Params:
         """The parameters to evaluate and to keep: the average, where there is one."""
-        return self.params if self.average is None else self.average
+        return self.params if self.ema is None else self.ema
 
 
 class Metrics(NamedTuple):
@@ -69,12 +69,12 @@ def init_state(config: TransformerConfig, training_config: TrainingConfig) -> Tr
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     params = init_params(init_key, config)
     optimizer_state = adam(config, training_config).init(params)
-    average = None
-    if training_config.average_decay is not None:
-        average = jax.tree.map(jnp.copy, params)  # both are donated to the step
+    ema = None
+    if training_config.ema_decay is not None:
+        ema = jax.tree.map(jnp.copy, params)  # both are donated to the step
     recent = None if training_config.spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
     step = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer_state, step, dropout_key, average, recent)
+    return TrainState(params, optimizer_state, step, dropout_key, ema, recent)
 
 
 @partial(jax.jit, static_argnames=("config", "training_config"), donate_argnames="state")
@@ -101,13 +101,13 @@ def train_step(
         gradients, state.optimizer_state, state.params, accepted=accepted
     )
     params = optax.apply_updates(state.params, updates)
-    average = _average(state, params, training_config.average_decay)
-    params, step, average = jax.tree.map(
+    ema = _update_ema(state, params, training_config.ema_decay)
+    params, step, ema = jax.tree.map(
         partial(jnp.where, accepted),
-        (params, state.step + 1, average),
-        (state.params, state.step, state.average),
+        (params, state.step + 1, ema),
+        (state.params, state.step, state.ema),
     )
-    new_state = TrainState(params, optimizer_state, step, state.key, average, recent)
+    new_state = TrainState(params, optimizer_state, step, state.key, ema, recent)
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
     return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
@@ -122,7 +122,7 @@ def _squarable(gradients: Params) -> Bool[Array, ""]:
     return magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
 
 
-def _average(state: TrainState, params: Params, decay: float | None) -> Params | None:
+def _update_ema(state: TrainState, params: Params, decay: float | None) -> Params | None:
     """Return the average with new parameters in it; the first steps' weigh less than `decay`.
 
     A plain average would hold the initial parameters for long: its decay grows with the steps n
@@ -131,7 +131,7 @@ def _average(state: TrainState, params: Params, decay: float | None) -> Params |
     if decay is None:
         return None
     decay = jnp.minimum(decay, (1 + state.step) / (10 + state.step))
-    return optax.incremental_update(params, state.average, 1 - decay)
+    return optax.incremental_update(params, state.ema, 1 - decay)
 
 
 def _loss_and_gradients(
@@ -167,9 +167,9 @@ def _loss_and_gradients(
 
 def _cast(params: Params, training_config: TrainingConfig) -> Params:
     """Return the parameters as the model computes with them; gradients come back in their own."""
-    if training_config.compute_type == "float32":
+    if training_config.compute_dtype == "float32":
         return params
-    return jax.tree.map(lambda leaf: leaf.astype(training_config.compute_type), params)
+    return jax.tree.map(lambda leaf: leaf.astype(training_config.compute_dtype), params)
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from jax_transformer import InputError, apply, convert
-from jax_transformer.convert import Computed, ConversionError, Layout, Operation, Row, transpose
-from jax_transformer.convert.reference import LAYOUT
+from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
+from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest, parameter_shapes
 from jax_transformer.functional import sinusoidal_positions
 from tests.convert.tools import (
@@ -190,7 +190,7 @@ OWN_LAYOUT = Layout(
         *own_rows("enc", "encoder", ("self_attention",)),
         *own_rows("dec", "decoder", ("self_attention", "cross_attention")),
     ),
-    computed=(Computed("where", own_positions),),
+    buffers=(Buffer("where", own_positions),),
 )
 
 
@@ -219,7 +219,7 @@ def test_a_users_own_layout_uses_every_operation():
 
 def test_a_computed_buffer_that_is_no_float_keeps_its_type():
     config = small_config("pre_norm")
-    mask = Computed("causal", lambda config: np.tril(np.ones((5, 5), bool)))
+    mask = Buffer("causal", lambda config: np.tril(np.ones((5, 5), bool)))
     layout = Layout("masked", LAYOUT.rows, (mask,))
     tensors = convert.to_torch(random_params(config), config, layout)
     assert tensors["causal"].dtype == torch.bool

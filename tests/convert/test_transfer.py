@@ -13,7 +13,7 @@ import torch
 from jax_transformer import InputError, convert
 from jax_transformer.convert import ConversionError
 from jax_transformer.convert.arrays import as_torch
-from jax_transformer.convert.reference import LAYOUT
+from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest
 from tests.convert.foreign import MODELS
 from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits

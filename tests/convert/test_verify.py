@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from jax_transformer import convert
-from jax_transformer.convert import torch_nn, verify
+from jax_transformer.convert import verify
+from jax_transformer.convert.layouts import torch_nn
 from tests.convert.foreign import MODELS, randomized
 from tests.models import random_params, small_config
 

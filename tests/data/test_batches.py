@@ -20,7 +20,7 @@ from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 
-SHAPES = {"bucket_count": 4, "token_budget": 200}
+SHAPES = {"bucket_count": 4, "max_tokens": 200}
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,12 @@ def test_few_shapes_serve_every_epoch(encoded):
     made = [batch for plan in plans for batch in training_batches(encoded, plan)]
     shapes = {batch.src.shape for batch in made}
     assert len(shapes) == len({length for _, length in shapes}) == SHAPES["bucket_count"]
-    assert all(rows * length <= SHAPES["token_budget"] for rows, length in shapes)
+    assert all(rows * length <= SHAPES["max_tokens"] for rows, length in shapes)
     assert all(array.dtype == np.int32 for batch in made for array in batch[:3])
 
 
 def test_a_pair_longer_than_the_budget_has_a_batch_of_its_own(encoded):
-    plan = epoch_plan(encoded.lengths, bucket_count=4, token_budget=1, seed=0, epoch=0)
+    plan = epoch_plan(encoded.lengths, bucket_count=4, max_tokens=1, seed=0, epoch=0)
     assert {planned.rows for planned in plan} == {1}
     assert len(plan) == len(encoded.sources)
 

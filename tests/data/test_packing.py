@@ -21,7 +21,7 @@ from jax_transformer.data.packing import LOOK_AHEAD, pack_rows
 from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
 
-PACKED = TrainingConfig(batching="packed", pack_length=64, token_budget=256)
+PACKED = TrainingConfig(batching="packed", pack_length=64, max_tokens=256)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_every_epoch_has_every_pair_once_in_one_shape(encoded):
 
 def test_a_mode_is_the_plan_of_its_name(encoded):
     packed = plan_epoch(encoded, PACKED, epoch=2)
-    expected = packed_plan(encoded.side_lengths, length=64, token_budget=256, seed=0, epoch=2)
+    expected = packed_plan(encoded.side_lengths, length=64, max_tokens=256, seed=0, epoch=2)
     assert [batch.members.tolist() for batch in packed] == [
         batch.members.tolist() for batch in expected
     ]
@@ -152,7 +152,7 @@ def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
 
 @pytest.mark.parametrize("batching", ["buckets", "packed"])
 def test_some_rows_of_a_batch_are_those_of_the_whole(encoded, batching):
-    settings = dataclasses.replace(PACKED, batching=batching, token_budget=700)
+    settings = dataclasses.replace(PACKED, batching=batching, max_tokens=700)
     plan = plan_epoch(encoded, settings, epoch=0)
     plan = [planned._replace(rows=planned.rows + 2) for planned in plan]  # the last: padding
     random = np.random.default_rng(0)

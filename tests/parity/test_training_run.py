@@ -22,7 +22,7 @@ def test_loss_at_every_step_and_translations_at_the_end(x64):
         dropout=0.0,
     )
     settings = TrainingConfig(
-        steps=300, warmup_steps=60, learning_rate_factor=0.25, token_budget=400, bucket_count=1
+        steps=300, warmup_steps=60, learning_rate_factor=0.25, max_tokens=400, bucket_count=1
     )
     result = run(config, settings, held_out=40, jit=jax.jit)
     ours, theirs = result.trained.our_losses, result.trained.their_losses

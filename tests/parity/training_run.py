@@ -47,7 +47,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
             epoch_plan(
                 corpus.lengths,
                 bucket_count=settings.bucket_count,
-                token_budget=settings.token_budget,
+                max_tokens=settings.max_tokens,
                 seed=settings.seed,
                 epoch=epoch,
             ),

@@ -11,8 +11,8 @@ from jax_transformer.data.batches import encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run_checkpoints import RunCheckpoints, named_arrays
-from jax_transformer.training.run_state import (
+from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays
+from jax_transformer.training.run.state import (
     Position,
     RunCheckpoint,
     RunProgress,
@@ -24,7 +24,7 @@ from jax_transformer.training.step import Metrics, init_state
 WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 
-def make_settings(average_decay=0.9, d_ff=3):
+def make_settings(ema_decay=0.9, d_ff=3):
     tokenizer = Tokenizer.train(WORDS, vocab_size=8)
     config = TransformerConfig.preset(
         "vaswani2017",
@@ -38,7 +38,7 @@ def make_settings(average_decay=0.9, d_ff=3):
         max_length=16,
     )
     pairs = encode_corpus(ParallelCorpus(WORDS, WORDS), tokenizer, max_length=16)
-    training_config = TrainingConfig(steps=40, average_decay=average_decay)
+    training_config = TrainingConfig(steps=40, ema_decay=ema_decay)
     arguments = {"source": None, "vocab_size": 8}
     return RunSettings(config, training_config, tokenizer, corpus_digest(pairs), arguments)
 
@@ -61,7 +61,7 @@ def make_checkpoint(settings, step):
     progress = RunProgress(
         step=step,
         next=Position(1, step),
-        left_out=3,
+        rejected=3,
         nonfinite=(Position(1, 2),),
         skipped=(Position(0, 5), Position(0, 6)),
         window=((Position(1, 1), metrics), (Position(1, 2), bad)),

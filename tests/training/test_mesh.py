@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
 import train
-from jax_transformer import functional, generate
+from jax_transformer import generate
 from jax_transformer.data.batches import (
     Batch,
     EncodedCorpus,
@@ -34,7 +34,8 @@ from jax_transformer.data.batches import (
     plan_epoch,
 )
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.sharding import (
+from jax_transformer.dropout import dropout
+from jax_transformer.runtime.sharding import (
     AXES,
     AXIS_TYPES,
     make_mesh,
@@ -42,20 +43,21 @@ from jax_transformer.sharding import (
     row_sharding,
     shardings,
 )
-from jax_transformer.training import loop, step
+from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
-    batches_on,
     fill_rows,
-    init_state_on,
+    sharded_batches,
+    sharded_init_state,
+    sharded_train_step,
     state_shardings,
-    train_step_on,
 )
-from jax_transformer.training.metrics import METRICS_FILE, read_metrics
-from jax_transformer.training.run_checkpoints import restore
-from jax_transformer.training.run_state import RunSettings, corpus_digest
+from jax_transformer.training.run import loop
+from jax_transformer.training.run.checkpoints import restore
+from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.run.state import RunSettings, corpus_digest
 from jax_transformer.training.step import init_state
-from jax_transformer.translation import translate
+from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_checkpoint
 from tests.training.runs import same_bits
@@ -88,7 +90,7 @@ CONFIG = small_config(
 SETTINGS = TrainingConfig(
     warmup_steps=50,
     learning_rate_factor=0.3,
-    token_budget=(ROWS + 1) * LENGTH,
+    max_tokens=(ROWS + 1) * LENGTH,
     bucket_count=1,
     evaluation_interval=100,
 )
@@ -116,10 +118,10 @@ def losses_on(sizes, start):
     """Return the losses of the first steps on a mesh, and the rows of its batches."""
     mesh, encoded = devices(sizes), corpus()
     plan = fill_rows(plan_epoch(encoded, SETTINGS, 0), mesh, SETTINGS.num_microbatches)
-    batches = list(batches_on(mesh, encoded, plan))
+    batches = list(sharded_batches(mesh, encoded, plan))
     state, losses = placed(start, mesh), []
     print(f"compiling for {sizes}", file=sys.stderr, flush=True)
-    make = train_step_on(mesh, CONFIG, SETTINGS).lower(state, batches[0]).compile()
+    make = sharded_train_step(mesh, CONFIG, SETTINGS).lower(state, batches[0]).compile()
     for batch in itertools.islice(itertools.cycle(batches), STEPS):
         state, metrics = make(state, batch)
         losses.append(float(metrics.loss))
@@ -144,8 +146,8 @@ def compare_masks():
     def drop(mesh, x, weights, key):
         heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "tensor"))
         weights = jax.lax.with_sharding_constraint(weights, heads)
-        own = [functional.dropout(array, 0.3, key) for array in (x, weights)]
-        again = jax.checkpoint(partial(functional.dropout, rate=0.3, key=key))
+        own = [dropout(array, 0.3, key) for array in (x, weights)]
+        again = jax.checkpoint(partial(dropout, rate=0.3, key=key))
         return own, jax.grad(lambda x: again(x).sum())(x)
 
     def arrays(rows):
@@ -178,7 +180,7 @@ def compare_padding():
         mesh = devices(sizes)
         filler = ((0, rows - ROWS), (0, 0))
         wide = jax.tree.map(lambda ids, filler=filler: np.pad(ids, filler), batch)
-        make = train_step_on(mesh, CONFIG, SETTINGS)
+        make = sharded_train_step(mesh, CONFIG, SETTINGS)
         results.append(make(placed(start, mesh), jax.device_put(wide, row_sharding(mesh))))
     (one, one_metrics), (many, many_metrics) = jax.device_get(results)
     moments = [jax.tree.leaves(state.optimizer_state[0].mu) for state in (one, many)]
@@ -192,11 +194,11 @@ def compare_padding():
 
 def compare_starts():
     """Return whether a state made in parts is that of one device, and its largest part's share."""
-    settings = dataclasses.replace(SETTINGS, average_decay=0.9)
+    settings = dataclasses.replace(SETTINGS, ema_decay=0.9)
     expected = init_state(CONFIG, settings)
     found = {}
     for sizes in ("data=1,fsdp=1,tensor=1", "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2"):
-        state = init_state_on(devices(sizes), CONFIG, settings)
+        state = sharded_init_state(devices(sizes), CONFIG, settings)
         pairs = zip(
             *(jax.tree.leaves(s._replace(key=None)) for s in (state, expected)), strict=True
         )
@@ -225,12 +227,12 @@ def compare_resumed(directory):
         run = loop.Run(directory / name, settings, resumed, mesh=devices(sizes))
 
         def noted(*arguments):
-            for batch in batches_on(*arguments):
+            for batch in sharded_batches(*arguments):
                 rows = np.asarray(batch.src)
                 seen.setdefault(name, []).append([row.tobytes() for row in rows if row.any()])
                 yield batch
 
-        with mock.patch.object(loop, "batches_on", noted):
+        with mock.patch.object(loop, "sharded_batches", noted):
             loop.train(run, encoded, held_out, quiet)
         return run
 

@@ -16,7 +16,7 @@ from tests.models import random_params, small_config
 from tests.parity.ladder import bound, error
 
 LONGEST = 9
-PACKED = TrainingConfig(batching="packed", pack_length=23, token_budget=3 * 23)
+PACKED = TrainingConfig(batching="packed", pack_length=23, max_tokens=3 * 23)
 PRESETS = ("vaswani2017", "pre_norm", "marian")
 
 loss_and_gradients = jax.jit(
@@ -117,8 +117,8 @@ def test_the_other_pairs_of_a_row_may_be_anything():
     [
         ({"pack_length": 0}, "pack_length=0 must be at least 1"),
         (
-            {"batching": "packed", "pack_length": 65, "token_budget": 64},
-            "pack_length=65 must be at most token_budget=64",
+            {"batching": "packed", "pack_length": 65, "max_tokens": 64},
+            "pack_length=65 must be at most max_tokens=64",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(InputError, match=message) as refusal:
         TrainingConfig(**settings).check()
     assert "\n" not in str(refusal.value)
-    TrainingConfig(batching="packed", pack_length=64, token_budget=64).check()
+    TrainingConfig(batching="packed", pack_length=64, max_tokens=64).check()
 
 
 @pytest.mark.parametrize("name", ["shared_heads", "torch_nn"])

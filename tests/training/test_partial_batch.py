@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
-from jax_transformer.sharding import make_mesh
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import batches_on, fill_rows
+from jax_transformer.training.mesh import fill_rows, sharded_batches
 from jax_transformer.training.objective import batch_loss
 from tests.models import random_params, small_config
 
@@ -31,12 +31,12 @@ def compare(batching):
     ]
     corpus = EncodedCorpus(*sides, vocab_size=37, dropped_overlong=0, unknown_tokens=0)
     settings = TrainingConfig(
-        batching=batching, bucket_count=1, pack_length=LENGTH, token_budget=ROWS * LENGTH
+        batching=batching, bucket_count=1, pack_length=LENGTH, max_tokens=ROWS * LENGTH
     )
     plan = plan_epoch(corpus, settings, epoch=0)[:1]
     (whole,) = training_batches(corpus, plan)
     mesh = make_mesh(f"data={DEVICES}")
-    (spread,) = batches_on(mesh, corpus, fill_rows(plan, mesh, num_microbatches=1))
+    (spread,) = sharded_batches(mesh, corpus, fill_rows(plan, mesh, num_microbatches=1))
     assert len(spread.src.sharding.device_set) == DEVICES
 
     def mean_loss(params, batch):

@@ -215,7 +215,7 @@ def test_a_loss_that_is_not_finite_is_no_part_of_the_recent_ones():
 
 
 def test_the_average_follows_the_parameters():
-    settings = TrainingConfig(warmup_steps=4, average_decay=0.3)
+    settings = TrainingConfig(warmup_steps=4, ema_decay=0.3)
     state = init_state(CONFIG, settings)
     expected = jax.tree.map(np.asarray, state.params)
     for step, decay in enumerate((0.1, 2 / 11, 0.25, 0.3, 0.3)):
@@ -225,15 +225,15 @@ def test_the_average_follows_the_parameters():
             expected,
             jax.device_get(state.params),
         )
-    assert state.evaluated is state.average
-    for found, wanted in zip(*map(jax.tree.leaves, (state.average, expected)), strict=True):
+    assert state.eval_params is state.ema
+    for found, wanted in zip(*map(jax.tree.leaves, (state.ema, expected)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
-    assert not leaves_equal(state.average, state.params)
-    assert (plain := init_state(CONFIG, SETTINGS)).evaluated is plain.params
+    assert not leaves_equal(state.ema, state.params)
+    assert (plain := init_state(CONFIG, SETTINGS)).eval_params is plain.params
 
 
 def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
-    settings = dataclasses.replace(SETTINGS, compute_type="bfloat16")
+    settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(init_state(CONFIG, settings).params)}
     plain, plain_metrics = train_step(init_state(CONFIG, SETTINGS), batch(), CONFIG, SETTINGS)
     state, metrics = train_step(init_state(CONFIG, settings), batch(), CONFIG, settings)

@@ -1,0 +1,61 @@
+"""`jax-transformer budget`: memory, FLOPs and time of training, computed and not measured."""
+
+from typing import Literal
+
+from rich.console import Console
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.training import budget as estimate
+
+
+def budget(
+    size: Literal["base", "big"] = "base",
+    preset: str = "vaswani2017",
+    vocab_size: int | None = None,
+    d_model: int | None = None,
+    num_heads: int | None = None,
+    d_ff: int | None = None,
+    num_encoder_layers: int | None = None,
+    num_decoder_layers: int | None = None,
+    mesh: str = "data=1",
+    batch_rows: int = 256,
+    length: int = 96,
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    steps: int | None = None,
+    utilisation: float = 0.4,
+) -> None:
+    """Print the memory, FLOPs and time that training a model takes, computed and not measured.
+
+    The batch is by default the paper's, about 25,000 source and 25,000 target tokens (section 5.1).
+
+    Args:
+        size: Model of Vaswani et al. 2017, table 3; the sizes below replace its.
+        preset: The described implementation.
+        vocab_size: Entries of both vocabularies.
+        d_model: Width of the residual stream.
+        num_heads: Attention heads.
+        d_ff: Inner width of the feed-forward networks.
+        num_encoder_layers: Layers of the encoder.
+        num_decoder_layers: Layers of the decoder.
+        mesh: Sizes of the mesh's axes, as in data=8,fsdp=4; their product is the devices.
+        batch_rows: Rows of the batch, of all devices together.
+        length: Length of a source and of a target, in tokens.
+        compute_dtype: What the model computes in; parameters and optimizer are float32.
+        steps: Steps of the training; if None, the paper's.
+        utilisation: Share of a device's peak that is reached.
+    """
+    given = {
+        "src_vocab_size": vocab_size,
+        "tgt_vocab_size": vocab_size,
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "d_ff": d_ff,
+        "num_encoder_layers": num_encoder_layers,
+        "num_decoder_layers": num_decoder_layers,
+    }
+    fields, paper_steps = estimate.SIZES[size]
+    fields = fields | {name: value for name, value in given.items() if value is not None}
+    config = TransformerConfig.preset(preset, **fields)
+    workload = estimate.Workload(batch_rows, length, compute_dtype, mesh)
+    shown = estimate.show(config, workload, paper_steps if steps is None else steps, utilisation)
+    Console(width=100).print(shown)

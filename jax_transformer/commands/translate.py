@@ -1,0 +1,83 @@
+"""`jax-transformer translate`: lines in, translations out."""
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Literal
+
+import jax
+import tyro
+from rich.console import Console
+
+from jax_transformer.data.corpus import split_lines
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.translation import alignment_plot
+from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.translate import translate as translate_lines
+
+
+def translate(
+    checkpoint: tyro.conf.Positional[Path],
+    /,
+    beam: int = 1,
+    length_penalty: float = 0.6,
+    nbest: int = 1,
+    scores: bool = False,
+    max_new_tokens: int | None = None,
+    overlong: Literal["refuse", "cut"] = "refuse",
+    max_tokens: int = 4096,
+    mesh: str | None = None,
+    alignments: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Translate the lines of standard input: --nbest lines each on standard output, best first.
+
+    Line i gives the lines from (i - 1) * nbest + 1 to i * nbest, blank ones if it is blank. With
+    --scores each begins with its score and a tab. Progress is shown on standard error, where that
+    is a terminal.
+
+    Args:
+        checkpoint: Directory that train.py has written.
+        beam: Hypotheses that beam search keeps open; 1 is greedy.
+        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, which the log-probability of a
+            translation of n tokens is divided by.
+        nbest: Translations of each line, at most --beam.
+        scores: Write the score of each translation, that of a blank line being 0.
+        max_new_tokens: Most tokens of a translation, its end included; if None, ten more than
+            twice as many as its line.
+        overlong: Refuse all lines where one has more tokens than the model takes, or cut it.
+        max_tokens: Most slots (lines times beam times length) of a batch on a device: more of
+            them need more memory and fewer batches.
+        mesh: This machine's devices as axes, such as data=4,fsdp=2; if None, all on data.
+        alignments: Picture to write of where the model looked, for the first few lines: .png,
+            .pdf or .svg.
+        overwrite: Replace an existing picture.
+    """
+    if not 1 <= nbest <= beam:
+        raise InputError(f"--nbest {nbest} must be from 1 to --beam {beam}")
+    if alignments is not None:
+        alignment_plot.check_picture(alignments, overwrite)
+    keep_freed_memory()
+    devices = make_mesh(mesh or "data=-1", jax.local_devices())
+    model = load(checkpoint)
+    lines = split_lines(sys.stdin.buffer.read(), "standard input")
+    translations = translate_lines(
+        model,
+        lines,
+        beam_size=beam,
+        num_hypotheses=nbest,
+        length_penalty=length_penalty,
+        max_new_tokens=max_new_tokens,
+        overlong=overlong,
+        max_tokens=max_tokens,
+        console=Console(stderr=True, markup=False, highlight=False, soft_wrap=True),
+        mesh=devices,
+    )
+    for one in itertools.chain.from_iterable(translations):
+        score = f"{one.score:.6f}\t" if scores else ""
+        sys.stdout.buffer.write(f"{score}{one.text}\n".encode())
+    if alignments is not None:
+        drawn = alignment_plot.alignments(model, lines, translations)
+        alignment_plot.draw(alignments, drawn, overwrite)

@@ -1,0 +1,1 @@
+"""Model families of Hugging Face transformers, one file each."""

@@ -1,0 +1,134 @@
+"""Weight files: .safetensors, and .pt, .pth and .bin of torch.save, to and from NumPy arrays.
+
+Nothing in a file is trusted: no code of it runs, memory stays within its own size, and whatever is
+wrong with it is a `WeightFileError` that names the file and the tensor.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from jax_transformer.convert.arrays import as_numpy
+from jax_transformer.convert.files import safetensors_file, torch_file
+from jax_transformer.convert.files.checks import (
+    WeightFileError,
+    check_dtype,
+    check_name,
+    check_shape,
+    faults_named,
+)
+
+
+def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
+    """Read the tensors of a weight file, bit for bit.
+
+    Digests that `write` left in a .safetensors file, and the checksums of a torch.save archive,
+    are verified. torch is imported for .pt, .pth and .bin alone.
+
+    Args:
+        path: A .safetensors file, or a .pt, .pth or .bin file of torch.save (torch 1.6 or newer).
+        key: The entry of a torch.save file that holds the state_dict, where it holds more.
+
+    Returns:
+        Arrays by name, C-contiguous; bfloat16 is that of ml_dtypes. Tensors that torch.save kept
+        tied are one array.
+
+    Raises:
+        WeightFileError: The file is missing, damaged, hostile or holds something other than named
+            tensors.
+    """
+    path = Path(path)
+    size = _check_input(path)
+    if _is_safetensors(path):
+        if key is not None:
+            raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
+        return safetensors_file.read(path, size)
+    return torch_file.read(path, size, key)
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """Return the metadata that were handed to `write`; those of a torch.save file are empty.
+
+    Raises:
+        WeightFileError: The file is missing, or its header is damaged.
+    """
+    path = Path(path)
+    size = _check_input(path)
+    return safetensors_file.read_metadata(path, size) if _is_safetensors(path) else {}
+
+
+def write(
+    path: str | os.PathLike,
+    tensors: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write named arrays to a weight file, read it back, and only then put it in its place.
+
+    Args:
+        path: A .safetensors, .pt, .pth or .bin file. A link there is replaced, never followed.
+        tensors: Arrays of numpy, jax or torch by name, of any strides and byte order.
+        overwrite: Whether an existing file may be replaced.
+        metadata: Free text for the header of a .safetensors file.
+
+    Raises:
+        WeightFileError: The file exists, its folder does not, or a tensor cannot be stored.
+    """
+    path, metadata = Path(path), dict(metadata or {})
+    if not path.parent.is_dir():
+        raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if os.path.lexists(path) and (path.is_dir() or not overwrite):
+        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
+    if metadata and not _is_safetensors(path):
+        raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
+    for name in tensors:
+        check_name(path, name)
+    storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
+    arrays = {name: storable[id(tensor)] for name, tensor in tensors.items()}  # tied stay one
+    with (
+        faults_named(path, "cannot be written", OSError, RuntimeError, SafetensorError),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
+    ):
+        temporary = Path(folder) / path.name
+        if _is_safetensors(path):
+            safetensors_file.write(temporary, arrays, metadata)
+            first_difference = safetensors_file.first_difference
+        else:
+            torch_file.write(temporary, arrays)
+            first_difference = torch_file.first_difference
+        if name := first_difference(temporary, _check_input(temporary), arrays):
+            raise WeightFileError(f"{path}: {name} did not come back as it was written")
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # else a power cut after the renaming could leave it empty
+        os.replace(temporary, path)
+
+
+def _check_input(path: Path) -> int:
+    """Return the size of a regular file in bytes."""
+    with faults_named(path, "cannot be read", OSError, ValueError):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise WeightFileError(f"{path} is not a file")
+    return status.st_size
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether the name says so, rather than torch.save; refuse any other ending."""
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
+        raise WeightFileError(f"{path}: the name must end in .safetensors, .pt, .pth or .bin")
+    return path.suffix == ".safetensors"
+
+
+def _storable(path: Path, name: str, tensor: Any) -> np.ndarray:
+    """Return an array whose memory is what the file holds: safetensors scrambles strided ones."""
+    array = as_numpy(tensor)
+    check_dtype(path, name, array.dtype)
+    check_shape(path, name, array.shape, array.size)
+    return np.asarray(array, order="C")

@@ -1,0 +1,1 @@
+"""Tensor names of other programs: one layout is one table."""

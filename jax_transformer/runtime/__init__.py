@@ -1,0 +1,1 @@
+"""Devices, processes and memory that a program runs on."""

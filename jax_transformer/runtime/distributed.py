@@ -1,0 +1,310 @@
+"""Several processes, one on each host, that train one model together, on `jax.distributed`.
+
+All of them run the same program. Process 0, the main one, prints and writes for all.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+import jax_transformer
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.watchdog import Watchdog
+
+GRACE = 5  # seconds in which the watchdog, with its one line, comes before JAX, which aborts
+LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable holds a step's tasks
+TPU_HOSTS = "TPU_WORKER_HOSTNAMES"  # separated by commas
+# In the messages of errors that JAX raises when a process it talks to has gone.
+LOST = ("gloo", "nccl", "connection", "unavailable", "deadline_exceeded", "heartbeat")
+
+
+def initialize(
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    *,
+    start_timeout: int = 300,
+    lost_after: int = 120,
+) -> None:
+    """Join the processes of a run; before JAX touches a device. Nothing where there is but one.
+
+    `jax.distributed.initialize` aborts the process on a failure, with a stack trace; what can go
+    wrong is found before it, as far as it can be.
+
+    Args:
+        coordinator: host:port of process 0, the port being free there. None, with the other two,
+            leaves all to JAX where Slurm, Open MPI or a TPU slice has started several tasks.
+        num_processes: How many processes there are.
+        process_id: Which of them this is, from 0.
+        start_timeout: Seconds in which all processes must have come.
+        lost_after: Seconds of silence after which a process counts as lost.
+
+    Raises:
+        InputError: Some of the three are missing or out of range, the port is taken, or process 0
+            cannot be reached.
+    """
+    named = {
+        "coordinator": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    missing = [name for name, value in named.items() if value is None]
+    if len(missing) == len(named):
+        if not _launched_together():
+            return
+        where = "as the cluster says"
+    elif missing:
+        raise InputError(f"{missing[0]}=None: name all of {', '.join(named)}, or none")
+    else:
+        host, port = _checked_address(coordinator)
+        if num_processes < 1:
+            raise InputError(f"num_processes={num_processes} must be at least 1")
+        if not 0 <= process_id < num_processes:
+            raise InputError(f"process_id={process_id} must be from 0 to {num_processes - 1}")
+        if num_processes == 1:
+            return
+        started = time.monotonic()
+        if process_id == 0:
+            _check_is_here(host, port)
+        else:
+            _wait_for(host, port, start_timeout)
+        start_timeout -= int(time.monotonic() - started)
+        where = f"at coordinator={coordinator}"
+        # Where the cluster is not asked, it is not asked for the devices either.
+        named["cluster_detection_method"] = "deactivate"
+
+    # Its handler of SIGTERM would take the place of Python's, and of the system's until then.
+    jax.config.update("jax_enable_preemption_service", False)
+    start_timeout = max(start_timeout, 1)
+    message = (
+        f"error: not all processes have come together {where} within {start_timeout} s; start "
+        "each once, all with the same num_processes"
+    )
+    with Watchdog(float(start_timeout), message):
+        try:
+            jax.distributed.initialize(
+                named.pop("coordinator"),
+                **named,
+                initialization_timeout=start_timeout + GRACE,
+                heartbeat_timeout_seconds=lost_after + GRACE,
+                # The others wait here for what process 0 still writes; heartbeats go on.
+                shutdown_timeout_seconds=24 * 60 * 60,
+            )
+        except (ValueError, RuntimeError) as error:
+            line = " ".join(str(error).split())
+            raise InputError(
+                f"the processes cannot be joined {where} ({line}); name coordinator, "
+                "num_processes and process_id"
+            ) from error
+        jax.devices()  # here the processes tell each other of their devices
+
+
+def is_main() -> bool:
+    """Return whether this is the process that prints and writes: the only one, or process 0."""
+    return _alone() or jax.process_index() == 0
+
+
+def check_agreement(facts: dict[str, str]) -> None:
+    """Refuse, on every process alike, to go on where they do not have the same facts.
+
+    Args:
+        facts: What all processes must have in common, by name.
+
+    Raises:
+        InputError: A fact differs; names it, and the processes that have it otherwise than
+            process 0.
+    """
+    if _alone():
+        return
+    # Names first: processes that gather arrays of different shapes would wait forever.
+    for names, values in (("names of facts", ["\n".join(facts)]), (facts, list(facts.values()))):
+        digests = [hashlib.sha256(value.encode()).digest() for value in values]
+        own = np.frombuffer(b"".join(digests), np.uint8).reshape(len(values), -1)
+        everybody = multihost_utils.process_allgather(own)  # [processes, facts, 32]
+        differing = np.any(everybody != everybody[0], axis=2)
+        if not differing.any():
+            continue
+        if isinstance(names, str):
+            raise InputError("the processes run different versions of the library; use one")
+        told = "; ".join(
+            f"{name} on process {', '.join(map(str, np.flatnonzero(column)))}"
+            for name, column in zip(names, differing.T, strict=True)
+            if column.any()
+        )
+        raise InputError(
+            f"not the same as on process 0: {told}; start all processes with the same settings, "
+            "files and version"
+        )
+
+
+def library_digest() -> str:
+    """Return the sha256 of this library's source files, a fact for `check_agreement`."""
+    folder, digest = Path(jax_transformer.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
+    """Return the signal that any of the processes has received; the same one on all of them.
+
+    All processes must ask after the same step. It waits for the device, so ask where the host
+    does anyway.
+    """
+    if _alone():
+        return received
+    numbers = multihost_utils.process_allgather(np.int32(received or 0))
+    return signal.Signals(int(numbers.max())) if numbers.any() else None
+
+
+def to_host(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
+    """Return a copy of an array, whole, wherever its parts lie.
+
+    All processes must ask for an array that is spread over them, and each gets it.
+    """
+    at_hand = not isinstance(array, jax.Array) or (
+        array.is_fully_addressable or array.is_fully_replicated
+    )
+    return np.array(array if at_hand else multihost_utils.process_allgather(array, tiled=True))
+
+
+def from_main(content: bytes | None) -> bytes:
+    """Return what the main process has handed in, on every process; bit for bit.
+
+    Args:
+        content: At most 2 GiB; of other processes it is not looked at.
+    """
+    if _alone():
+        return content
+    own = np.frombuffer(content, np.uint8) if is_main() else None
+    size = multihost_utils.broadcast_one_to_all(np.int32(len(own) if is_main() else 0))
+    blank = np.zeros(int(size), np.uint8)
+    return multihost_utils.broadcast_one_to_all(blank if own is None else own).tobytes()
+
+
+def orbax_alone() -> ocp.options.MultiprocessingOptions:
+    """Return the options with which orbax reads or writes in one process, and asks no other."""
+    index = 0 if _alone() else jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process{index}"
+    )
+
+
+def step_watchdog(lost_after: int) -> Watchdog:
+    """Return the watchdog over the steps of a run; it watches nothing in a single process.
+
+    Another process may be stopped or hang, and a step then never ends.
+
+    Args:
+        lost_after: Seconds without a step, as for `initialize`.
+    """
+    if _alone():
+        return Watchdog(None, "")
+    return Watchdog(
+        float(lost_after),
+        f"error: {_name()} has seen no step end for {lost_after} s: another process hangs or "
+        "is lost; end what is left of them and start all again with --resume, or raise "
+        "--lost-after where steps are so slow",
+    )
+
+
+def fail(error: Exception) -> NoReturn:
+    """End the program with an error: an `InputError` as one line, and exit code 1.
+
+    Of several processes this one ends at once, since Python's exit would wait for the others,
+    which wait for it.
+
+    Raises:
+        Exception: The error itself, in a single process, where it is no `InputError`.
+    """
+    if _alone():
+        if isinstance(error, InputError):
+            sys.exit(f"error: {error}")
+        raise error
+    told = " ".join(str(error).split())[:300]
+    if isinstance(error, InputError):
+        line = f"error: {_name()}: {told}"
+    elif any(word in told.lower() for word in LOST):
+        line = (
+            f"error: {_name()} has lost another process ({told}); see what that one says, and "
+            "start all again with --resume"
+        )
+    else:
+        traceback.print_exception(error)
+        line = f"error: {_name()} has failed, and the others end with it"
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        print(line, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _alone() -> bool:
+    return not jax.distributed.is_initialized()
+
+
+def _name() -> str:
+    return f"process {jax.process_index()} of {jax.process_count()}"
+
+
+def _launched_together() -> bool:
+    tasks = [os.environ.get(name, "1") for name in LAUNCHERS]
+    return any(number.isdecimal() and int(number) > 1 for number in tasks) or "," in (
+        os.environ.get(TPU_HOSTS, "")
+    )
+
+
+def _checked_address(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"coordinator={coordinator!r} must be host:port, with a port from 1 to {2**16 - 1}"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _check_is_here(host: str, port: int) -> None:
+    """Refuse a port that is taken, and an address that does not lead to this process."""
+    try:
+        listener = socket.create_server(("", port))
+    except OSError as error:
+        raise InputError(
+            f"coordinator={host}:{port}: the port cannot be used ({error.strerror}); end what "
+            "uses it, or name another one to all processes"
+        ) from error
+    with listener:
+        try:
+            socket.create_connection((host, port), timeout=10).close()
+        except OSError as error:
+            raise InputError(
+                f"coordinator={host}:{port} does not lead to process 0 ({error}); name the host "
+                "that process 0 is started on"
+            ) from error
+
+
+def _wait_for(host: str, port: int, seconds: int) -> None:
+    """Return when the coordinator can be reached, which may start later than this process."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"coordinator={host}:{port} could not be reached within {seconds} s "
+                    f"({error}); start process 0 there, and let the port through"
+                ) from error
+            time.sleep(0.2)
+        else:
+            return

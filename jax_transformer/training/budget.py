@@ -1,0 +1,319 @@
+"""What training a model takes: memory on each device, FLOPs, and time by a device's data sheet.
+
+Nothing is run: shapes are traced, and no array is made.
+"""
+
+import dataclasses
+import math
+import re
+from functools import cache, partial
+from typing import NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from rich.console import Group
+from rich.table import Table
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.layer_stack import LayerLoop, Remat
+from jax_transformer.model import Params, apply, init_params
+from jax_transformer.runtime import sharding
+from jax_transformer.training.objective import cross_entropy
+
+# A prime number of rows, by which the arrays of a traced step that have rows are told from others.
+ROWS = 10_007
+BYTES = {"float32": 4, "bfloat16": 2}
+ADAM_MOMENTS = 2
+
+
+class Size(NamedTuple):
+    """A model of Vaswani et al. 2017, table 3.
+
+    Attributes:
+        fields: Where it differs from the preset's fields, which are those of the base model.
+        steps: For how many steps the paper trains it (section 5.2).
+    """
+
+    fields: dict[str, int]
+    steps: int
+
+
+SIZES = {
+    "base": Size({}, 100_000),
+    "big": Size({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
+}
+
+
+class Device(NamedTuple):
+    """An accelerator, by its vendor's data sheet.
+
+    Attributes:
+        flops: Peak of dense bfloat16 products, FLOP/s, without sparsity.
+        memory: Bytes.
+    """
+
+    flops: float
+    memory: float
+
+
+DEVICES = {
+    # "NVIDIA A100 80GB Tensor Core GPU" data sheet.
+    "A100": Device(312e12, 80e9),
+    # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM; they print
+    # 1,979 teraFLOPS with sparsity, twice as many.
+    "H100": Device(989e12, 80e9),
+    "H200": Device(989e12, 141e9),
+    # Google Cloud, "TPU versions": peak compute and HBM a chip.
+    "TPU-v4": Device(275e12, 32 * 2**30),
+    "TPU-v5e": Device(197e12, 16e9),
+    "TPU-v5p": Device(459e12, 95e9),
+    "TPU-v6e": Device(918e12, 32e9),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A training step, as far as its cost depends on it.
+
+    Attributes:
+        rows: Rows of the global batch; filled up to a multiple of the mesh's data * fsdp.
+        length: Length of a source and of a target, in tokens.
+        compute_dtype: As `TrainingConfig.compute_dtype`.
+        mesh: Sizes of the mesh's axes, as in "data=8,fsdp=4".
+    """
+
+    rows: int
+    length: int
+    compute_dtype: str = "bfloat16"
+    mesh: str = "data=1"
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.compute_dtype not in BYTES:
+            words = ", ".join(BYTES)
+            raise InputError(f"compute_dtype={self.compute_dtype!r} must be one of {words}")
+
+
+class Budget(NamedTuple):
+    """What a training step takes, bytes being those of one device.
+
+    Attributes:
+        num_parameters: Of the model, a shared table counted once.
+        num_devices: Of the mesh.
+        rows: Of the global batch, filled up.
+        parameters: In float32.
+        compute_copy: In the type that the model computes in, where that is another one.
+        gradients: In float32.
+        adam_moments: In float32.
+        activations: By what is rematerialised, a value of `LayerLoop.remat`.
+        flops: Of a step on all devices, matrix products alone.
+        flops_per_token: The same by target token, padding counted as one.
+    """
+
+    num_parameters: int
+    num_devices: int
+    rows: int
+    parameters: float
+    compute_copy: float
+    gradients: float
+    adam_moments: float
+    activations: dict[str, float]
+    flops: float
+    flops_per_token: float
+
+    def total(self, remat: str) -> float:
+        """Return the bytes on a device in all."""
+        state = self.parameters + self.compute_copy + self.gradients + self.adam_moments
+        return state + self.activations[remat]
+
+    def seconds(self, device: Device, utilisation: float) -> float:
+        """Return the time of a step at a share of the devices' peak."""
+        return self.flops / (self.num_devices * device.flops * utilisation)
+
+
+def budget(config: TransformerConfig, workload: Workload) -> Budget:
+    """Return what training a model takes.
+
+    Parameters, and with them gradients and moments, are counted as `sharding.shardings` lays them:
+    a dimension that its axis of the mesh does not divide is whole on each device. Roughly that is
+    parameters / (fsdp * tensor). Rows are divided by data * fsdp, and what has heads, inner
+    features or the vocabulary by tensor. What XLA needs to exchange arrays is not counted.
+
+    Raises:
+        InputError: The mesh is none, or the model is one of vectors.
+    """
+    if config.token_embeddings == "none" or config.output_projection == "none":
+        raise InputError("a budget needs a model from token ids to logits; choose another preset")
+    mesh = _abstract_mesh(workload.mesh)
+    params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+    laid = jax.tree.leaves(sharding.shardings(params, mesh, config))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    shards = [one.shard_shape(shape) for one, shape in zip(laid, shapes, strict=True)]
+    on_device = float(sum(map(math.prod, shards)))
+    rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
+    per_row = activations_per_row(
+        config, workload.length, workload.compute_dtype, mesh.shape["tensor"]
+    )
+    rows_on_device = rows // sharding.row_shards(mesh)
+    width = BYTES[workload.compute_dtype]
+    flops = step_flops(config, rows, workload.length)
+    return Budget(
+        num_parameters=sum(map(math.prod, shapes)),
+        num_devices=mesh.size,
+        rows=rows,
+        parameters=4 * on_device,
+        compute_copy=0.0 if width == 4 else width * on_device,
+        gradients=4 * on_device,
+        adam_moments=4 * ADAM_MOMENTS * on_device,
+        activations={remat: rows_on_device * size for remat, size in per_row.items()},
+        flops=flops,
+        flops_per_token=flops / (rows * workload.length),
+    )
+
+
+def show(config: TransformerConfig, workload: Workload, steps: int, utilisation: float) -> Group:
+    """Return the budget as two tables: memory on each device, and time on each kind of device.
+
+    Args:
+        config: The shape of the model.
+        workload: The training step.
+        steps: How many of them a training has.
+        utilisation: Share of a device's peak that is reached, above 0, at most 1.
+
+    Raises:
+        InputError: As `budget`, or a number is out of range.
+    """
+    if steps < 1:
+        raise InputError(f"steps={steps} must be at least 1")
+    if not 0 < utilisation <= 1:
+        raise InputError(f"utilisation={utilisation} must be above 0 and at most 1")
+    found = budget(config, workload)
+    memory = Table(
+        "on each device",
+        *(f"remat {remat}" for remat in found.activations),
+        title=f"{found.num_parameters:,} parameters; {found.rows} x {workload.length} tokens a "
+        f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
+    )
+    for name in ("parameters", "compute_copy", "gradients", "adam_moments"):
+        memory.add_row(name.replace("_", " "), *[_gigabytes(getattr(found, name))] * 3)
+    memory.add_row("activations", *map(_gigabytes, found.activations.values()))
+    memory.add_row("total", *(_gigabytes(found.total(remat)) for remat in found.activations))
+    time = Table(
+        f"{found.num_devices} x",
+        "a step",
+        f"{steps:,} steps",
+        "target tokens/s",
+        "fits with remat",
+        title=f"{found.flops:.3g} FLOPs a step, {found.flops_per_token / 1e6:,.0f} million a "
+        f"target token; by data sheet, at {utilisation:.0%} of the peak",
+    )
+    for name, device in DEVICES.items():
+        seconds = found.seconds(device, utilisation)
+        fitting = [remat for remat in found.activations if found.total(remat) <= device.memory]
+        time.add_row(
+            name,
+            f"{seconds * 1000:,.1f} ms",
+            f"{steps * seconds / 3600:,.2f} h",
+            f"{found.rows * workload.length / seconds:,.0f}",
+            ", ".join(fitting) or "no",
+        )
+    return Group(memory, time)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.2f} GB"
+
+
+def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
+    """Return the FLOPs of a training step's matrix products, a multiplication and addition being 2.
+
+    Backward is twice forward: a product has two factors with a gradient each. Padding counts, and
+    so do the scores that a causal mask hides; what rematerialisation does again does not.
+
+    Args:
+        config: The shape of the model.
+        rows: Rows of the batch.
+        length: Length of a source and of a target.
+    """
+    inner = config.head_dim if config.head_projection == "shared" else config.d_model
+    attention = (3 * inner + config.d_model) * config.d_model + 2 * length * config.d_model
+    feed_forward = 2 * config.d_model * config.d_ff
+    encoder = config.num_encoder_layers * (attention + feed_forward)
+    decoder = config.num_decoder_layers * (2 * attention + feed_forward)
+    products = encoder + decoder + config.d_model * config.tgt_vocab_size
+    return 3.0 * 2 * products * rows * length
+
+
+@cache
+def activations_per_row(
+    config: TransformerConfig, length: int, compute_dtype: str, tensor: int
+) -> dict[str, float]:
+    """Return, by `LayerLoop.remat`, the bytes kept for the backward pass for each row of a batch.
+
+    They are those of the residuals that `jax.vjp` keeps of the loss, and, where layers are
+    rematerialised, of what the backward pass makes again of the layer it is in. That is more than
+    is needed: XLA finds what is kept twice, and shares memory. On a CPU it took half as much.
+
+    Args:
+        config: The shape of the model.
+        length: Length of a source and of a target.
+        compute_dtype: What the model computes in.
+        tensor: Devices that heads, inner features and vocabulary are spread over.
+    """
+    traced = partial(_residuals, config, length, compute_dtype, tensor)
+    kept, layers = {}, {}
+    for remat in get_args(Remat):
+        least = traced(1, 1, remat)
+        encoder, decoder = traced(2, 1, remat) - least, traced(1, 2, remat) - least
+        kept[remat] = least + (config.num_encoder_layers - 1) * encoder
+        kept[remat] += (config.num_decoder_layers - 1) * decoder
+        layers[remat] = max(encoder, decoder)
+    return {remat: size + layers["none"] - layers[remat] for remat, size in kept.items()}
+
+
+def _residuals(
+    config: TransformerConfig,
+    length: int,
+    compute_dtype: str,
+    tensor: int,
+    num_encoder_layers: int,
+    num_decoder_layers: int,
+    remat: Remat,
+) -> float:
+    """Return the bytes that a model of so many layers keeps for a row of a batch."""
+    fields = {"num_encoder_layers": num_encoder_layers, "num_decoder_layers": num_decoder_layers}
+    config = dataclasses.replace(config, max_length=max(length, config.max_length), **fields)
+
+    def keep(key: jax.Array, ids: jax.Array) -> object:
+        def loss(params: Params) -> jax.Array:
+            params = jax.tree.map(lambda leaf: leaf.astype(compute_dtype), params)
+            logits = apply(params, config, ids, ids, dropout_key=key, loop=LayerLoop(remat))
+            return cross_entropy(logits, ids, config.pad_id, 0.1)[0]
+
+        return jax.vjp(loss, init_params(key, config))[1]
+
+    ids = jax.ShapeDtypeStruct((ROWS, length), jnp.int32)
+    residuals = jax.eval_shape(keep, jax.eval_shape(jax.random.key, 0), ids)
+    leaves = jax.tree.leaves(residuals)
+    return sum(_bytes_on_device(leaf, config, tensor) for leaf in leaves) / ROWS
+
+
+def _bytes_on_device(leaf: jax.ShapeDtypeStruct, config: TransformerConfig, tensor: int) -> float:
+    size = math.prod(leaf.shape)
+    if not size or size % ROWS:
+        return 0.0  # a parameter, or a number
+    has_heads = len(leaf.shape) == 4 and leaf.shape[1] == config.num_heads
+    wide = leaf.shape[-1] in {config.d_ff, config.tgt_vocab_size} - {config.d_model}
+    return size * leaf.dtype.itemsize / (tensor if has_heads or wide else 1)
+
+
+def _abstract_mesh(sizes: str) -> AbstractMesh:
+    if "-" in sizes:
+        raise InputError(f"mesh={sizes!r} must name the size of each axis: no devices are asked")
+    named = math.prod(int(size) for size in re.findall(r"=\s*([0-9]+)", sizes, re.ASCII))
+    shape = sharding.parse_sizes(sizes, named)
+    return AbstractMesh(shape, sharding.AXES, axis_types=sharding.AXIS_TYPES)

@@ -1,0 +1,1 @@
+"""A training run that may be killed at any moment and resumed."""

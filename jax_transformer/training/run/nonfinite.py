@@ -1,0 +1,58 @@
+"""The batches that stopped a run, on disk: which they were, and which pairs were in them."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from jax_transformer.data.batches import EncodedCorpus, plan_epoch
+from jax_transformer.errors import InputError
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run.state import Position
+
+NONFINITE_FILE = "nonfinite_batches.json"
+
+
+def write_nonfinite(
+    directory: Path,
+    positions: Iterable[Position],
+    encoded: EncodedCorpus,
+    training_config: TrainingConfig,
+) -> Path:
+    """Write batches, each with the indices of its pairs in `encoded`; return the file.
+
+    Args:
+        directory: Where the file is put; one that is there is replaced.
+        positions: The batches.
+        encoded: What they were made of.
+        training_config: How.
+    """
+    plans = {
+        epoch: plan_epoch(encoded, training_config, epoch)
+        for epoch in {position.epoch for position in positions}
+    }
+    batches = [
+        {"epoch": epoch, "batch": batch, "pairs": plans[epoch][batch].members.tolist()}
+        for epoch, batch in positions
+    ]
+    path = directory / NONFINITE_FILE
+    scratch = path.with_suffix(".writing")
+    scratch.write_text(json.dumps({"batches": batches}, indent=2) + "\n", "utf-8")
+    os.replace(scratch, path)
+    return path
+
+
+def read_nonfinite(directory: Path) -> tuple[Position, ...]:
+    """Return the batches that `write_nonfinite` has written there; none where it has not.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    path = directory / NONFINITE_FILE
+    if not path.exists():
+        return ()
+    try:
+        batches = json.loads(path.read_text("utf-8"))["batches"]
+        return tuple(Position(int(one["epoch"]), int(one["batch"])) for one in batches)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: is damaged ({error}); mend or delete it") from error

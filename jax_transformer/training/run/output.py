@@ -1,0 +1,57 @@
+"""The directory that a run is written to: what may be there before it, and whose it is."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from jax_transformer.training.run.lock import locked
+from jax_transformer.training.run.loop import CHECKPOINTS
+from jax_transformer.training.run.metrics import EVENTS, METRICS_FILE, read_metrics
+from jax_transformer.translation.model_folder import check_free
+
+SETTINGS_FILE = "settings.yaml"  # the settings as they were resolved
+HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole
+
+
+def check_output(directory: Path, overwrite: bool) -> None:
+    """Refuse a directory that a new run may not write to; touches nothing.
+
+    One that a run has left before its first checkpoint, and before an evaluation, is as good as
+    none: the same command may start again.
+
+    Args:
+        directory: Where the run is to be kept.
+        overwrite: Whether a checkpoint that is there already may be replaced.
+
+    Raises:
+        InputError: Something is there that may not be replaced, or a parent is no directory.
+    """
+    if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
+        return
+    check_free(directory, overwrite)
+
+
+@contextlib.contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Make a directory that is not there, and keep other runs out of it.
+
+    Raises:
+        InputError: Another run is being trained in it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        yield
+
+
+def _has_only_begun(directory: Path) -> bool:
+    """Return whether a directory holds what a run begins with, and no checkpoint."""
+    if directory.is_symlink() or not (directory / SETTINGS_FILE).is_file():
+        return False
+    names = {path.name for path in directory.iterdir()}
+    checkpoints = [path.name for path in (directory / CHECKPOINTS).glob("*")]
+    known = names <= {SETTINGS_FILE, METRICS_FILE, EVENTS, CHECKPOINTS}
+    return known and all(HALF_WRITTEN in name for name in checkpoints)
+
+
+def _is_evaluated(directory: Path) -> bool:
+    return any("validation_loss" in report for report in read_metrics(directory / METRICS_FILE))

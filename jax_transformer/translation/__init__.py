@@ -1,0 +1,1 @@
+"""A trained model: its folder, translations, scores and pictures of attention."""

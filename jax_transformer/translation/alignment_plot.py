@@ -1,0 +1,161 @@
+"""Where the model looked in a line for each token of its translation: numbers, and a picture."""
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from jax_transformer.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from jax_transformer.decoding import cross_attention_weights
+from jax_transformer.errors import InputError
+from jax_transformer.translation.model_folder import Checkpoint
+from jax_transformer.translation.translate import Translation
+
+MAX_LINES = 6  # drawn in one picture
+MAX_TOKENS = 60  # of a line or a translation that are drawn
+WORD_BEGINNING = "▁"  # drawn in place of the space that a token begins with
+CELL = 0.25  # side of one weight, in inches
+
+
+class Alignment(NamedTuple):
+    """Where the model looked in a line for each token of its translation.
+
+    Attributes:
+        line: Number of the line, counted from 1.
+        source: The line's tokens as text, the end included.
+        target: The translation's tokens as text, the end included.
+        weights: Cross-attention weights when the model chose each target token, the mean over
+            all decoder layers and heads; each row sums to 1.
+    """
+
+    line: int
+    source: list[str]
+    target: list[str]
+    weights: Float[np.ndarray, "target source"]
+
+
+def check_picture(path: Path, overwrite: bool) -> None:
+    """Refuse a file that `draw` would not write; touches nothing.
+
+    Raises:
+        InputError: Its kind is unknown, it exists and may not be replaced, its folder cannot be
+            written to, or matplotlib is missing.
+    """
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
+    if os.path.lexists(path) and (path.is_dir() or not overwrite):
+        raise InputError(f"{path}: exists already; name another picture or overwrite it")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise InputError(f"{path}: {path.parent} is no writable folder; name another or create it")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(f"{path}: drawing needs matplotlib; install jax-transformer[train]")
+
+
+def alignments(
+    checkpoint: Checkpoint, lines: Sequence[str], translations: Sequence[Sequence[Translation]]
+) -> list[Alignment]:
+    """Return the alignments of the first lines that hold text and of their best translations.
+
+    Args:
+        checkpoint: The model and its tokenizer.
+        lines: Source lines.
+        translations: What `translate` returned for them.
+    """
+    config, tokenizer, params = checkpoint
+    shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
+    if not shown:
+        return []
+    sources = [
+        [*ids[: config.max_length - 1], config.eos_id]
+        for ids in tokenizer.encode_batch([lines[index] for index in shown])
+    ]
+    targets = [translations[index][0].tokens.tolist() for index in shown]
+    src, tgt = (
+        np.array([*zip_longest(*ids, fillvalue=config.pad_id)]).T for ids in (sources, targets)
+    )
+    weights = cross_attention_weights(params, config, src, tgt).mean(axis=(1, 2))
+    return [
+        Alignment(
+            index + 1,
+            _as_text(tokenizer, source),
+            _as_text(tokenizer, target),
+            of_line[: len(target), : len(source)],
+        )
+        for index, source, target, of_line in zip(
+            shown, sources, targets, jax.device_get(weights), strict=True
+        )
+    ]
+
+
+def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -> None:
+    """Write one picture: a panel for each alignment, source tokens from left to right.
+
+    Args:
+        path: A .png, .pdf or .svg file. A link there is replaced, never followed.
+        alignments: What to draw; of long ones the first tokens.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        InputError: `check_picture` refuses the file, or there is nothing to draw.
+    """
+    check_picture(path, overwrite)
+    if not alignments:
+        raise InputError(f"{path}: not drawn, because no line holds text")
+    # Neither pyplot nor a window: a figure of its own leaves no state behind.
+    from matplotlib.figure import Figure
+
+    shown = [_first_tokens(one) for one in alignments]
+    width, heights = max(len(one.source) for one in shown), [len(one.target) for one in shown]
+    height = CELL * sum(heights) + 1.5 * len(shown)
+    figure = Figure(figsize=(CELL * width + 3, height), layout="constrained")
+    panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
+    strongest = max(one.weights.max() for one in shown)
+    for panel, one, whole in zip(panels, shown, alignments, strict=True):
+        image = panel.imshow(one.weights, cmap="Blues", vmin=0, vmax=strongest)
+        panel.set_anchor("NW")
+        panel.set_title(f"line {one.line}" + ", its first tokens" * (one is not whole), loc="left")
+        panel.set_xticks(range(len(one.source)), one.source, rotation=90, parse_math=False)
+        panel.set_yticks(range(len(one.target)), one.target, parse_math=False)
+        panel.set_xlabel("source")
+        panel.set_ylabel("translation")
+    figure.colorbar(
+        image,
+        ax=panels,
+        label="cross-attention weight, mean over layers and heads",
+        shrink=min(1.0, 4 / height),
+        aspect=20,
+        anchor=(0, 1),
+        panchor=False,
+    )
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
+        figure.savefig(Path(folder) / path.name)
+        os.replace(Path(folder) / path.name, path)
+
+
+def _first_tokens(alignment: Alignment) -> Alignment:
+    """Return the part of an alignment that can be read in a picture; itself, where all can."""
+    if max(alignment.weights.shape) <= MAX_TOKENS:
+        return alignment
+    return Alignment(
+        alignment.line,
+        alignment.source[:MAX_TOKENS],
+        alignment.target[:MAX_TOKENS],
+        alignment.weights[:MAX_TOKENS, :MAX_TOKENS],
+    )
+
+
+def _as_text(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; decoded after another one, it keeps the space before it."""
+    return [
+        SPECIAL_TOKENS[token_id]
+        if token_id < len(SPECIAL_TOKENS)
+        else tokenizer.decode([tokenizer.unk_id, token_id])[1:].replace(" ", WORD_BEGINNING)
+        for token_id in ids
+    ]

@@ -1,0 +1,134 @@
+"""The command line's convert and verify: files in, files out, faults in one place."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from jax_transformer.commands import main as cli
+from jax_transformer.convert import files
+from tests.convert.tools import assert_same_tensors
+
+FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}
+FIELDS |= {"num_decoder_layers": 1}
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """The state_dict of a torch.nn.Transformer in weights.pt, its config in config.json."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = nn.Transformer(12, 2, 1, 1, 20, batch_first=True)
+    torch.save(module.state_dict(), "weights.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"preset": "torch_nn", **FIELDS}))
+    return module.state_dict()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command; return its exit code or refusal, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["jax-transformer", *arguments])
+        try:
+            cli.main()
+        except SystemExit as left:
+            return left.code, capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    return run
+
+
+TORCH_NN = ("--layout=torch_nn", "--config=config.json")
+
+
+def test_there_and_back_is_bit_equal_and_loads_strictly(weights, run):
+    code, printed = run("convert", "weights.pt", "own.safetensors", *TORCH_NN)
+    assert code == 0
+    assert "encoder.layers.0.self_attn.in_proj_weight  encoder/layers_0/self_attention/" in printed
+    assert json.loads(files.read_metadata("own.safetensors")["config"])["num_heads"] == 2
+    assert run("convert", "own.safetensors", "back.pt", "--output-layout=torch_nn")[0] == 0
+    back = torch.load("back.pt", weights_only=True)
+    assert_same_tensors(back, weights)
+    nn.Transformer(12, 2, 1, 1, 20, batch_first=True).load_state_dict(back, strict=True)
+
+
+def test_verify_agrees_block_by_block(weights, run):
+    code, printed = run("verify", "weights.pt", *TORCH_NN)
+    assert code == 0
+    assert "decoder.layers.0.cross_attention " in printed
+    assert printed.endswith("agrees: the bound is 1e-05\n")
+
+
+def test_verify_refuses_a_weight_that_is_not_finite(weights, run):
+    weights["encoder.layers.0.linear1.weight"][0, 0] = float("nan")
+    torch.save(weights, "weights.pt")
+    code, _ = run("verify", "weights.pt", *TORCH_NN)
+    assert "not finite" in code
+    assert "encoder.layers.0.linear1.weight" in code
+
+
+def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypatch):
+    monkeypatch.setattr(
+        "jax_transformer.functional.split_heads",
+        lambda x, heads: x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2),
+    )
+    code, printed = run("verify", "weights.pt", *TORCH_NN)
+    assert code == 1
+    marked = [line for line in printed.splitlines() if "first to differ" in line]
+    assert marked
+    assert marked[0].startswith("encoder.layers.0.self_attention ")
+
+
+def test_verify_without_torch_names_the_extra(weights, run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _ = run("verify", "weights.pt", *TORCH_NN)
+    assert code == "error: verify runs torch beside jax; install jax-transformer[torch]"
+
+
+REFUSED = {
+    "no config": (["weights.pt", "out.pt", "--layout=torch_nn"], "records no config"),
+    "no such file": (["missing.pt", "out.pt", *TORCH_NN], "missing.pt cannot be read"),
+    "existing output": (["weights.pt", "weights.pt", *TORCH_NN], "weights.pt already exists"),
+    "layout": (["weights.pt", "out.pt", "--layout=x", TORCH_NN[1]], "layout='x' is unknown"),
+    "other layout": (["weights.pt", "out.pt", TORCH_NN[1]], "does not fit"),
+    "dtype": (["weights.pt", "out.pt", *TORCH_NN, "--dtype=int8"], "dtype='int8'"),
+    "ending": (["weights.pt", "out.txt", *TORCH_NN], "out.txt: the name must end in"),
+    "folder": (["folder", "out.pt"], "is no checkpoint directory"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_nothing_written(weights, run, tmp_path, arguments, message):
+    (tmp_path / "folder").mkdir()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    code, _ = run("convert", *arguments)
+    assert code.startswith("error: ")
+    assert message in code
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"width": 3}', "width=3 is no field"),
+        ('{"preset": "x"}', "preset='x' is unknown"),
+    ],
+)
+def test_a_damaged_config_is_refused(weights, run, tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    code, _ = run("convert", "weights.pt", "out.pt", *TORCH_NN)
+    assert code.startswith("error: config.json")
+    assert message in code
+
+
+def test_a_config_that_contradicts_the_recorded_one_is_refused(weights, run, tmp_path):
+    run("convert", "weights.pt", "own.safetensors", *TORCH_NN)
+    fields = {"preset": "torch_nn", **FIELDS, "num_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    code, _ = run("verify", "own.safetensors", "--config=config.json")
+    assert "num_heads=3 against recorded 2" in code

@@ -1,0 +1,165 @@
+"""The published models: their names, their bits and their logits."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import TransformerConfig, apply, convert
+from jax_transformer.convert import ConversionError
+from jax_transformer.convert.layouts import from_scratch
+from tests.convert.foreign import MODELS, randomized
+from tests.convert.tools import (
+    LOGIT_BOUNDS,
+    assert_same_params,
+    assert_same_tensors,
+    gradient_error,
+    learned,
+    target_masks,
+)
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import error
+
+# Fewer layers compile faster; two of a kind still show whether they are told apart.
+LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 2}
+
+
+@pytest.fixture(params=MODELS)
+def name(request):
+    return request.param
+
+
+def tokens_and_masks(config):
+    """Return ids of which every row has some, and the masks that the foreign model is called with.
+
+    The model with shared heads takes no padding mask: it sees every source, and all of the past.
+    """
+    src, tgt = random_tokens(config)
+    src[-1, :4] = 7
+    if config.head_projection == "shared":
+        everything = np.ones((1, 1, 1, src.shape[1]), bool)
+        causal = np.tril(np.ones((1, 1, tgt.shape[1], tgt.shape[1]), bool))
+        return src, tgt, torch.from_numpy(everything), torch.from_numpy(causal)
+    return src, tgt, *target_masks(src, tgt, config.pad_id)
+
+
+def logits_of_both(module, params, config):
+    src, tgt, src_mask, tgt_mask = tokens_and_masks(config)
+    with torch.no_grad():
+        theirs = module(
+            torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask
+        )
+    run = jax.jit(apply, static_argnums=1)
+    return run(params, config, src, tgt, src_mask.numpy(), tgt_mask.numpy()), theirs
+
+
+def test_there_and_back_is_bit_equal_and_loads_strictly(name, dtype):
+    config = small_config(name)
+    module = randomized(MODELS[name](config)).to(getattr(torch, dtype))
+    params = convert.from_torch(module.state_dict(), config, name)
+    back = convert.to_torch(params, config, name)
+    assert module.load_state_dict(back, strict=True)
+    without_buffers = convert.to_torch(params, config, name, buffers=False)
+    count = assert_same_tensors(without_buffers, learned(module))
+    assert_same_params(convert.from_torch(back, config, name), params)
+    print(f"{name} {dtype}: {count}/{count} learned tensors bit-equal there and back")
+
+
+def test_their_model_loaded_with_our_weights_gives_our_logits(name, dtype):
+    config = small_config(name, **LAYERS)
+    params = random_params(config, dtype=dtype)
+    module = MODELS[name](config).to(getattr(torch, dtype))
+    module.load_state_dict(convert.to_torch(params, config, name), strict=True)
+    ours, theirs = logits_of_both(module, params, config)
+    measured = error(ours, theirs)
+    print(f"{name} {dtype}: logits differ by {measured:.1e}")
+    assert measured <= LOGIT_BOUNDS[dtype]
+
+
+def test_our_model_loaded_with_their_weights_gives_their_logits(name):
+    """In float32: their position tables, computed in float32, stand beside ours."""
+    config = small_config(name, **LAYERS)
+    module = randomized(MODELS[name](config))
+    params = convert.from_torch(module.state_dict(), config, name)
+    with jax.default_matmul_precision("highest"):
+        ours, theirs = logits_of_both(module, params, config)
+    measured = error(ours, theirs)
+    print(f"{name}: logits differ by {measured:.1e}")
+    assert measured <= LOGIT_BOUNDS["float32"]
+
+
+def test_gradients_travel_through_the_same_table(name, x64):
+    config = small_config(name, **LAYERS)
+    module = randomized(MODELS[name](config)).double()
+    params = convert.from_torch(module.state_dict(), config, name)
+    module.load_state_dict(convert.to_torch(params, config, name))
+    src, tgt, src_mask, tgt_mask = tokens_and_masks(config)
+    weights = np.random.default_rng(0).normal(size=(*tgt.shape, config.tgt_vocab_size))
+    logits = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask)
+    (logits * torch.from_numpy(weights)).sum().backward()
+    theirs = {name: parameter.grad for name, parameter in module.named_parameters()}
+
+    @jax.jit
+    def gradients(params):
+        def objective(params):
+            return (
+                apply(params, config, src, tgt, src_mask.numpy(), tgt_mask.numpy()) * weights
+            ).sum()
+
+        return jax.grad(objective)(params)
+
+    ours = gradients(params)
+    read = convert.from_torch(theirs, config, name, buffers=False)
+    worst = max(map(gradient_error, jax.tree.leaves(ours), jax.tree.leaves(read)))
+    print(f"{name}: worst gradient leaf differs by {worst:.1e}")
+    assert worst <= 1e-10
+    assert_same_tensors(convert.to_torch(read, config, name, buffers=False), theirs)
+
+
+def test_a_position_table_of_another_kind_is_refused(name):
+    config = small_config(name)
+    state_dict = MODELS[name](config).state_dict()
+    (buffer, *_) = convert.get_layout(name).buffers
+    other_kinds = {"sinusoidal", "sinusoidal_halves", "sinusoidal_per_column"} - {config.positions}
+    for kind in other_kinds:
+        other = dataclasses.replace(config, positions=kind)
+        tensors = state_dict | {buffer.foreign: torch.from_numpy(buffer.value(other))}
+        with pytest.raises(ConversionError, match=f"not as computed +{buffer.foreign} +is"):
+            convert.from_torch(tensors, config, name)
+    shorter = state_dict | {buffer.foreign: state_dict[buffer.foreign][..., :-1, :]}
+    with pytest.raises(ConversionError, match=f"wrong shape +{buffer.foreign} .*expected"):
+        convert.from_torch(shorter, config, name)
+
+
+@pytest.mark.parametrize("length", [512, 5000])
+def test_position_tables_computed_in_float32_are_recognised(length):
+    config = small_config("pre_norm", max_length=length, d_model=48)
+    module = MODELS["pre_norm"](config)
+    _, report = convert.to_params(module.state_dict(), config, convert.get_layout("pre_norm"))
+    assert report.names("computed") == ["source_pos.postitons", "target_pos.postitons"]
+    print([entry.detail for entry in report.entries if entry.kind == "computed"])
+
+
+def test_source_and_target_tables_may_differ_in_length():
+    config = TransformerConfig.preset(
+        "pre_norm_log_softmax", **small_config("pre_norm").to_dict() | {"max_length": 19}
+    )
+    module = MODELS["pre_norm_log_softmax"](config)
+    longer = MODELS["pre_norm_log_softmax"](dataclasses.replace(config, max_length=23))
+    module.src_pos = longer.src_pos
+    layout = from_scratch.pre_norm_log_softmax(source_length=23)
+    params = convert.from_torch(module.state_dict(), config, layout)
+    module.load_state_dict(convert.to_torch(params, config, layout), strict=True)
+
+
+def test_names_that_are_not_printed_can_be_given():
+    config = small_config("pre_norm")
+    params = random_params(config)
+    tensors = convert.to_torch(params, config, from_scratch.pre_norm(norm_names=("gain", "shift")))
+    assert "encoder.norm.gain" in tensors
+    assert "encoder.norm.shift" in tensors
+    config = small_config("pre_norm_memory_norm")
+    layout = from_scratch.pre_norm_memory_norm(table_name="lut")
+    assert "src_embedding.lut.weight" in convert.to_torch(random_params(config), config, layout)

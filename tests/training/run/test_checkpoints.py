@@ -1,0 +1,252 @@
+"""Checkpoints of a run: back bit for bit, there only when complete, other runs refused."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training.run import checkpoints as run_checkpoints
+from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays, restore, steps_in
+from jax_transformer.training.run.state import Position, RunProgress, check_same
+from tests.training.runs import make_checkpoint, make_settings, quiet, same_bits, save
+
+MAY_CHANGE = (
+    "steps",
+    "cooldown_steps",
+    "patience",
+    "evaluation_interval",
+    "keep_checkpoints",
+    "remat",
+)
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("step", [0, 8])
+def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
+    expected = make_checkpoint(settings, step)
+    save(tmp_path / "run", settings, [step])
+    restored = restore(tmp_path / "run", quiet())
+    assert same_bits(restored.checkpoint, expected)
+    structures = [jax.tree.structure(one[1:]) for one in (restored.checkpoint, expected)]
+    assert structures[0] == structures[1]
+    assert restored.checkpoint.state.key.dtype == expected.state.key.dtype
+    assert repr(restored.checkpoint.progress._replace(window=())) == repr(
+        expected.progress._replace(window=())
+    )
+    windows = zip(restored.checkpoint.progress.window, expected.progress.window, strict=True)
+    for (position, metrics), (expected_position, expected_metrics) in windows:
+        assert position == expected_position
+        np.testing.assert_array_equal(np.float32(metrics), np.float32(expected_metrics))
+    assert restored.settings[:2] == settings[:2]
+    assert restored.settings.tokenizer.digest() == settings.tokenizer.digest()
+    assert restored.settings[3:] == settings[3:]
+    check_same(restored.settings, settings, step=8)
+
+
+def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
+    checkpoint = make_checkpoint(settings, 1)
+    expected = jax.tree.map(np.copy, checkpoint.best_params)
+    with RunCheckpoints(tmp_path, settings) as checkpoints:
+        checkpoints.save(checkpoint)
+        for leaf in jax.tree.leaves(checkpoint.best_params):
+            leaf[...] = 0  # as the next step reuses its memory
+    restored = restore(tmp_path, quiet()).checkpoint.best_params
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (restored, expected))))
+
+
+def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
+    for number in range(10):  # what ten killed runs leave
+        (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
+        save(tmp_path, settings, range(10 * number, 10 * number + 10))
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == sorted(map(str, range(10 * number + 7, 10 * number + 10)))
+    print(f"100 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
+
+
+def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
+    going_on = threading.Event()
+    finalize = run_checkpoints._DigestingHandler.finalize
+
+    def waits(self, path):
+        assert going_on.wait(60)
+        finalize(self, path)
+
+    monkeypatch.setattr(run_checkpoints._DigestingHandler, "finalize", waits)
+    with RunCheckpoints(directory, settings) as checkpoints:
+        checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
+        assert steps_in(directory) == [0, 4, 8]
+        killed = shutil.copytree(directory, directory.parent / "killed")  # as a kill leaves it
+        going_on.set()
+        checkpoints.wait()
+        assert steps_in(directory) == [4, 8, 12]
+    assert any("tmp" in path.name for path in killed.iterdir())
+    assert restore(killed, quiet()).checkpoint.progress.step == 8
+
+
+OTHER = {
+    "steps": 41,
+    "patience": 3,
+    "evaluation_interval": 2,
+    "keep_checkpoints": 5,
+    "schedule": "constant",
+    "compute_dtype": "bfloat16",
+    "batching": "packed",
+    "remat": "layers",
+    "select_by": "bleu",
+    "ema_decay": None,
+    "clip_norm": 2.0,
+    "spike_factor": 2.0,
+    "seed": 1,
+}
+
+
+def other_training_configs():
+    """Yield (name, config) with each field changed in turn."""
+    config = make_settings().training_config
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name in OTHER:
+            other = OTHER[name]
+        else:
+            other = not value if isinstance(value, bool) else value + 1
+        yield name, dataclasses.replace(config, **{name: other})
+
+
+def test_only_settings_that_decide_no_step_made_may_change(settings):
+    tried, caught = 0, 0
+    for name, changed in other_training_configs():
+        given = settings._replace(training_config=changed)
+        tried += 1
+        if name in MAY_CHANGE:
+            check_same(settings, given, step=8)
+            continue
+        old, new = (getattr(one.training_config, name) for one in (settings, given))
+        with pytest.raises(InputError) as refused:
+            check_same(settings, given, step=8)
+        assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
+        caught += 1
+    assert caught == tried - len(MAY_CHANGE)
+    print(f"{tried} training settings changed: {caught} refused, {tried - caught} may change")
+
+
+def test_with_cosine_the_steps_decide_the_learning_rate(settings):
+    cosine = dataclasses.replace(settings.training_config, schedule="cosine")
+    longer = dataclasses.replace(cosine, steps=50)
+    with pytest.raises(InputError, match="steps=50 is not the run's, which has 40"):
+        check_same(*(settings._replace(training_config=one) for one in (cosine, longer)), step=8)
+
+
+@pytest.mark.parametrize("change", [{"steps": 50}, {"cooldown_steps": 10}, {"cooldown_steps": 0}])
+def test_a_cooldown_may_change_until_it_begins(settings, change):
+    cooling = dataclasses.replace(settings.training_config, cooldown_steps=20)  # of 40
+    saved = settings._replace(training_config=cooling)
+    given = settings._replace(training_config=dataclasses.replace(cooling, **change))
+    check_same(saved, given, step=20)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(saved, given, step=21)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(given, saved, step=21)
+
+
+def test_another_model_vocabulary_or_text_is_refused(settings):
+    other_tokenizer = Tokenizer.train(("ab", "ac", "bc"), vocab_size=8)
+    changes = {
+        "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
+        "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},
+        "tokenizer's sha256=": {"tokenizer": other_tokenizer},
+        "text's sha256=": {"data_sha256": "0" * 64},
+    }
+    for message, change in changes.items():
+        with pytest.raises(InputError) as refused:
+            check_same(settings, settings._replace(**change), step=8)
+        assert str(refused.value).startswith(message)
+
+
+def rewritten(directory, change):
+    """Change the description of a step and make its digest right again."""
+    path = directory / "run" / "metadata"
+    read = json.loads(path.read_text())
+    change(read["content"])
+    read["sha256"] = run_checkpoints._json_digest(read["content"])
+    path.write_text(json.dumps(read))
+
+
+FOREIGN = {
+    "is of format 2": lambda content: content.update(format=2),
+    "sharpness=3 is no setting": lambda content: content["settings"]["training_config"].update(
+        sharpness=3
+    ),
+    "width=3 is no field": lambda content: content["settings"]["config"].update(width=3),
+    "is missing or of another shape": lambda content: content["settings"]["config"].update(d_ff=5),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), FOREIGN.items(), ids=FOREIGN)
+def test_what_another_version_wrote_is_no_damage_but_refused(directory, message, change):
+    rewritten(directory / "8", change)
+    with pytest.raises(InputError, match=message):
+        restore(directory, quiet())
+    assert steps_in(directory) == [0, 4, 8]
+
+
+def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):
+    rewritten(
+        directory / "8",
+        lambda content: content["settings"]["training_config"].pop("adam_epsilon"),
+    )
+    assert restore(directory, quiet()).settings.training_config.adam_epsilon == 1e-9
+
+
+@pytest.mark.parametrize("golden", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+def test_checkpoints_of_every_format_so_far_are_read(golden, tmp_path):
+    directory = Path(shutil.copytree(golden / "steps", tmp_path / "steps"))
+    restored = restore(directory, quiet())
+    assert restored.checkpoint.progress == RunProgress(
+        step=8,
+        next=Position(1, 8),
+        rejected=3,
+        nonfinite=(Position(1, 2),),
+        skipped=(Position(0, 5), Position(0, 6)),
+        best_score=0.1 + 0.2,
+        best_step=8,
+        evaluations_since_best=2,
+    )
+    arrays = named_arrays(restored.checkpoint)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
+    assert digest == (golden / "sha256").read_text().strip()
+    assert restored.settings.config.d_ff == 3
+    assert restored.settings.training_config.steps == 40
+    assert restored.settings.tokenizer.encode("ab") == [7, 6]
+    print(f"{golden.name}: {len(arrays)} arrays read")
+
+
+def test_the_same_step_is_written_once(settings, directory):
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    save(directory, settings, [8])
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+
+
+def test_opening_what_is_no_directory_is_an_error(settings, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="could not be written"):
+            save(path, settings, [])
+
+
+def test_one_process_at_a_time_writes_to_a_run(settings, directory):
+    temporary = directory / "12.orbax-checkpoint-tmp"
+    with RunCheckpoints(directory, settings):
+        temporary.mkdir()  # what the first process is writing
+        with pytest.raises(InputError, match="another process is training this run"):
+            save(directory, settings, [12])
+        assert temporary.exists()
+    save(directory, settings, [12])
+    assert steps_in(directory) == [4, 8, 12]

@@ -1,0 +1,77 @@
+"""Settings as YAML: there and back, what the command line adds, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jax_transformer import InputError
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run.settings_file import read_settings, write_settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    source: Path | None = None
+    preset: str = "vaswani2017"
+    d_model: int = 8
+    overwrite: bool = False
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+
+
+def test_settings_come_back_from_their_file(tmp_path):
+    training = TrainingConfig(clip_norm=1.0, ema_decay=None, schedule="cosine", seed=3)
+    settings = Settings(Path("ö.en"), d_model=7, overwrite=True, training=training)
+    write_settings(tmp_path / "settings.yaml", settings)
+    assert read_settings(tmp_path / "settings.yaml", Settings()) == settings
+
+
+def test_what_a_file_does_not_name_stays(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("d_model: 9\ntraining:\n  clip_norm: 2\n  learning_rate: 5.0e-3\n")
+    default = Settings(preset="marian", training=TrainingConfig(steps=5))
+    expected = TrainingConfig(steps=5, clip_norm=2.0, learning_rate=0.005)
+    assert read_settings(path, default) == Settings(preset="marian", d_model=9, training=expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("d_modle: 9", "knows no setting d_modle; did you mean d_model?"),
+        ("x: 9", "knows no setting x; it knows source, preset, d_model, overwrite, training"),
+        ("training: {step: 9}", "training: knows no setting step; did you mean steps?"),
+        ("d_model: 9.5", "d_model=9.5 must be int"),
+        ("d_model: true", "d_model=True must be int"),
+        ("training: 3", "training: must map names of settings to values, but is 3"),
+        ("[1, 2]", "must map names of settings to values, but is [1, 2]"),
+        ("", "must map names of settings to values, but is None"),
+        ("source: 3", "source=3 must be Path or null"),
+        (
+            "training: {clip_norm: 1e-3}",
+            "training: clip_norm='1e-3' must be float or null; write 1.0e-3, not 1e-3",
+        ),
+        (
+            "training: {compute_dtype: int8}",
+            "training: compute_dtype='int8' must be one of 'float32', 'bfloat16'",
+        ),
+        ("a: b: c", "is no YAML ("),
+        ("!!python/object/apply:os.system [touch canary]", "is no YAML ("),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_settings(path, Settings())
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file or directory; name a YAML file"):
+        read_settings(tmp_path / "none.yaml", Settings())
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="is no YAML"):
+        read_settings(tmp_path / "bytes.yaml", Settings())

@@ -1,0 +1,196 @@
+"""The budget beside what XLA says of the compiled step, and beside counts by hand."""
+
+import dataclasses
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_transformer.commands import main as cli
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.model import apply, init_params
+from jax_transformer.training.budget import (
+    DEVICES,
+    SIZES,
+    Workload,
+    _residuals,
+    activations_per_row,
+    budget,
+    step_flops,
+)
+from jax_transformer.training.objective import cross_entropy
+
+ROWS, LENGTH = 4, 32
+FLOPS_FACTOR = 1.05  # XLA counts sums, norms and softmax too
+MEMORY_FACTOR = 3  # XLA shares memory, and finds what is kept twice
+
+
+def make_config(**fields):
+    sizes = {
+        "src_vocab_size": 252,
+        "tgt_vocab_size": 252,
+        "d_model": 128,
+        "num_heads": 2,
+        "d_ff": 512,
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "dropout": 0.0,
+    }
+    return TransformerConfig.preset("vaswani2017", **sizes | fields)
+
+
+def compile_step(config):
+    """Return the compiled loss and gradients of float32 parameters."""
+
+    def loss(params, ids):
+        return cross_entropy(apply(params, config, ids, ids), ids, config.pad_id, 0.1)[0]
+
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
+    return jax.jit(jax.value_and_grad(loss)).lower(params, ids).compile()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compile_step(make_config())
+
+
+def test_flops_are_those_of_the_compiled_step(compiled):
+    counted = compiled.cost_analysis()["flops"]
+    ratio = counted / step_flops(make_config(), ROWS, LENGTH)
+    print(f"XLA counts {ratio:.3f} times the products' FLOPs")
+    assert 1 <= ratio < FLOPS_FACTOR
+
+
+def test_activations_are_an_upper_bound_of_the_compiled_steps_memory(compiled):
+    expected = ROWS * activations_per_row(make_config(), LENGTH, "float32", 1)["none"]
+    ratio = compiled.memory_analysis().temp_size_in_bytes / expected
+    print(f"XLA wants {ratio:.2f} times the residuals")
+    assert 1 / MEMORY_FACTOR < ratio <= 1
+
+
+@pytest.mark.parametrize("remat", ["none", "layers", "dots"])
+def test_any_number_of_layers_is_extrapolated_from_two(remat):
+    few = make_config(dropout=0.1)
+    config = dataclasses.replace(few, num_encoder_layers=3, num_decoder_layers=4)
+    found = activations_per_row(config, LENGTH, "bfloat16", 1)
+    traced = _residuals(config, LENGTH, "bfloat16", 1, 3, 4, remat)
+    again = found[remat] - traced  # of the layer that the backward pass is in
+    assert again == 0 if remat == "none" else again > 0
+    assert found["layers"] < found["dots"] < found["none"]
+
+
+def test_rematerialised_layers_keep_their_input_alone():
+    shallow, deep = (
+        activations_per_row(
+            make_config(num_encoder_layers=depth, num_decoder_layers=depth), LENGTH, "bfloat16", 1
+        )["layers"]
+        for depth in (1, 5)
+    )
+    assert deep - shallow == 4 * 2 * LENGTH * 128 * 2  # bytes: 4 layers more, 2 stacks, bfloat16
+
+
+def test_parameters_of_the_papers_models_are_counted_exactly():
+    for name, d_model, d_ff in (("base", 512, 2048), ("big", 1024, 4096)):
+        config = TransformerConfig.preset("vaswani2017", **SIZES[name].fields)
+        norm, attention = 2 * d_model, 4 * d_model**2
+        feed_forward = 2 * d_model * d_ff + d_ff + d_model
+        expected = 37_000 * d_model
+        expected += 6 * (attention + feed_forward + 2 * norm)
+        expected += 6 * (2 * attention + feed_forward + 3 * norm)
+        found = budget(config, Workload(rows=1, length=2))
+        print(f"{name}: {found.num_parameters:,}")
+        assert found.num_parameters == expected
+        assert found.parameters == found.gradients == 4 * expected
+        assert found.adam_moments == 8 * expected
+        assert found.compute_copy == 2 * expected
+
+
+def test_a_mesh_divides_what_its_axes_spread():
+    config = make_config(d_ff=520)
+    alone = budget(config, Workload(7, LENGTH))
+    data = budget(config, Workload(7, LENGTH, mesh="data=8"))
+    all_axes = budget(config, Workload(7, LENGTH, mesh="fsdp=2, tensor=4"))
+
+    assert (alone.num_devices, alone.rows) == (1, 7)
+    assert (data.num_devices, data.rows) == (8, 8)
+    assert data.parameters == alone.parameters
+    assert data.activations["none"] == alone.activations["none"] / 7
+
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    expected = 0
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shards = 1
+        if leaf.ndim == 2:
+            # Two heads cannot be dealt to four devices.
+            shards = 2 if "attention" in name else 8
+        elif name.endswith("inner/bias"):
+            shards = 4
+        expected += 4 * math.prod(leaf.shape) / shards
+    assert all_axes.parameters == expected
+    assert all_axes.activations["none"] < alone.activations["none"] * 4 / 7
+    assert all_axes.flops == step_flops(config, 8, LENGTH)
+
+
+def test_time_is_flops_over_what_the_devices_reach():
+    found = budget(make_config(), Workload(8, LENGTH, mesh="data=8"))
+    seconds = found.seconds(DEVICES["H100"], 0.5)
+    assert seconds == pytest.approx(found.flops / 8 / 989e12 / 0.5)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["x", "budget", *options])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return str(left.value), capsys.readouterr().out
+
+    return run
+
+
+TINY = "--vocab-size 50 --d-model 8 --num-heads 2 --d-ff 16 --batch-rows 4 --length 6".split()
+
+
+def test_the_command_prints_the_tables(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x", "budget", *TINY, "--mesh", "data=2", "--steps", "9"])
+    cli.main()
+    shown = capsys.readouterr().out
+    config = TransformerConfig.preset(
+        "vaswani2017", src_vocab_size=50, tgt_vocab_size=50, d_model=8, num_heads=2, d_ff=16
+    )
+    found = budget(config, Workload(4, 6, mesh="data=2"))
+    assert f"{found.num_parameters:,} parameters; 4 x 6 tokens a side" in shown
+    assert "9 steps" in shown
+    for name in DEVICES:
+        assert name in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mesh", "rows=2"], "mesh='rows=2': 'rows' must be one of data, fsdp, tensor"),
+        (["--mesh", "data=-1"], "mesh='data=-1' must name the size of each axis"),
+        (["--mesh", "data=x"], "mesh='data=x': data=x must be a number"),
+        (["--batch-rows", "0"], "rows=0 must be at least 1"),
+        (["--length", "0"], "length=0 must be at least 1"),
+        (["--steps", "0"], "steps=0 must be at least 1"),
+        (["--utilisation", "0"], "utilisation=0.0 must be above 0"),
+        (["--utilisation", "1.1"], "utilisation=1.1 must be above 0"),
+        (["--preset", "torch_nn"], "a budget needs a model from token ids to logits"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_in_one_line(run, options, message):
+    code, out = run(*TINY, *options)
+    assert code.startswith(f"error: {message}")
+    assert out == ""
+
+
+def test_an_unknown_compute_type_is_refused():
+    with pytest.raises(InputError, match="compute_dtype='float16' must be one of"):
+        Workload(1, 1, "float16")

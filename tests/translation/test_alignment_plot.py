@@ -1,0 +1,164 @@
+"""Where the model looked: the weights that are drawn, their labels, and the picture's file."""
+
+import importlib.util
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from jax_transformer import InputError
+from jax_transformer.decoding import cross_attention_weights
+from jax_transformer.translation.alignment_plot import (
+    MAX_TOKENS,
+    Alignment,
+    alignments,
+    check_picture,
+    draw,
+)
+from jax_transformer.translation.translate import translate
+from tests.models import tiny_checkpoint
+
+LINES = ["", "cab", "üß $ abc", " ", "b Ж"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """A model of two decoder layers, which differ."""
+    fields = {"vocab_size": 13, "seed": 3, "max_length": 12, "num_decoder_layers": 2}
+    return tiny_checkpoint(["abc cab üß $"], **fields)
+
+
+@pytest.fixture(scope="module")
+def drawn(checkpoint):
+    """The alignments of the lines, the longest of them cut."""
+    lines = [*LINES, "abc " * 9, *["b"] * 9]
+    translations = translate(checkpoint, lines, overlong="cut", max_new_tokens=5)
+    return alignments(checkpoint, lines, translations), translations
+
+
+def make_alignment(source_length, target_length):
+    random = np.random.default_rng(0)
+    weights = random.dirichlet(np.ones(source_length), target_length).astype(np.float32)
+    source = [f"s{index}" for index in range(source_length)]
+    return Alignment(7, source, [f"t{index}" for index in range(target_length)], weights)
+
+
+def test_the_first_lines_with_text_are_shown_by_their_numbers_and_tokens(drawn):
+    shown, _ = drawn
+    assert [one.line for one in shown] == [2, 3, 5, 6, 7, 8]
+    assert shown[0].source == ["▁", "c", "ab", "</s>"]
+    assert "".join(shown[1].source) == "▁üß▁$▁abc</s>"
+    assert shown[2].source == ["▁", "b", "▁", "<unk>", "</s>"]
+    assert len(shown[3].source) == 12
+    assert shown[3].source[-1] == "</s>"
+    assert all(one.target[-1] == "</s>" for one in shown)
+
+
+def test_weights_are_the_models_over_its_layers_and_heads(checkpoint, drawn):
+    config, tokenizer, params = checkpoint
+    shown, translations = drawn
+    tokens = translations[1][0].tokens
+    src = np.array([[*tokenizer.encode("cab"), config.eos_id]], np.int32)
+    weights = np.asarray(cross_attention_weights(params, config, src, tokens[None]))[0]
+    assert len({round(float(weight[0, 0]), 6) for weight in weights.reshape(4, -1, 4)}) == 4
+    assert np.allclose(shown[0].weights, sum(weights.reshape(4, -1, 4)) / 4, atol=1e-6)
+    for one in shown:
+        assert one.weights.shape == (len(one.target), len(one.source))
+        assert np.allclose(one.weights.sum(axis=1), 1, atol=1e-5)
+
+
+def test_no_text_has_no_alignments(checkpoint, tmp_path):
+    lines = ["", " "]
+    nothing = alignments(checkpoint, lines, translate(checkpoint, lines))
+    assert nothing == []
+    with pytest.raises(InputError, match=r"plot\.png: not drawn, because no line holds text"):
+        draw(tmp_path / "plot.png", nothing)
+    assert not any(tmp_path.iterdir())
+
+
+def test_every_token_is_labelled_on_its_axis(tmp_path, monkeypatch, drawn):
+    figures = []
+    savefig = matplotlib.figure.Figure.savefig
+
+    def record(figure, path, **options):
+        figures.append(figure)
+        savefig(figure, path, **options)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", record)
+    shown, _ = drawn
+    draw(tmp_path / "plot.svg", shown)
+    (figure,) = figures
+    *panels, colorbar = figure.axes
+    assert "mean over layers and heads" in colorbar.get_ylabel()
+    for panel, one in zip(panels, shown, strict=True):
+        assert panel.get_title(loc="left") == f"line {one.line}"
+        assert (panel.get_xlabel(), panel.get_ylabel()) == ("source", "translation")
+        assert [label.get_text() for label in panel.get_xticklabels()] == one.source
+        assert [label.get_text() for label in panel.get_yticklabels()] == one.target
+        assert np.array_equal(panel.images[0].get_array(), one.weights)
+    assert "line 3" in (tmp_path / "plot.svg").read_text("utf-8")
+
+
+def test_of_long_lines_the_first_tokens_are_drawn(tmp_path, monkeypatch):
+    panels = []
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda figure, path: panels.append(figure.axes[0])
+    )
+    monkeypatch.setattr("os.replace", lambda *_: None)
+    long = make_alignment(MAX_TOKENS + 1, MAX_TOKENS - 1)
+    draw(tmp_path / "plot.png", [long])
+    draw(tmp_path / "plot.png", [make_alignment(MAX_TOKENS, MAX_TOKENS)])
+    cut, whole = panels
+    assert cut.get_title(loc="left") == "line 7, its first tokens"
+    assert cut.images[0].get_array().shape == (MAX_TOKENS - 1, MAX_TOKENS)
+    assert len(cut.get_xticklabels()) == MAX_TOKENS
+    assert whole.get_title(loc="left") == "line 7"
+
+
+def test_dollars_in_a_token_are_no_mathematics(tmp_path):
+    tokens = ["$\\no$", "b"]
+    draw(tmp_path / "plot.svg", [make_alignment(2, 2)._replace(source=tokens, target=tokens)])
+    assert (tmp_path / "plot.svg").read_text("utf-8").count("<!-- $\\no$ -->") == 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "head"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_a_picture_is_written_whole_and_replaced_only_when_told(tmp_path, ending, head):
+    path = tmp_path / f"plot.{ending}"
+    draw(path, [make_alignment(2, 3)])
+    first = path.read_bytes()
+    assert first.startswith(head)
+    with pytest.raises(InputError, match="exists already"):
+        draw(path, [make_alignment(4, 3)])
+    assert path.read_bytes() == first
+    draw(path, [make_alignment(4, 3)], overwrite=True)
+    assert path.read_bytes() != first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_never_followed(tmp_path):
+    target, link = tmp_path / "kept", tmp_path / "plot.png"
+    link.symlink_to(target)  # which is not there yet
+    with pytest.raises(InputError, match="exists already"):
+        draw(link, [make_alignment(2, 3)])
+    target.write_text("kept")
+    draw(link, [make_alignment(2, 3)], overwrite=True)
+    assert target.read_text() == "kept"
+    assert not link.is_symlink()
+
+
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "folder.png").mkdir()
+    for name, message in (
+        ("plot.jpg", r"must end in \.png, \.pdf or \.svg"),
+        ("plot", r"must end in \.png, \.pdf or \.svg"),
+        ("nowhere/plot.png", "nowhere is no writable folder"),
+        ("folder.png", "exists already"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_picture(tmp_path / name, overwrite=True)
+    check_picture(tmp_path / "plot.png", overwrite=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs matplotlib; install jax-transformer\[train\]"):
+        check_picture(tmp_path / "plot.png", overwrite=False)
