@@ -27,7 +27,7 @@ from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.runtime import distributed
-from jax_transformer.runtime.attention_backend import choose_here
+from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.training.config import TrainingConfig
@@ -273,7 +273,13 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     console.print(to_yaml(arguments, OF_ONE_START), end="")
     console.print(describe(mesh))
     dropped = config.attention_dropout_rate > 0
-    console.print(str(choose_here(arguments.training.compute_dtype, config.head_dim, dropped)))
+    console.print(
+        str(
+            choose_for(
+                mesh.devices.flat[0], arguments.training.compute_dtype, config.head_dim, dropped
+            )
+        )
+    )
 
     # Of several processes each translates by itself, the others' devices being out of its reach.
     own_mesh = mesh if jax.process_count() == 1 else make_mesh("data=-1", jax.local_devices())

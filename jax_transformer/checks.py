@@ -1,11 +1,16 @@
-"""Checks of token ids, positions and lengths, made on the host before any work reaches a device.
+"""Checks of a call's arguments, made on the host before any work reaches a device.
 
-On a device nothing is refused: XLA clamps, wraps or drops what is out of range.
+On a device nothing is refused: XLA clamps, wraps or drops an index that is out of range.
 """
+
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 
 
@@ -57,3 +62,74 @@ def check_length(name: str, length: int, max_length: int) -> None:
             f"{name} is {length} tokens long, but the position table ends at max_length="
             f"{max_length}; cut the sequence or raise max_length"
         )
+
+
+def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
+    """Refuse token ids that are not a batch, or vectors that are not a batch of the right width.
+
+    Args:
+        name: Name of the argument, for the message.
+        tokens: Ids [batch, length]; vectors [batch, length, d_model] where
+            `config.token_embeddings` is "none".
+        config: The shape of the model.
+
+    Raises:
+        InputError: The number of axes, the width or the kind of numbers is wrong.
+    """
+    if config.token_embeddings == "none":
+        if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
+            raise InputError(
+                f"{name} of shape {tokens.shape} must be vectors [batch, length, d_model="
+                f"{config.d_model}], because token_embeddings='none'"
+            )
+        return
+    if tokens.ndim != 2:
+        remedy = f"; write {name}[None] for one sequence" if tokens.ndim == 1 else ""
+        raise InputError(f"{name} of shape {tokens.shape} must be ids [batch, length]{remedy}")
+
+
+def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) -> None:
+    """Refuse a mask that is not boolean, or that does not broadcast to the attention weights.
+
+    Args:
+        name: Name of the argument, for the message.
+        mask: The mask, of numpy or jax; None is accepted.
+        shape: (batch, heads, queries, keys) of the attention weights.
+
+    Raises:
+        InputError: The dtype or the shape is wrong; names torch's conventions where they differ.
+    """
+    if mask is None:
+        return
+    if mask.dtype != bool:
+        raise InputError(
+            f"{name} of dtype {mask.dtype} must be boolean, True = attend; from an additive mask "
+            "of torch (0 and -inf) pass mask == 0, from a boolean one (True = blocked) pass ~mask"
+        )
+    fits = mask.ndim == 4 and all(
+        length in (1, full) for length, full in zip(mask.shape, shape, strict=True)
+    )
+    if not fits:
+        remedy = ""
+        if mask.shape == (shape[0], shape[3]):
+            remedy = f"; write {name}[:, None, None, :] for a mask of [batch, keys]"
+        raise InputError(
+            f"{name} of shape {mask.shape} must be broadcastable to [batch, heads, queries, keys] "
+            f"= {list(shape)}{remedy}"
+        )
+
+
+def check_num_layers(params: Mapping[str, Any], config: TransformerConfig) -> None:
+    """Refuse parameters with another number of layers than the config.
+
+    Raises:
+        InputError: A stack of the parameters has more or fewer layers; names both numbers.
+    """
+    for stack in ("encoder", "decoder"):
+        found = sum(re.fullmatch(r"layers_\d+", name) is not None for name in params.get(stack, ()))
+        wanted = getattr(config, f"num_{stack}_layers")
+        if found != wanted:
+            raise InputError(
+                f"config.num_{stack}_layers={wanted}, but the parameters hold {found} layers of "
+                f"the {stack}; use the config that they were made with"
+            )

@@ -4,14 +4,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from jax_transformer.execution import DropoutMask
+
 
 def dropout(
-    x: Float[Array, "*batch D"], rate: float, key: PRNGKeyArray
+    x: Float[Array, "*batch D"], rate: float, key: PRNGKeyArray, mask: DropoutMask = "packed"
 ) -> Float[Array, "*batch D"]:
-    """Return `x` with each element zeroed with probability `rate`, the others scaled up.
+    """Return `x` with each element set to 0 with probability `rate`, the others scaled up.
 
-    The probability is exact to 2**-17: two elements of a row share the 32 bits of a random word,
-    whose making is nearly all of the cost. The backward pass keeps a bit an element.
+    The probability is exact to 2**-17: two elements of a row share the 32 bits of one random word,
+    because drawing the words is nearly all of the cost.
+
+    Args:
+        x: Values [*batch, D].
+        rate: Probability of 0, from 0 to 1.
+        key: Random key; the same key and shape give the same mask.
+        mask: What the backward pass keeps of the mask: "packed" keeps one bit for each element,
+            "unpacked" leaves the choice to XLA. The elements that are dropped are the same.
     """
     kept_of_all = round((1 - rate) * 2**16)
     if kept_of_all == 2**16:
@@ -22,14 +31,18 @@ def dropout(
     words = jax.random.bits(key, (*x.shape[:-1], -(-length // 2)), jnp.uint32)
     halves = jax.lax.bitcast_convert_type(words, jnp.uint16)  # [..., words, 2]
     halves = halves.reshape(*x.shape[:-1], -1)[..., :length]
-    return jnp.where(_through_bits(halves < kept_of_all), x / (1 - rate), 0)
+    kept = halves < kept_of_all
+    if mask == "packed":
+        kept = _packed_and_unpacked(kept)
+    return jnp.where(kept, x / (1 - rate), 0)
 
 
-def _through_bits(mask: Bool[Array, "*batch D"]) -> Bool[Array, "*batch D"]:
-    """Return `mask`, made of bytes that hold eight rows each.
+def _packed_and_unpacked(mask: Bool[Array, "*batch D"]) -> Bool[Array, "*batch D"]:
+    """Return `mask` by way of bytes that each hold the bits of eight rows.
 
-    XLA makes anew what is as cheap as a comparison or a shift wherever it is used, and keeps what
-    that is made from: the bytes, as they are sums, where it would keep the random words.
+    For the backward pass XLA recomputes cheap operations and keeps their inputs. Comparisons and
+    shifts are cheap, a sum is not: packing through a sum makes the kept input the bytes, one bit
+    for each element, in place of the random words.
     """
     rows = jnp.atleast_2d(mask)
     count = rows.shape[-2]

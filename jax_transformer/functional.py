@@ -11,20 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_transformer.runtime import attention_backend
+from jax_transformer.errors import InputError
+from jax_transformer.execution import Attention, Product
 
 
 def linear(
     x: Float[Array, "*batch inputs"],
     kernel: Float[Array, "inputs outputs"],
     bias: Float[Array, " outputs"] | None = None,
+    product: Product = "flattened",
 ) -> Float[Array, "*batch outputs"]:
     """Return `x @ kernel + bias`.
 
-    The leading axes are flattened first: one plain matrix product, whose gradient is faster on
-    CPU than that of a batched one.
+    Args:
+        x: Vectors [*batch, inputs].
+        kernel: Matrix [inputs, outputs].
+        bias: Vector [outputs]; None adds nothing.
+        product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
+            gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU.
     """
-    y = x.reshape(-1, x.shape[-1]) @ kernel
+    rows = x.reshape(-1, x.shape[-1]) if product == "flattened" else x
+    y = rows @ kernel
     if bias is not None:
         y = y + bias
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
@@ -219,25 +226,33 @@ def dot_product_attention(
     value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+    implementation: Attention = "plain",
 ) -> Float[Array, "B H T K"]:
     """Return the values averaged by their attention weights (section 3.2.1).
+
+    A query that may attend to nothing gives 0. Keys and values that no query may attend to have
+    no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
 
     Args:
         query: Queries [B, H, T, K].
         key: Keys [B, H, S, K].
         value: Values [B, H, S, K].
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
-        dropout: Applied to the weights, where given.
+        dropout: Applied to the attention weights, where given.
+        implementation: "plain" computes the weights; "cudnn" runs NVIDIA's fused kernels on a GPU.
 
-    A query that may attend to nothing gives 0. Keys and values that no query may attend to do
-    not count, whatever they hold: 0 * NaN would be NaN. `attention_backend` says who computes it.
+    Raises:
+        InputError: "cudnn" is asked to drop attention weights, which its kernels cannot do.
     """
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    dtype = jnp.result_type(query, key, value)
-    choice = attention_backend.choose_here(dtype.name, query.shape[-1], dropout is not None)
-    if choice.implementation == "cudnn":
+    if implementation == "cudnn":
+        if dropout is not None:
+            raise InputError(
+                "attention='cudnn' cannot drop attention weights; use attention='plain', or set "
+                "attention_dropout=0"
+            )
         return _cudnn_attention(query, key, value, mask)
     weights = attention_weights(query, key, mask)
     if dropout is not None:
@@ -251,7 +266,10 @@ def _cudnn_attention(
     value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None,
 ) -> Float[Array, "B H T K"]:
-    """Return attention by kernels that never hold all of the weights; keys are cleared already."""
+    """Return attention by kernels that never materialise the weights.
+
+    The keys and values that no query may attend to must be 0 already.
+    """
     length, bias_mask = query.shape[2], mask
     if mask is not None:
         # JAX adds a mask to the scores as a bias. cuDNN differentiates one of even lengths only,

@@ -1,7 +1,11 @@
-"""The blocks of the model: thin Flax shells that hold parameters and call `functional`.
+"""The blocks of the model: thin Flax modules that hold parameters and call `functional`.
 
-Dropout is active exactly where `apply` is given a "dropout" random stream.
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
+The classes of `torch_reference.layers` have the same names, parameters and methods; `Linear` and
+`Dropout` are `torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
+random stream. The cache, and the methods that use it, exist in JAX only.
+
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab,
+N hypotheses of a source, slots N times target positions.
 """
 
 import hashlib
@@ -9,6 +13,7 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.core.scope import LazyRng
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -16,6 +21,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer import functional, initialization
 from jax_transformer.config import TransformerConfig
 from jax_transformer.dropout import dropout
+from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution
+from jax_transformer.layer_cache import LayerCache, write_slots
 from jax_transformer.runtime.sharding import constrain
 
 
@@ -24,15 +31,18 @@ class Linear(nn.Module):
 
     Attributes:
         config: Names the initialization.
-        features: Outputs.
+        features: Number of outputs.
         use_bias: Whether a bias is added.
-        attention: Whether this is one of attention's projections.
-        fused: Kernels that torch.nn.MultiheadAttention keeps as one with this.
+        execution: Names the way to compute the product.
+        attention: Whether this is a projection of an attention block, for the initialization.
+        fused: Number of kernels that torch.nn.MultiheadAttention draws as one matrix with this
+            one, for the initialization.
     """
 
     config: TransformerConfig
     features: int
     use_bias: bool
+    execution: Execution = DEFAULT_EXECUTION
     attention: bool = False
     fused: int = 1
 
@@ -46,7 +56,7 @@ class Linear(nn.Module):
         if self.use_bias:
             draw = initialization.bias(self.config, inputs, self.attention)
             bias = self.param("bias", draw, (self.features,))
-        return functional.linear(x, kernel, bias)
+        return functional.linear(x, kernel, bias, self.execution.product)
 
 
 class Norm(nn.Module):
@@ -69,17 +79,20 @@ class Dropout(nn.Module):
     """Dropout at `rate` where the call has a "dropout" random stream, else the identity."""
 
     rate: float
+    mask: DropoutMask = "packed"
 
     def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return `x` with elements dropped."""
-        if not self.has_rng("dropout"):
-            return x
-        return dropout(x, self.rate, self._key())
+        return dropout(x, self.rate, self._key(), self.mask) if self.is_active() else x
+
+    def is_active(self) -> bool:
+        """Return whether a call drops elements."""
+        return self.rate > 0 and self.has_rng("dropout")
 
     def _key(self) -> PRNGKeyArray:
-        """Return the key of this call: that of the stream, xor a digest of the call's place.
+        """Return the key of this call: the stream's key, xor a digest of the module's path.
 
-        `make_rng` folds such a digest in by threefry, which XLA compiles anew at each place: a
+        `make_rng` folds the path in by threefry, which XLA compiles once for each module: a
         seventh of the time that a training step takes to compile.
         """
         self.scope.rng_counters["dropout"] += 1
@@ -104,7 +117,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Return the scaled rows of `ids`."""
-        # Whole rows on each device: of parts of them XLA would make whole ones after the look-up.
+        # Each device looks up whole rows: XLA would gather rows that are split after the look-up.
         x = functional.embed(ids, constrain(self.embedding, "tensor"))
         if self.config.embedding_scale == "sqrt_d_model":
             x = x * self.config.d_model**0.5
@@ -115,17 +128,21 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the projections, named as in the torch reference."""
-        config = self.config
+        config, execution = self.config, self.execution
         shared = config.head_projection == "shared"
         width = config.head_dim if shared else config.d_model
         self.query, self.key, self.value = (
-            Linear(config, width, config.qkv_bias, attention=True, fused=3) for _ in range(3)
+            Linear(config, width, config.qkv_bias, execution, attention=True, fused=3)
+            for _ in range(3)
         )
-        self.output = Linear(config, config.d_model, config.attention_output_bias, attention=True)
-        self.dropout = Dropout(config.attention_dropout_rate)
+        self.output = Linear(
+            config, config.d_model, config.attention_output_bias, execution, attention=True
+        )
+        self.dropout = Dropout(config.attention_dropout_rate, execution.dropout_mask)
 
     def __call__(
         self,
@@ -134,73 +151,65 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S D"],
         mask: Bool[Array, "#B #H #T #S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return what each query gathers from the values it may attend to.
+        """Return what each query gathers from the values that it may attend to.
 
         Args:
             query: Vectors that attend [B, T, D].
-            key: Vectors that are compared with the queries [B, S, D].
+            key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         """
-        # The weights are there for a dropout that acts, or for whoever looks at what it is given.
-        dropped = self.dropout.rate > 0 and self.has_rng("dropout")
-        weights_wanted = dropped or self.is_mutable_collection("intermediates")
+        implementation = self.execution.attention
+        # Fused kernels take no dropout at all, not even an inactive one.
+        fused = implementation == "cudnn" and not self.dropout.is_active()
         heads = functional.dot_product_attention(
-            self.project_queries(query),
-            self.project_keys(key),
-            self.project_values(value),
+            self.project(self.query, query),
+            self.project(self.key, key),
+            self.project(self.value, value),
             mask,
-            self.dropout if weights_wanted else None,
+            None if fused else self.dropout,
+            implementation,
         )
         return self.output(functional.merge_heads(heads))
 
-    def attend_to_cache(
-        self,
-        queries: Float[Array, "B H T K"],
-        keys: Float[Array, "B H K S"],
-        values: Float[Array, "B H S K"],
-        mask: Bool[Array, "#B #H #T #S"] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return what queries gather from keys and values, all of them projected already.
-
-        Args:
-            queries: Projected queries [B, H, T, K].
-            keys: Projected keys, in columns [B, H, K, S], finite everywhere.
-            values: Projected values [B, H, S, K], finite everywhere.
-            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
-        """
-        heads = functional.cached_attention(queries, keys, values, mask)
-        return self.output(functional.merge_heads(heads))
-
-    def project_queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T K"]:
-        """Return the queries of vectors that attend, split into heads."""
-        return self._project(self.query, x)
-
-    def project_keys(self, x: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
-        """Return the keys of vectors, split into heads."""
-        return self._project(self.key, x)
-
-    def project_values(self, x: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
-        """Return the values of vectors, split into heads."""
-        return self._project(self.value, x)
-
-    def _project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
+    def project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
+        """Return the queries, keys or values of vectors, split into heads."""
         if self.config.head_projection == "shared":
             return projection(functional.split_heads(x, self.config.num_heads))
         return functional.split_heads(projection(x), self.config.num_heads)
+
+    def attend_to_cache(
+        self,
+        query: Float[Array, "B N D"],
+        keys: Float[Array, "B H K S"],
+        values: Float[Array, "B H S K"],
+        mask: Bool[Array, "#B #H #N #S"] | None = None,
+    ) -> Float[Array, "B N D"]:
+        """Return what each query gathers from keys and values that are projected already.
+
+        Args:
+            query: Vectors that attend [B, N, D].
+            keys: Projected keys, in columns [B, H, K, S], finite everywhere.
+            values: Projected values [B, H, S, K], finite everywhere.
+            mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
+        """
+        queries = self.project(self.query, query)
+        heads = functional.cached_attention(queries, keys, values, mask)
+        return self.output(functional.merge_heads(heads))
 
 
 class FeedForward(nn.Module):
     """The position-wise feed-forward network (section 3.3)."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the two projections."""
-        config = self.config
-        self.inner = Linear(config, config.d_ff, config.feed_forward_bias)
-        self.dropout = Dropout(config.activation_dropout_rate)
-        self.outer = Linear(config, config.d_model, config.feed_forward_bias)
+        config, execution = self.config, self.execution
+        self.inner = Linear(config, config.d_ff, config.feed_forward_bias, execution)
+        self.dropout = Dropout(config.activation_dropout_rate, execution.dropout_mask)
+        self.outer = Linear(config, config.d_model, config.feed_forward_bias, execution)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the network's output at each position."""
@@ -212,11 +221,12 @@ class Residual(nn.Module):
     """A norm, a dropout and an addition around a sublayer, in the order the config names."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the norm."""
         self.norm = Norm(self.config)
-        self.dropout = Dropout(self.config.dropout)
+        self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
     def __call__(
         self,
@@ -226,27 +236,34 @@ class Residual(nn.Module):
         """Return the residual stream after the sublayer.
 
         Args:
-            x: What the sublayer's output is added to.
-            sublayer: A function of `x`, normed first where norms are placed "pre".
+            x: The residual stream, to which the sublayer's output is added.
+            sublayer: A function of `sublayer_input(x)`.
         """
+        y = sublayer(self.sublayer_input(x))
         if self.config.norm_placement == "pre":
-            return x + self.dropout(sublayer(self.norm(x)))
+            return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
-            return self.dropout(self.norm(x + sublayer(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return self.dropout(self.norm(x + y))
+        return self.norm(x + self.dropout(y))
+
+    def sublayer_input(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
+        return self.norm(x) if self.config.norm_placement == "pre" else x
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and a feed-forward network (section 3.1)."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the sublayers."""
-        self.self_attention = MultiHeadAttention(self.config)
-        self.self_attention_residual = Residual(self.config)
-        self.feed_forward = FeedForward(self.config)
-        self.feed_forward_residual = Residual(self.config)
+        parts = self.config, self.execution
+        self.self_attention = MultiHeadAttention(*parts)
+        self.self_attention_residual = Residual(*parts)
+        self.feed_forward = FeedForward(*parts)
+        self.feed_forward_residual = Residual(*parts)
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #H #S #S"] | None = None
@@ -260,17 +277,19 @@ class DecoderLayer(nn.Module):
     """Self-attention, attention to the memory and a feed-forward network (section 3.1)."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the sublayers."""
-        self.self_attention = MultiHeadAttention(self.config)
-        self.self_attention_residual = Residual(self.config)
-        self.cross_attention = MultiHeadAttention(self.config)
-        self.cross_attention_residual = Residual(self.config)
+        parts = self.config, self.execution
+        self.self_attention = MultiHeadAttention(*parts)
+        self.self_attention_residual = Residual(*parts)
+        self.cross_attention = MultiHeadAttention(*parts)
+        self.cross_attention_residual = Residual(*parts)
         if self.config.memory_norm:
             self.memory_norm = Norm(self.config)
-        self.feed_forward = FeedForward(self.config)
-        self.feed_forward_residual = Residual(self.config)
+        self.feed_forward = FeedForward(*parts)
+        self.feed_forward_residual = Residual(*parts)
 
     def __call__(
         self,
@@ -284,39 +303,81 @@ class DecoderLayer(nn.Module):
         Args:
             x: Target stream [B, T, D].
             memory: Encoder output [B, S, D].
-            tgt_mask: Who of the target attends to whom of the target.
-            src_mask: Who of the target attends to whom of the memory.
+            tgt_mask: Which target position attends to which target position.
+            src_mask: Which target position attends to which position of the memory.
         """
-        if self.config.decoder_attention == "self_over_memory":
-            x = self._attend_over_memory(x, memory, tgt_mask, src_mask)
-        else:
-            x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, tgt_mask))
-            if self.config.memory_norm:
-                memory = self.memory_norm(memory)
-            x = self.cross_attention_residual(
-                x, lambda x: self.cross_attention(x, memory, memory, src_mask)
-            )
-        return self.feed_forward_residual(x, self.feed_forward)
+        memory = self.cross_attention_input(memory)
+        return self.wire(
+            x,
+            lambda x: self.self_attention(x, x, x, tgt_mask),
+            lambda x: self.cross_attention(x, memory, memory, src_mask),
+        )
 
-    def _attend_over_memory(
+    def wire(
         self,
         x: Float[Array, "B L D"],
-        memory: Float[Array, "B L D"],
-        tgt_mask: Bool[Array, "#B #H #L #L"] | None,
-        src_mask: Bool[Array, "#B #H #L #L"] | None,
+        attend_to_target: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
+        attend_to_memory: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
     ) -> Float[Array, "B L D"]:
-        value = self.self_attention_residual(
-            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
+        """Return the layer's output, given its two attentions as functions of their queries."""
+        x = self.self_attention_residual(x, attend_to_target)
+        x = self.cross_attention_residual(x, attend_to_memory)
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def cross_attention_input(self, memory: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        """Return what the cross-attention reads: the memory, normed where the config says so."""
+        return self.memory_norm(memory) if self.config.memory_norm else memory
+
+    def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> LayerCache:
+        """Return the cache before the first token: the memory projected, no slot written."""
+        attention, memory = self.cross_attention, self.cross_attention_input(memory)
+        memory_keys = attention.project(attention.key, memory).swapaxes(2, 3)
+        batch, num_heads, head_dim, _ = memory_keys.shape
+        return LayerCache(
+            keys=jnp.zeros((batch, num_heads, head_dim, slots), memory_keys.dtype),
+            values=jnp.zeros((batch, num_heads, slots, head_dim), memory_keys.dtype),
+            memory_keys=memory_keys,
+            memory_values=attention.project(attention.value, memory),
         )
-        return self.cross_attention_residual(
-            value, lambda value: self.cross_attention(x, memory, value, src_mask)
+
+    def step(
+        self,
+        x: Float[Array, "B N D"],
+        cache: LayerCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: Bool[Array, "#B #H #N #S"] | None,
+    ) -> tuple[Float[Array, "B N D"], LayerCache]:
+        """Return the layer's output at one position, and the cache with that position written.
+
+        Args:
+            x: Target stream of the N hypotheses of each source [B, N, D].
+            cache: What the layer kept of earlier positions.
+            position: Index of the position, from 0.
+            tgt_mask: The slots, this position's included, that each hypothesis attends to.
+            src_mask: The positions of the memory that are attended to.
+        """
+        attention, start = self.self_attention, position * x.shape[1]
+        x_in = self.self_attention_residual.sublayer_input(x)
+        new_keys = attention.project(attention.key, x_in).swapaxes(2, 3)
+        new_values = attention.project(attention.value, x_in)
+        keys = write_slots(cache.keys, new_keys, start, axis=3)
+        values = write_slots(cache.values, new_values, start, axis=2)
+        x = self.wire(
+            x,
+            lambda x: attention.attend_to_cache(x, keys, values, tgt_mask),
+            lambda x: self.cross_attention.attend_to_cache(
+                x, cache.memory_keys, cache.memory_values, src_mask
+            ),
         )
+        return x, cache._replace(keys=keys, values=values)
 
 
 class OutputProjection(nn.Module):
     """The product that turns hidden states into logits, with an own or a tied matrix."""
 
     config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
 
     @nn.compact
     def __call__(
@@ -333,4 +394,4 @@ class OutputProjection(nn.Module):
         if config.output_bias:
             draw = initialization.bias(config, config.d_model)
             bias = self.param("bias", draw, (config.tgt_vocab_size,))
-        return functional.linear(x, kernel, bias)
+        return functional.linear(x, kernel, bias, self.execution.product)

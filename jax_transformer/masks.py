@@ -4,7 +4,8 @@ Masks combine with `&`. A query that may attend to nothing gets an attention out
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
 
@@ -34,20 +35,31 @@ def segment_mask(
 
 
 def source_mask(
-    src: Int[Array, "batch source"], config: TransformerConfig
-) -> Bool[Array, "batch 1 1 source"]:
-    """Return the mask of a source batch: padding is hidden."""
-    return padding_mask(src, config.pad_id)
+    src: Int[Array | np.ndarray, "batch source"] | Float[Array | np.ndarray, "batch source D"],
+    config: TransformerConfig,
+) -> Bool[Array, "batch 1 1 source"] | None:
+    """Return the default mask of a source batch: padding is hidden.
+
+    Vectors (`config.token_embeddings` is "none") have no pad id: the mask is None.
+    """
+    if config.token_embeddings == "none":
+        return None
+    return padding_mask(jnp.asarray(src), config.pad_id)
 
 
 def target_mask(
-    tgt: Int[Array, "batch target"], config: TransformerConfig
-) -> Bool[Array, "batch 1 target target"]:
-    """Return the mask of a target batch: padding and later positions are hidden.
+    tgt: Int[Array | np.ndarray, "batch target"] | Float[Array | np.ndarray, "batch target D"],
+    config: TransformerConfig,
+) -> Bool[Array, "#batch 1 target target"]:
+    """Return the default mask of a target batch: padding and later positions are hidden.
 
-    Where targets begin with the pad id (Marian), the first position is not padding.
+    Where BOS is the pad id (Marian), the first position is not padding. Vectors have no pad id:
+    only later positions are hidden.
     """
-    visible = padding_mask(tgt, config.pad_id)
+    causal = causal_mask(tgt.shape[1])
+    if config.token_embeddings == "none":
+        return causal
+    visible = padding_mask(jnp.asarray(tgt), config.pad_id)
     if config.bos_id == config.pad_id:
         visible = visible.at[..., 0].set(True)
-    return visible & causal_mask(tgt.shape[1])
+    return visible & causal

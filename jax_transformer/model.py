@@ -10,15 +10,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import functional, masks
-from jax_transformer.checks import check_ids, check_length, check_positions
+from jax_transformer.checks import (
+    check_ids,
+    check_length,
+    check_mask,
+    check_num_layers,
+    check_positions,
+    check_tokens,
+)
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.layer_stack import UNROLLED, LayerLoop
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.layer_cache import LayerCache
+from jax_transformer.layer_stack import rematerialized, run_layers, scan_layers
 from jax_transformer.layers import (
-    DecoderLayer,
     Dropout,
     Embedding,
     EncoderLayer,
@@ -26,6 +35,7 @@ from jax_transformer.layers import (
     OutputProjection,
 )
 from jax_transformer.runtime.sharding import shard_rows
+from jax_transformer.self_over_memory import OverMemoryCache, check_equal_lengths, decoder_layer
 
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
@@ -34,18 +44,20 @@ SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"]
 TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"]
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
+DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
 
 
 class Encoder(nn.Module):
     """The stack of encoder layers, with a final norm where the config has one."""
 
     config: TransformerConfig
-    loop: LayerLoop = UNROLLED
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the layers."""
-        layer = self.loop.rematerialized(EncoderLayer)
-        self.layers = [layer(self.config) for _ in range(self.config.num_encoder_layers)]
+        layer = rematerialized(EncoderLayer, self.execution.remat)
+        count = self.config.num_encoder_layers
+        self.layers = [layer(self.config, self.execution) for _ in range(count)]
         if self.config.final_norm:
             self.norm = Norm(self.config)
 
@@ -54,7 +66,8 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
         x = functional.clear_unattended(x, src_mask)
-        x = self.loop.run(self.layers, x, src_mask)
+        run = scan_layers if self.execution.scan_layers else run_layers
+        x = run(self.layers, x, src_mask)
         return self.norm(x) if self.config.final_norm else x
 
 
@@ -62,12 +75,13 @@ class Decoder(nn.Module):
     """The stack of decoder layers, with a final norm where the config has one."""
 
     config: TransformerConfig
-    loop: LayerLoop = UNROLLED
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the layers."""
-        layer = self.loop.rematerialized(DecoderLayer)
-        self.layers = [layer(self.config) for _ in range(self.config.num_decoder_layers)]
+        layer = rematerialized(decoder_layer(self.config), self.execution.remat)
+        count = self.config.num_decoder_layers
+        self.layers = [layer(self.config, self.execution) for _ in range(count)]
         if self.config.final_norm:
             self.norm = Norm(self.config)
 
@@ -81,15 +95,51 @@ class Decoder(nn.Module):
         """Return the hidden states of embedded targets."""
         x = functional.clear_unattended(x, tgt_mask)
         memory = functional.clear_unattended(memory, src_mask)
-        x = self.loop.run(self.layers, x, memory, tgt_mask, src_mask)
+        run = scan_layers if self.execution.scan_layers else run_layers
+        x = run(self.layers, x, memory, tgt_mask, src_mask)
         return self.norm(x) if self.config.final_norm else x
+
+    def init_cache(
+        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+    ) -> DecoderCache:
+        """Return what each layer keeps before the first token.
+
+        Args:
+            memory: Encoder output [B, S, D].
+            src_mask: The positions of the memory that are attended to.
+            slots: Target positions times hypotheses of a source.
+        """
+        memory = functional.clear_unattended(memory, src_mask)
+        return tuple(layer.init_cache(memory, slots) for layer in self.layers)
+
+    def step(
+        self,
+        x: Float[Array, "B N D"],
+        cache: DecoderCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: SourceMask | None,
+    ) -> tuple[Float[Array, "B N D"], DecoderCache]:
+        """Return the hidden states at one position, and the cache with that position written.
+
+        Arguments as `DecoderLayer.step`; `cache` has an entry for each layer.
+        """
+        written = []
+        for layer, kept in zip(self.layers, cache, strict=True):
+            x, kept = layer.step(x, kept, position, tgt_mask, src_mask)
+            written.append(kept)
+        return self.norm(x) if self.config.final_norm else x, tuple(written)
 
 
 class Transformer(nn.Module):
-    """Embeddings, encoder, decoder and output projection (figure 1)."""
+    """Embeddings, encoder, decoder and output projection (figure 1).
+
+    Masks that are not given come from `masks.source_mask` and `masks.target_mask`, as in the
+    functions `encode`, `decode` and `apply` and in `torch_reference.Transformer`.
+    """
 
     config: TransformerConfig
-    loop: LayerLoop = UNROLLED
+    execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
         """Declare the parts; a shared table is one part with one name."""
@@ -101,12 +151,12 @@ class Transformer(nn.Module):
             self.target_embedding = Embedding(config, config.tgt_vocab_size)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
-        self.source_dropout = Dropout(source_rate)
-        self.target_dropout = Dropout(target_rate)
-        self.encoder = Encoder(config, self.loop)
-        self.decoder = Decoder(config, self.loop)
+        self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)
+        self.target_dropout = Dropout(target_rate, self.execution.dropout_mask)
+        self.encoder = Encoder(config, self.execution)
+        self.decoder = Decoder(config, self.execution)
         if config.output_projection != "none":
-            self.output_projection = OutputProjection(config)
+            self.output_projection = OutputProjection(config, self.execution)
 
     def encode(
         self,
@@ -116,7 +166,9 @@ class Transformer(nn.Module):
         src_positions: SourcePositions | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
-        x = self._add_positions(self.embed(src, "source"), src_positions)
+        if src_mask is None:
+            src_mask = masks.source_mask(src, self.config)
+        x = self.add_positions(self.embed(src, "source"), src_positions)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -129,7 +181,9 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
-        x = self._add_positions(self.embed(tgt, "target"), tgt_positions)
+        if tgt_mask is None:
+            tgt_mask = masks.target_mask(tgt, self.config)
+        x = self.add_positions(self.embed(tgt, "target"), tgt_positions)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def __call__(
@@ -143,8 +197,39 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
+        if src_mask is None:
+            src_mask = masks.source_mask(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
+
+    def init_cache(
+        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+    ) -> DecoderCache:
+        """Return what each decoder layer keeps before the first token; see `Decoder.init_cache`."""
+        return self.decoder.init_cache(memory, src_mask, slots)
+
+    def step(
+        self,
+        tokens: Int[Array, "B N"] | Float[Array, "B N D"],
+        cache: DecoderCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: SourceMask | None,
+    ) -> tuple[Float[Array, "B N V"], DecoderCache]:
+        """Return the logits after one more position, and the cache with that position written.
+
+        Args:
+            tokens: Ids of the N hypotheses of each source [B, N], or vectors [B, N, D].
+            cache: What each decoder layer kept of earlier positions.
+            position: Index of the position, from 0; past the last slot the logits are NaN.
+            tgt_mask: The slots, this position's included, that each hypothesis attends to.
+            src_mask: The positions of the memory that are attended to.
+        """
+        length = tgt_mask.shape[-1] // tokens.shape[1]
+        x = self.add_positions(self.embed(tokens, "target"), position[None, None], length)
+        x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
+        x = jnp.where(position < length, x, jnp.nan)
+        return self.project(x), cache
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
@@ -165,13 +250,25 @@ class Transformer(nn.Module):
             return self.token_embedding
         return self.source_embedding if side == "source" else self.target_embedding
 
-    def _add_positions(
-        self, x: Float[Array, "B S D"], positions: SourcePositions | None
-    ) -> Float[Array, "B S D"]:
+    def add_positions(
+        self,
+        x: Float[Array, "B L D"],
+        positions: Int[Array | np.ndarray, "#B #L"] | None = None,
+        length: int | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Return vectors plus their rows of the position table.
+
+        Args:
+            x: Vectors [B, L, D].
+            positions: Position of each vector, broadcastable to [B, L]; None is 0 to L - 1. A
+                position outside the table gives NaN.
+            length: Rows of the table; None is `config.max_length`, or L without `positions`.
+        """
         config = self.config
         if config.positions == "none":
             return x
-        length = x.shape[1] if positions is None else config.max_length
+        if length is None:
+            length = x.shape[1] if positions is None else config.max_length
         table = functional.sinusoidal_positions(length, config.d_model, config.positions)
         table = jnp.asarray(table, x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
@@ -200,7 +297,7 @@ def encode(
     *,
     src_positions: SourcePositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
-    loop: LayerLoop = UNROLLED,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B S D"]:
     """Return the memory of the sources [B, S, D].
 
@@ -213,16 +310,17 @@ def encode(
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
             `jit`, one outside the position table gives NaN.
         dropout_key: Random key that switches dropout on.
-        loop: How the layers are run.
+        execution: How the model is executed.
 
     Raises:
         InputError: A source is longer than the position table or, where ids and positions are
             concrete (not traced by `jit`), one is outside the vocabulary or the table.
     """
     src = _check(config, "src", src, config.src_vocab_size, src_positions)
-    src_mask = _source_mask(config, src, src_mask)
+    (batch, length), heads = src.shape[:2], config.num_heads
+    check_mask("src_mask", src_mask, (batch, heads, length, length))
     positions = {"src_positions": src_positions}
-    return _run(params, config, loop, dropout_key, src, src_mask, method="encode", **positions)
+    return _run(params, config, execution, dropout_key, src, src_mask, method="encode", **positions)
 
 
 def decode(
@@ -235,7 +333,7 @@ def decode(
     *,
     tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
-    loop: LayerLoop = UNROLLED,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
 
@@ -251,7 +349,7 @@ def decode(
         tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
             `encode`.
         dropout_key: Random key that switches dropout on.
-        loop: How the layers are run.
+        execution: How the model is executed.
 
     Returns:
         Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
@@ -262,11 +360,13 @@ def decode(
             a position outside the table.
     """
     tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
-    _check_lengths(config, tgt.shape[1], memory.shape[1])
-    tgt_mask = _target_mask(config, tgt, tgt_mask)
+    check_equal_lengths(config, tgt.shape[1], memory.shape[1])
+    (batch, length), heads = tgt.shape[:2], config.num_heads
+    check_mask("tgt_mask", tgt_mask, (batch, heads, length, length))
+    check_mask("src_mask", src_mask, (batch, heads, length, memory.shape[1]))
     inputs = (tgt, memory, tgt_mask, src_mask)
     positions = {"tgt_positions": tgt_positions}
-    return _run(params, config, loop, dropout_key, *inputs, method="decode", **positions)
+    return _run(params, config, execution, dropout_key, *inputs, method="decode", **positions)
 
 
 def apply(
@@ -280,7 +380,7 @@ def apply(
     src_positions: SourcePositions | None = None,
     tgt_positions: TargetPositions | None = None,
     dropout_key: PRNGKeyArray | None = None,
-    loop: LayerLoop = UNROLLED,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B T V"]:
     """Return the logits of each target position's successor [B, T, V].
 
@@ -289,26 +389,53 @@ def apply(
     """
     src = _check(config, "src", src, config.src_vocab_size, src_positions)
     tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
-    _check_lengths(config, tgt.shape[1], src.shape[1])
-    src_mask, tgt_mask = _source_mask(config, src, src_mask), _target_mask(config, tgt, tgt_mask)
+    check_equal_lengths(config, tgt.shape[1], src.shape[1])
+    (batch, source_length), target_length = src.shape[:2], tgt.shape[1]
+    # One mask serves the queries of the encoder and of the decoder.
+    queries = source_length if source_length == target_length else 1
+    check_mask("src_mask", src_mask, (batch, config.num_heads, queries, source_length))
+    check_mask("tgt_mask", tgt_mask, (batch, config.num_heads, target_length, target_length))
     positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
-    return _run(params, config, loop, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
+    return _run(params, config, execution, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
 
 
 def _run(
     params: Params,
     config: TransformerConfig,
-    loop: LayerLoop,
+    execution: Execution,
     dropout_key: PRNGKeyArray | None,
     *args: Array | np.ndarray | None,
     method: str | None = None,
     **positions: Array | np.ndarray | None,
 ) -> Float[Array, "B L _"]:
+    check_num_layers(params, config)
     # NumPy arrays are welcome.
     params, args, positions = jax.tree.map(jnp.asarray, (params, args, positions))
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    model = Transformer(config, loop)
-    return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
+    model = Transformer(config, execution)
+    try:
+        return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
+    except (ScopeParamNotFoundError, ScopeParamShapeError) as error:
+        raise InputError(
+            f"params do not fit the config: {_first_difference(params, config)}"
+        ) from error
+
+
+def _first_difference(params: Params, config: TransformerConfig) -> str:
+    """Return the first parameter, by path, that is missing or has another shape than expected."""
+    expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+    shapes = [
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (params, expected)
+    ]
+    for path, wanted in shapes[1].items():
+        if shapes[0].get(path) != wanted:
+            found = shapes[0].get(path, "missing")
+            return f"{path} is {found} and must have shape {wanted}"
+    return "every parameter has the expected shape"
 
 
 def _check(
@@ -318,6 +445,7 @@ def _check(
     vocab_size: int,
     positions: SourcePositions | None,
 ) -> Array:
+    check_tokens(name, tokens, config)
     if config.positions != "none" and positions is None:
         check_length(name, tokens.shape[1], config.max_length)
     elif config.positions != "none" and not isinstance(positions, jax.core.Tracer):
@@ -325,27 +453,3 @@ def _check(
     if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
         check_ids(name, np.asarray(tokens), vocab_size)
     return jnp.asarray(tokens)
-
-
-def _check_lengths(config: TransformerConfig, target_length: int, source_length: int) -> None:
-    if config.decoder_attention == "self_over_memory" and target_length != source_length:
-        raise InputError(
-            f"tgt is {target_length} long and src {source_length}; decoder_attention="
-            "'self_over_memory' needs equal lengths: pad the shorter one"
-        )
-
-
-def _source_mask(
-    config: TransformerConfig, src: Source, src_mask: SourceMask | None
-) -> SourceMask | None:
-    if src_mask is None and config.token_embeddings != "none":
-        return masks.source_mask(src, config)
-    return src_mask
-
-
-def _target_mask(config: TransformerConfig, tgt: Target, tgt_mask: TargetMask | None) -> TargetMask:
-    if tgt_mask is not None:
-        return tgt_mask
-    if config.token_embeddings == "none":
-        return masks.causal_mask(tgt.shape[1])
-    return masks.target_mask(tgt, config)

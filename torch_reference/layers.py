@@ -73,17 +73,16 @@ class MultiHeadAttention(nn.Module):
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         """
         heads = functional.dot_product_attention(
-            self._project(self.query, query),
-            self._project(self.key, key),
-            self._project(self.value, value),
+            self.project(self.query, query),
+            self.project(self.key, key),
+            self.project(self.value, value),
             mask,
             self.dropout,
         )
         return self.output(functional.merge_heads(heads))
 
-    def _project(
-        self, projection: nn.Linear, x: Float[Tensor, "B L D"]
-    ) -> Float[Tensor, "B H L K"]:
+    def project(self, projection: nn.Linear, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L K"]:
+        """Return the queries, keys or values of vectors, split into heads."""
         if self.config.head_projection == "shared":
             return projection(functional.split_heads(x, self.config.num_heads))
         return functional.split_heads(projection(x), self.config.num_heads)
@@ -122,14 +121,19 @@ class Residual(nn.Module):
         """Return the residual stream after the sublayer.
 
         Args:
-            x: What the sublayer's output is added to.
-            sublayer: A function of `x`, normed first where norms are placed "pre".
+            x: The residual stream, to which the sublayer's output is added.
+            sublayer: A function of `sublayer_input(x)`.
         """
+        y = sublayer(self.sublayer_input(x))
         if self.config.norm_placement == "pre":
-            return x + self.dropout(sublayer(self.norm(x)))
+            return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
-            return self.dropout(self.norm(x + sublayer(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return self.dropout(self.norm(x + y))
+        return self.norm(x + self.dropout(y))
+
+    def sublayer_input(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
+        return self.norm(x) if self.config.norm_placement == "pre" else x
 
 
 class EncoderLayer(nn.Module):
@@ -177,33 +181,30 @@ class DecoderLayer(nn.Module):
         Args:
             x: Target stream [B, T, D].
             memory: Encoder output [B, S, D].
-            tgt_mask: Who of the target attends to whom of the target.
-            src_mask: Who of the target attends to whom of the memory.
+            tgt_mask: Which target position attends to which target position.
+            src_mask: Which target position attends to which position of the memory.
         """
-        if self.config.decoder_attention == "self_over_memory":
-            x = self._attend_over_memory(x, memory, tgt_mask, src_mask)
-        else:
-            x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, tgt_mask))
-            if self.config.memory_norm:
-                memory = self.memory_norm(memory)
-            x = self.cross_attention_residual(
-                x, lambda x: self.cross_attention(x, memory, memory, src_mask)
-            )
-        return self.feed_forward_residual(x, self.feed_forward)
+        memory = self.cross_attention_input(memory)
+        return self.wire(
+            x,
+            lambda x: self.self_attention(x, x, x, tgt_mask),
+            lambda x: self.cross_attention(x, memory, memory, src_mask),
+        )
 
-    def _attend_over_memory(
+    def wire(
         self,
         x: Float[Tensor, "B L D"],
-        memory: Float[Tensor, "B L D"],
-        tgt_mask: Bool[Tensor, "#B #H #L #L"] | None,
-        src_mask: Bool[Tensor, "#B #H #L #L"] | None,
+        attend_to_target: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
+        attend_to_memory: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
     ) -> Float[Tensor, "B L D"]:
-        value = self.self_attention_residual(
-            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
-        )
-        return self.cross_attention_residual(
-            value, lambda value: self.cross_attention(x, memory, value, src_mask)
-        )
+        """Return the layer's output, given its two attentions as functions of their queries."""
+        x = self.self_attention_residual(x, attend_to_target)
+        x = self.cross_attention_residual(x, attend_to_memory)
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def cross_attention_input(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B S D"]:
+        """Return what the cross-attention reads: the memory, normed where the config says so."""
+        return self.memory_norm(memory) if self.config.memory_norm else memory
 
 
 class OutputProjection(nn.Module):

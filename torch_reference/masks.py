@@ -4,7 +4,7 @@ Masks combine with `&`. A query that may attend to nothing gets an attention out
 """
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from jax_transformer.config import TransformerConfig
@@ -21,20 +21,29 @@ def causal_mask(length: int) -> Bool[Tensor, "1 1 length length"]:
 
 
 def source_mask(
-    src: Int[Tensor, "batch source"], config: TransformerConfig
-) -> Bool[Tensor, "batch 1 1 source"]:
-    """Return the mask of a source batch: padding is hidden."""
+    src: Int[Tensor, "batch source"] | Float[Tensor, "batch source D"], config: TransformerConfig
+) -> Bool[Tensor, "batch 1 1 source"] | None:
+    """Return the default mask of a source batch: padding is hidden.
+
+    Vectors (`config.token_embeddings` is "none") have no pad id: the mask is None.
+    """
+    if config.token_embeddings == "none":
+        return None
     return padding_mask(src, config.pad_id)
 
 
 def target_mask(
-    tgt: Int[Tensor, "batch target"], config: TransformerConfig
-) -> Bool[Tensor, "batch 1 target target"]:
-    """Return the mask of a target batch: padding and later positions are hidden.
+    tgt: Int[Tensor, "batch target"] | Float[Tensor, "batch target D"], config: TransformerConfig
+) -> Bool[Tensor, "#batch 1 target target"]:
+    """Return the default mask of a target batch: padding and later positions are hidden.
 
-    Where targets begin with the pad id (Marian), the first position is not padding.
+    Where BOS is the pad id (Marian), the first position is not padding. Vectors have no pad id:
+    only later positions are hidden.
     """
+    causal = causal_mask(tgt.shape[1]).to(tgt.device)
+    if config.token_embeddings == "none":
+        return causal
     visible = padding_mask(tgt, config.pad_id)
     if config.bos_id == config.pad_id:
         visible[..., 0] = True
-    return visible & causal_mask(tgt.shape[1]).to(tgt.device)
+    return visible & causal

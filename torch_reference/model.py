@@ -3,12 +3,15 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
+from typing import Literal
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
 from torch_reference import functional, masks
-from torch_reference.layers import DecoderLayer, Embedding, EncoderLayer, Norm, OutputProjection
+from torch_reference.layers import Embedding, EncoderLayer, Norm, OutputProjection
+from torch_reference.self_over_memory import decoder_layer
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
 Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
@@ -39,7 +42,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        layer = decoder_layer(config)
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_decoder_layers))
         self.norm = Norm(config) if config.final_norm else nn.Identity()
 
     def forward(
@@ -89,9 +93,9 @@ class Transformer(nn.Module):
             src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides
                 `config.pad_id` (nothing, where the sources are vectors).
         """
-        if src_mask is None and self.config.token_embeddings != "none":
+        if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
-        x = self._embed(src, self._table("source"))
+        x = self.add_positions(self.embed(src, "source"))
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -115,16 +119,10 @@ class Transformer(nn.Module):
             Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is
             "none".
         """
-        if tgt_mask is None and self.config.token_embeddings == "none":
-            tgt_mask = masks.causal_mask(tgt.shape[1]).to(tgt.device)
-        elif tgt_mask is None:
+        if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
-        table = self._table("target")
-        x = self._embed(tgt, table)
-        x = self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask)
-        if self.config.output_projection == "none":
-            return x
-        return self.output_projection(x, table.weight if table else None)
+        x = self.add_positions(self.embed(tgt, "target"))
+        return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def forward(
         self,
@@ -134,21 +132,33 @@ class Transformer(nn.Module):
         tgt_mask: TargetMask | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Return the logits [B, T, V]; masks as in `encode` and `decode`, one for the source."""
-        if src_mask is None and self.config.token_embeddings != "none":
+        if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
 
-    def _table(self, side: str) -> Embedding | None:
+    def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Tensor, "B S D"]:
+        """Return the tokens' vectors [B, S, D], without positions."""
+        table = self._table(side)
+        return tokens if table is None else table(tokens)
+
+    def project(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Return the logits of hidden states, or these where there is no output projection."""
+        if self.config.output_projection == "none":
+            return x
+        table = self._table("target")
+        return self.output_projection(x, table.weight if table else None)
+
+    def add_positions(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return vectors plus the first L rows of the position table."""
+        config = self.config
+        if config.positions == "none":
+            return x
+        table = functional.sinusoidal_positions(x.shape[1], config.d_model, config.positions)
+        return x + table.to(x)
+
+    def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":
             return None
         if self.config.token_embeddings == "shared":
             return self.token_embedding
         return self.source_embedding if side == "source" else self.target_embedding
-
-    def _embed(self, tokens: Source, table: Embedding | None) -> Float[Tensor, "B S D"]:
-        x = tokens if table is None else table(tokens)
-        if self.config.positions == "none":
-            return x
-        return x + functional.sinusoidal_positions(
-            x.shape[1], self.config.d_model, self.config.positions
-        ).to(x)

@@ -1,15 +1,35 @@
 """One optimizer step in torch: objective, schedule and optimizer of `jax_transformer.training`.
 
-Letters in shapes: B batch, L length, V target vocabulary.
+The settings are read by name, so that a `TrainingConfig` of `jax_transformer` fits and nothing of
+JAX is imported. Letters in shapes: B batch, L length, V target vocabulary.
 """
+
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.training.config import TrainingConfig
 from torch_reference.model import Transformer
+
+
+@runtime_checkable
+class TrainingSettings(Protocol):
+    """What a step reads of its settings; `jax_transformer.training.config` describes each.
+
+    The schedule is that of section 5.3 ("noam").
+    """
+
+    warmup_steps: int
+    learning_rate_factor: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    weight_decay: float
+    clip_norm: float | None
+    num_microbatches: int
+    label_smoothing: float
 
 
 def cross_entropy(
@@ -30,7 +50,7 @@ def cross_entropy(
 
 
 def learning_rate(
-    config: TransformerConfig, training_config: TrainingConfig, steps_made: int
+    config: TransformerConfig, training_config: TrainingSettings, steps_made: int
 ) -> float:
     """Return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) (section 5.3)."""
     step = steps_made + 1
@@ -38,7 +58,7 @@ def learning_rate(
     return training_config.learning_rate_factor * config.d_model**-0.5 * min(step**-0.5, warm_up)
 
 
-def adam(model: Transformer, training_config: TrainingConfig) -> torch.optim.AdamW:
+def adam(model: Transformer, training_config: TrainingSettings) -> torch.optim.AdamW:
     """Return AdamW with nothing left to torch's defaults; matrices decay, vectors do not."""
     parameters = list(model.parameters())
     return torch.optim.AdamW(
@@ -65,15 +85,15 @@ def train_step(
     optimizer: torch.optim.AdamW,
     steps_made: int,
     batch: tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], Int[Tensor, "B L"]],
-    training_config: TrainingConfig,
+    training_config: TrainingSettings,
 ) -> float:
     """Make one step in place; return the loss before it, in nats a target token.
 
     Args:
         model: The model whose parameters move.
-        optimizer: What `adam` made of them.
+        optimizer: The optimizer that `adam` returned for them.
         steps_made: Steps before this one.
-        batch: Source ids, target ids with the begin, target ids with the end.
+        batch: Source ids, target ids that begin with BOS, target ids that end with EOS.
         training_config: The settings of the run.
     """
     config = model.config

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from jax_transformer.checks import check_ids, check_length
+from jax_transformer.checks import check_ids, check_length, check_mask
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.source import check_source_mask
-from jax_transformer.decoding.step import DecoderCache, init_layers, step
 from jax_transformer.errors import InputError
-from jax_transformer.model import Params, SourceMask, Transformer
+from jax_transformer.model import DecoderCache, Params, SourceMask, Transformer
+from jax_transformer.self_over_memory import needs_equal_lengths
 
 Tokens = (
     Int[Array | np.ndarray, " B"]
@@ -76,16 +75,17 @@ def init_cache(
             raise InputError(f"{name}={size} must be at least 1")
     if config.positions != "none":
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
-    if config.decoder_attention == "self_over_memory" and max_new_tokens > memory.shape[1]:
+    if needs_equal_lengths(config) and max_new_tokens > memory.shape[1]:
         raise InputError(
             f"max_new_tokens={max_new_tokens} exceeds the memory's length {memory.shape[1]}, but "
             "decoder_attention='self_over_memory' needs a memory as long: pad the source"
         )
-    check_source_mask(src_mask)
+    batch, source_length = memory.shape[:2]
+    check_mask("src_mask", src_mask, (batch, config.num_heads, 1, source_length))
     params, memory, src_mask = jax.tree.map(jnp.asarray, (params, memory, src_mask))
     slots = max_new_tokens * beam_size
     layers = Transformer(config).apply(
-        {"params": params}, memory, src_mask, slots, method=init_layers
+        {"params": params}, memory, src_mask, slots, method="init_cache"
     )
     return Cache(
         layers=layers,
@@ -141,7 +141,7 @@ def decode_step(
         cache.position,
         own.reshape(batch, 1, count, length * count),
         cache.src_mask,
-        method=step,
+        method="step",
     )
     cache = Cache(layers, cache.src_mask, ancestors, cache.position + 1)
     return logits[:, 0] if single else logits, cache

@@ -4,9 +4,12 @@ import dataclasses
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
 
+from jax_transformer import masks
+from jax_transformer.checks import check_mask
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import options
 from jax_transformer.decoding.beam import beam_search
@@ -17,9 +20,11 @@ from jax_transformer.decoding.panels import cut_panels, use_panels
 from jax_transformer.decoding.processors import Rules
 from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import Hypotheses, LengthPenalty
-from jax_transformer.decoding.source import as_ids, check_generates, check_source_mask, fit_source
+from jax_transformer.decoding.source import as_ids, check_generates
 from jax_transformer.errors import InputError
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model import Params, SourceMask, encode
+from jax_transformer.self_over_memory import pad_source
 
 
 class NonFiniteError(InputError):
@@ -60,6 +65,7 @@ def generate(
     temperature: Scalar | None = None,
     top_k: int | None = None,
     top_p: Scalar | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Hypotheses:
     """Return the targets that the model finds likeliest, or draws, for a batch of sources.
 
@@ -96,6 +102,7 @@ def generate(
         temperature: What logits are divided by before tokens are drawn.
         top_k: Draw from the likeliest `top_k` tokens only.
         top_p: Draw from the fewest likeliest tokens that together reach this probability.
+        execution: How the encoder is executed.
 
     Returns:
         K hypotheses a source, best first.
@@ -109,8 +116,8 @@ def generate(
     """
     check_generates(config)
     options.check_sizes(config, beam_size, num_hypotheses)
-    check_source_mask(src_mask)
     src = as_ids("src", src, config.src_vocab_size)
+    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
     rules = options.rules(
         config,
         src.shape[0],
@@ -133,6 +140,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         beam_size=beam_size,
         num_hypotheses=num_hypotheses,
+        execution=execution,
     )
     if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
         row = int(np.argmax(np.asarray(failed_at) >= 0))
@@ -140,7 +148,10 @@ def generate(
     return hypotheses
 
 
-@partial(jax.jit, static_argnames=("config", "max_new_tokens", "beam_size", "num_hypotheses"))
+@partial(
+    jax.jit,
+    static_argnames=("config", "max_new_tokens", "beam_size", "num_hypotheses", "execution"),
+)
 def _search(
     params: Params,
     config: TransformerConfig,
@@ -153,9 +164,11 @@ def _search(
     max_new_tokens: int,
     beam_size: int,
     num_hypotheses: int,
+    execution: Execution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    src, src_mask = fit_source(config, src, src_mask, max_new_tokens)
-    memory = encode(params, config, src, src_mask)
+    src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
+    src, src_mask = pad_source(config, src, src_mask, max_new_tokens)
+    memory = encode(params, config, src, src_mask, execution=execution)
     params, config = _untie(params, config)
     cache = init_cache(params, config, memory, max_new_tokens, src_mask, beam_size=beam_size)
     panels = cut_panels(params, config, len(src) * beam_size)

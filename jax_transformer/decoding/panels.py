@@ -1,8 +1,9 @@
-"""Kernels cut into panels: on a CPU, products of a decoding step's few rows up to twice as fast.
+"""Kernels cut into panels: on a CPU they make the products of few rows up to twice as fast.
 
-XLA hands a product to Eigen, which first copies the kernel, part by part, into an order that suits
-the processor. Many rows soon pay for that; with few, the copy takes longer than the product. Parts
-of few columns that are cut once, before the loop, are read where they lie.
+XLA passes a product to Eigen, which first copies the kernel, part by part, into an order that suits
+the processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels
+of few columns, cut once before the loop, need no copy. A program for another platform multiplies by
+the kernels themselves.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jax_transformer import functional
 from jax_transformer.config import TransformerConfig
 from jax_transformer.model import Params
+from jax_transformer.self_over_memory import needs_equal_lengths
 
 MOST_ROWS = 16  # measured: with 32, joining the columns costs what the panels save
 
@@ -40,8 +43,8 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
         config: Their shape.
         num_rows: Rows of a step: hypotheses of all sources.
     """
-    over_memory = config.decoder_attention == "self_over_memory"  # rows of the whole memory
-    if jax.default_backend() != "cpu" or num_rows > MOST_ROWS or over_memory:
+    # A layer of self_over_memory multiplies all rows of the memory, and not only the step's.
+    if num_rows > MOST_ROWS or needs_equal_lengths(config):
         return None
     width = 32 if num_rows == 1 else 64
     kernels = {}
@@ -68,10 +71,18 @@ def use_panels(panels: Panels | None) -> AbstractContextManager[None]:
         if kernel is None or context.method_name != "__call__":
             return call(*args, **kwargs)
         x, own = args[0], context.module.variables["params"]
-        y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
-        y = y[:, : own["kernel"].shape[1]]  # without what pads the last panel
-        y = y + own["bias"] if "bias" in own else y
-        return y.reshape(*x.shape[:-1], y.shape[1])
+        bias = own.get("bias")
+
+        def by_panels(x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+            y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
+            y = y[:, : own["kernel"].shape[1]]  # without what pads the last panel
+            y = y if bias is None else y + bias
+            return y.reshape(*x.shape[:-1], y.shape[1])
+
+        def by_kernel(x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+            return functional.linear(x, own["kernel"], bias, "batched")
+
+        return jax.lax.platform_dependent(x, cpu=by_panels, default=by_kernel)
 
     return nn.intercept_methods(multiply)
 

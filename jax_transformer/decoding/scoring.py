@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer import masks
-from jax_transformer.checks import check_length
+from jax_transformer.checks import check_length, check_mask
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.source import as_ids, check_generates, check_source_mask, fit_source
+from jax_transformer.decoding.source import as_ids, check_generates
 from jax_transformer.model import Params, SourceMask, Transformer, apply
+from jax_transformer.self_over_memory import needs_equal_lengths, pad_source
 
 
 def score(
@@ -72,11 +73,11 @@ def _check(
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     check_generates(config)
-    check_source_mask(src_mask)
     if config.positions != "none":
         check_length("src", src.shape[1], config.max_length)
         check_length("tgt", tgt.shape[1], config.max_length)
     src = as_ids("src", src, config.src_vocab_size)
+    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
     return src, as_ids("tgt", tgt, config.tgt_vocab_size)
 
 
@@ -111,7 +112,6 @@ def _weights(
         src,
         given,
         src_mask,
-        masks.target_mask(given, config),
         capture_intermediates=_drops_cross_attention,
         mutable="intermediates",
     )
@@ -140,8 +140,9 @@ def _inputs(
     count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
     # The last token predicts nothing, and may not be seen where padding left room for it.
     given = jnp.where(jnp.arange(given.shape[1]) < count, given, config.pad_id)
-    src, src_mask = fit_source(config, src, src_mask, tgt.shape[1])
-    if config.decoder_attention == "self_over_memory":
+    src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
+    src, src_mask = pad_source(config, src, src_mask, tgt.shape[1])
+    if needs_equal_lengths(config):
         missing = src.shape[1] - tgt.shape[1]
         given = jnp.pad(given, ((0, 0), (0, missing)), constant_values=config.pad_id)
     return src, given, src_mask

@@ -1,9 +1,11 @@
-"""Which implementation computes attention: a rule over facts that are known before a step runs."""
+"""Which implementation computes attention: a rule over facts known before a program is traced."""
 
 import re
 from typing import Literal, NamedTuple
 
 import jax
+
+from jax_transformer.execution import Execution
 
 
 class Choice(NamedTuple):
@@ -24,13 +26,13 @@ class Choice(NamedTuple):
 def choose(
     backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
 ) -> Choice:
-    """Return the implementation, cuDNN's wherever its limits allow.
+    """Return the implementation: cuDNN wherever its limits allow.
 
-    They are those of `jax.nn.dot_product_attention`, which drops no weights, and of the backward
-    pass in cuDNN's support matrix of scaled dot product attention.
+    The limits are those of `jax.nn.dot_product_attention`, which drops no weights, and of the
+    backward pass in cuDNN's support matrix of scaled dot product attention.
 
     Args:
-        backend: As `jax.default_backend()`.
+        backend: Platform of the device, as `jax.Device.platform`.
         compute_capability: Of an NVIDIA GPU, as in "9.0".
         dtype: Of queries, keys and values.
         head_dim: Their length.
@@ -53,7 +55,13 @@ def choose(
     return Choice("cudnn")
 
 
-def choose_here(dtype: str, head_dim: int, dropped: bool) -> Choice:
-    """Return `choose` for the devices that JAX computes on here."""
-    capability = getattr(jax.local_devices()[0], "compute_capability", "")
-    return choose(jax.default_backend(), capability, dtype, head_dim, dropped)
+def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Choice:
+    """Return `choose` for the backend and the compute capability of a device."""
+    capability = getattr(device, "compute_capability", "")
+    return choose(device.platform, capability, dtype, head_dim, dropped)
+
+
+def execution_on(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Execution:
+    """Return how a model is best executed on a device; arguments as `choose`."""
+    choice = choose_for(device, dtype, head_dim, dropped)
+    return Execution.for_platform(device.platform, attention=choice.implementation)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.layer_stack import LayerLoop, Remat
+from jax_transformer.execution import Execution, Remat
 from jax_transformer.model import Params, apply, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.training.objective import cross_entropy
@@ -291,7 +291,9 @@ def _residuals(
     def keep(key: jax.Array, ids: jax.Array) -> object:
         def loss(params: Params) -> jax.Array:
             params = jax.tree.map(lambda leaf: leaf.astype(compute_dtype), params)
-            logits = apply(params, config, ids, ids, dropout_key=key, loop=LayerLoop(remat))
+            logits = apply(
+                params, config, ids, ids, dropout_key=key, execution=Execution(remat=remat)
+            )
             return cross_entropy(logits, ids, config.pad_id, 0.1)[0]
 
         return jax.vjp(loss, init_params(key, config))[1]

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from jax_transformer.errors import InputError
-from jax_transformer.layer_stack import Remat
+from jax_transformer.execution import Remat
 
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]

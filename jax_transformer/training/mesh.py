@@ -20,6 +20,7 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.model import Params
+from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards, shardings
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import (
@@ -59,10 +60,16 @@ def sharded_train_step(
 ) -> TrainStep:
     """Return `train_step` for a mesh, jitted; the state handed in is donated."""
     state = state_shardings(mesh, config, training_config)
+    execution = execution_on(
+        mesh.devices.flat[0],
+        training_config.compute_dtype,
+        config.head_dim,
+        dropped=config.attention_dropout_rate > 0,
+    )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         with use_abstract_mesh(mesh.abstract_mesh):
-            return train_step(state, batch, config, training_config)
+            return train_step(state, batch, config, training_config, execution)
 
     return jax.jit(
         step,
@@ -76,10 +83,13 @@ def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `evaluation_step` for a mesh, jitted."""
+    execution = execution_on(
+        mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped=False
+    )
 
     def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
         with use_abstract_mesh(mesh.abstract_mesh):
-            return evaluation_step(params, batch, config, training_config)
+            return evaluation_step(params, batch, config, training_config, execution)
 
     params = state_shardings(mesh, config, training_config).params
     return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.functional import segment_positions
-from jax_transformer.layer_stack import UNROLLED, LayerLoop
 from jax_transformer.masks import causal_mask, segment_mask
 from jax_transformer.model import Params, apply, decode, encode
 
@@ -20,7 +20,7 @@ def batch_loss(
     config: TransformerConfig,
     label_smoothing: float,
     dropout_key: PRNGKeyArray | None = None,
-    loop: LayerLoop = UNROLLED,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
 
@@ -30,7 +30,7 @@ def batch_loss(
         config: The shape of the model.
         label_smoothing: As for `cross_entropy`.
         dropout_key: Random key that switches dropout on.
-        loop: How the layers are run.
+        execution: How the model is executed.
 
     Raises:
         InputError: The batch is packed, and the model is one of vectors or its targets do not
@@ -38,9 +38,9 @@ def batch_loss(
     """
     if batch.src_segments is None:
         inputs = (batch.src, batch.tgt_in)
-        logits = apply(params, config, *inputs, dropout_key=dropout_key, loop=loop)
+        logits = apply(params, config, *inputs, dropout_key=dropout_key, execution=execution)
     else:
-        logits = packed_logits(params, batch, config, dropout_key, loop)
+        logits = packed_logits(params, batch, config, dropout_key, execution)
     return cross_entropy(logits, batch.tgt_out, config.pad_id, label_smoothing)
 
 
@@ -61,7 +61,7 @@ def packed_logits(
     batch: Batch,
     config: TransformerConfig,
     dropout_key: PRNGKeyArray | None = None,
-    loop: LayerLoop = UNROLLED,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "batch length vocab"]:
     """Return the logits of a packed batch, those of each pair as if it were alone.
 
@@ -77,7 +77,7 @@ def packed_logits(
         segment_mask(src_segments, src_segments),
         src_positions=segment_positions(src_segments),
         dropout_key=dropout_key,
-        loop=loop,
+        execution=execution,
     )
     return decode(
         params,
@@ -88,7 +88,7 @@ def packed_logits(
         segment_mask(tgt_segments, src_segments),
         tgt_positions=segment_positions(tgt_segments),
         dropout_key=dropout_key,
-        loop=loop,
+        execution=execution,
     )
 
 
@@ -101,7 +101,7 @@ def cross_entropy(
     """Return the summed cross-entropy of the targets and their number.
 
     With smoothing s (section 5.4) a target's distribution is 1 - s on its token plus s spread
-    evenly over the vocabulary. Buffer as logsumexp - (1 - s) * gold logit - s * mean logit, in
+    evenly over the vocabulary. Computed as logsumexp - (1 - s) * gold logit - s * mean logit, in
     at least float32. Padding is left out by selection.
 
     Args:

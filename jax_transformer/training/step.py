@@ -1,5 +1,6 @@
 """One optimizer step and one evaluation step, as pure functions of all they depend on."""
 
+import dataclasses
 import math
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
-from jax_transformer.layer_stack import LayerLoop
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model import Params, init_params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
@@ -77,9 +78,16 @@ def init_state(config: TransformerConfig, training_config: TrainingConfig) -> Tr
     return TrainState(params, optimizer_state, step, dropout_key, ema, recent)
 
 
-@partial(jax.jit, static_argnames=("config", "training_config"), donate_argnames="state")
+STATIC = ("config", "training_config", "execution")  # each new value is a compilation
+
+
+@partial(jax.jit, static_argnames=STATIC, donate_argnames="state")
 def train_step(
-    state: TrainState, batch: Batch, config: TransformerConfig, training_config: TrainingConfig
+    state: TrainState,
+    batch: Batch,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[TrainState, Metrics]:
     """Return the state after one optimizer step on a batch, and the step's metrics.
 
@@ -90,7 +98,9 @@ def train_step(
     is accepted. The state handed in is donated: its arrays are gone afterwards.
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
-    loss, gradients = _loss_and_gradients(state.params, batch, dropout_key, config, training_config)
+    loss, gradients = _loss_and_gradients(
+        state.params, batch, dropout_key, config, training_config, execution
+    )
     finite = jnp.isfinite(loss) & _squarable(gradients)
     recent, spike = state.recent_losses, jnp.array(False)
     if training_config.spike_factor is not None:
@@ -140,16 +150,19 @@ def _loss_and_gradients(
     dropout_key: PRNGKeyArray,
     config: TransformerConfig,
     training_config: TrainingConfig,
+    execution: Execution,
 ) -> tuple[Float[Array, ""], Params]:
     # A batch of padding alone has loss 0.
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
 
     smoothing = training_config.label_smoothing
-    loop = LayerLoop(training_config.remat, training_config.scan_layers)
+    execution = dataclasses.replace(
+        execution, remat=training_config.remat, scan_layers=training_config.scan_layers
+    )
 
     def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
         params = _cast(params, training_config)
-        total, _ = batch_loss(params, part, config, smoothing, key, loop)
+        total, _ = batch_loss(params, part, config, smoothing, key, execution)
         return total / count
 
     differentiate = jax.value_and_grad(share)
@@ -188,10 +201,14 @@ def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
     return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))
 
 
-@partial(jax.jit, static_argnames=("config", "training_config"))
+@partial(jax.jit, static_argnames=STATIC)
 def evaluation_step(
-    params: Params, batch: Batch, config: TransformerConfig, training_config: TrainingConfig
+    params: Params,
+    batch: Batch,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the objective of a batch without dropout, as (sum, count)."""
-    params = _cast(params, training_config)
-    return batch_loss(params, batch, config, training_config.label_smoothing)
+    params, smoothing = _cast(params, training_config), training_config.label_smoothing
+    return batch_loss(params, batch, config, smoothing, execution=execution)

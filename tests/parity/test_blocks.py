@@ -10,6 +10,7 @@ import torch
 import torch_reference.functional
 import torch_reference.masks
 from jax_transformer import functional, layers, masks, model
+from jax_transformer.self_over_memory import decoder_layer
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
 from tests.parity.ladder import bound, error
@@ -170,7 +171,8 @@ def decoder_inputs(pair):
 
 def test_decoder_layer(pair, ladder):
     inputs = decoder_inputs(pair)
-    actual = run(layers.DecoderLayer(pair.config), pair.params["decoder"]["layers_1"], *inputs)
+    layer = decoder_layer(pair.config)(pair.config)
+    actual = run(layer, pair.params["decoder"]["layers_1"], *inputs)
     expected = pair.module.decoder.layers[1](*map(to_torch, inputs))
     ladder.check(pair.preset, "decoder layer", actual, expected)
 

@@ -1,7 +1,9 @@
 """The rule that chooses attention, and what is handed to cuDNN: computed by XLA, and lowered."""
 
+import dataclasses
 import re
 import sys
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,8 @@ import pytest
 import train
 from jax_transformer import apply, functional
 from jax_transformer.errors import InputError
-from jax_transformer.runtime import attention_backend
-from jax_transformer.runtime.attention_backend import Choice, choose
+from jax_transformer.execution import Execution
+from jax_transformer.runtime.attention_backend import Choice, choose, choose_for, execution_on
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -63,36 +65,45 @@ def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train.loop, "train", stop)
     with pytest.raises(SystemExit):
         train.main()
-    choice = attention_backend.choose_here("float32", 16, False)
+    choice = choose_for(jax.devices()[0], "float32", 16, False)
     assert f"\n{choice}\n" in capsys.readouterr().out
 
 
+def test_a_model_drops_no_weights_by_fused_kernels(fused):
+    config = small_config("vaswani2017", dropout=0.1, attention_dropout=0.1)
+    params, tokens = random_params(config), random_tokens(config)
+    cudnn = Execution(attention="cudnn")
+    apply(params, config, *tokens, execution=cudnn)
+    assert len(fused) == config.num_encoder_layers + 2 * config.num_decoder_layers
+    with pytest.raises(InputError, match="attention='cudnn' cannot drop attention weights"):
+        apply(params, config, *tokens, dropout_key=jax.random.key(0), execution=cudnn)
+    config = dataclasses.replace(config, attention_dropout=0.0)
+    apply(params, config, *tokens, dropout_key=jax.random.key(0), execution=cudnn)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (("cpu", ""), Execution()),
+        (("gpu", "9.0"), Execution(attention="cudnn", product="batched")),
+        (("gpu", "7.5"), Execution(product="batched")),
+        (("tpu", ""), Execution(product="batched", dropout_mask="unpacked")),
+    ],
+)
+def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
+    platform, capability = device
+    stand_in = Mock(jax.Device, platform=platform, compute_capability=capability)
+    assert execution_on(stand_in, "bfloat16", 64, dropped=False) == expected
+
+
+def test_an_unknown_platform_is_refused():
+    with pytest.raises(InputError, match="platform='metal' is unknown; choose one of cpu, gpu"):
+        Execution.for_platform("metal")
+
+
 @pytest.fixture
-def asked(monkeypatch):
-    """Return what the rule is asked: dtype, head_dim, and whether weights are dropped."""
-    questions = []
-
-    def choose_here(*question):
-        questions.append(question)
-        return Choice("plain", "")
-
-    monkeypatch.setattr(attention_backend, "choose_here", choose_here)
-    return questions
-
-
-@pytest.mark.parametrize(("rate", "with_key"), [(0.1, True), (0.1, False), (0.0, True)])
-def test_a_model_asks_for_what_it_computes(asked, rate, with_key):
-    config = small_config("vaswani2017", dropout=0.1, attention_dropout=rate)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), random_params(config))
-    key = jax.random.key(0) if with_key else None
-    asked.clear()  # of what the making of parameters asked
-    jax.eval_shape(lambda: apply(params, config, *random_tokens(config), dropout_key=key))
-    assert set(asked) == {("bfloat16", config.head_dim, rate > 0 and with_key)}
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Choose cuDNN whatever the machine, and let XLA do its work; return the shapes of masks."""
+def fused(monkeypatch):
+    """Let XLA compute what cuDNN is called for; return the shapes of the masks."""
     shapes, attention = [], jax.nn.dot_product_attention
 
     def by_xla(query, key, value, *, mask, implementation):
@@ -100,7 +111,6 @@ def on_gpu(monkeypatch):
         shapes.append(None if mask is None else mask.shape)
         return attention(query, key, value, mask=mask, implementation="xla")
 
-    monkeypatch.setattr(attention_backend, "choose_here", lambda *_: Choice("cudnn"))
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
     return shapes
 
@@ -123,10 +133,12 @@ def masks(queries, keys):
     return {"none": None} | {kind: jnp.asarray(mask) for kind, mask in drawn.items()}
 
 
-def attend_and_differentiate(query, key, value, cotangent, mask):
+def attend_and_differentiate(query, key, value, cotangent, mask, implementation="plain"):
     @jax.jit
     def run(query, key, value):
-        mapped = lambda *inputs: functional.dot_product_attention(*inputs, mask)  # noqa: E731
+        def mapped(*inputs):
+            return functional.dot_product_attention(*inputs, mask, None, implementation)
+
         output, transpose = jax.vjp(mapped, query, key, value)
         return output, *transpose(cotangent)
 
@@ -137,40 +149,29 @@ def attend_and_differentiate(query, key, value, cotangent, mask):
 @pytest.mark.parametrize("lengths", [(6, 8), (7, 5)])
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "some"])
 def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
-    request, kind, lengths, dtype, bound
+    fused, kind, lengths, dtype, bound
 ):
     inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
     expected = attend_and_differentiate(*inputs, mask)
-    shapes = request.getfixturevalue("on_gpu")
-    found = attend_and_differentiate(*inputs, mask)
+    found = attend_and_differentiate(*inputs, mask, "cudnn")
     for name, ours, plain in zip(("output", "query", "key", "value"), found, expected, strict=True):
         assert ours.dtype == plain.dtype == dtype
         assert error(*(np.float32(array) for array in (ours, plain))) < bound, name
-    (shape,) = shapes
+    (shape,) = fused
     if mask is not None:  # as cuDNN's backward pass wants it
         assert shape[2:] == tuple(length + length % 2 for length in lengths)
 
 
-def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(on_gpu):
+def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(fused):
     query, key, value, cotangent = draw(6, 8, "float32")
     mask = masks(6, 8)["some"]
     nobody = ~mask.any(axis=2)[..., None]
     key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
-    output, *gradients = attend_and_differentiate(query, key, value, cotangent, mask)
+    output, *gradients = attend_and_differentiate(query, key, value, cotangent, mask, "cudnn")
     assert nobody.any()
     assert np.array_equal(output[0, 1, 2], np.zeros(HEAD_DIM))
     for array in (output, *gradients):
         assert np.isfinite(array).all()
-
-
-def test_a_cpu_computes_plainly(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("not here")
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", refuse)
-    if jax.default_backend() == "cpu":
-        attend_and_differentiate(*draw(6, 8, "bfloat16"), None)
-    attend_and_differentiate(*draw(6, 8, "float32"), None)
 
 
 @pytest.mark.parametrize("lengths", [(12, 10), (13, 11)])
@@ -178,12 +179,13 @@ def test_a_model_lowers_to_cudnns_kernels(monkeypatch, lengths):
     config = small_config("vaswani2017", d_model=48, num_encoder_layers=2, num_decoder_layers=1)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), random_params(config))
     src, tgt = (jnp.ones((4, length), jnp.int32) for length in lengths)
-    monkeypatch.setattr(attention_backend, "choose_here", lambda *_: Choice("cudnn"))
     version = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
     monkeypatch.setattr(version, lambda: 91000)  # the installed one's, where there is one
 
+    cudnn = Execution.for_platform("gpu", attention="cudnn")
+
     def loss(params):
-        return apply(params, config, src, tgt).astype(jnp.float32).sum()
+        return apply(params, config, src, tgt, execution=cudnn).astype(jnp.float32).sum()
 
     program = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)).as_text()
     kernels = re.findall(r"custom_call @__cudnn\$(\w+)", program)

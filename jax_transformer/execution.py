@@ -1,0 +1,67 @@
+"""How a model is executed: choices of speed and memory that change a result only by rounding.
+
+An `Execution` is an argument of a call and a static argument of `jax.jit`. Nothing in the model
+asks the process which device it has, so one process can trace programs for every platform.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+from jax_transformer.errors import InputError
+
+Platform = Literal["cpu", "gpu", "tpu"]
+Attention = Literal["plain", "cudnn"]
+Product = Literal["flattened", "batched"]
+DropoutMask = Literal["packed", "unpacked"]
+Remat = Literal["none", "layers", "dots"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a model is executed. The defaults suit a CPU; see `for_platform`.
+
+    Attributes:
+        attention: "plain" computes all attention weights. "cudnn" runs NVIDIA's fused kernels,
+            which drop no attention weights; `runtime.attention_backend` knows their limits.
+        product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
+            length first, which makes the gradient faster on a CPU; "batched" leaves them as they
+            are, which saves a TPU the transposes.
+        dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
+            element, "unpacked" one byte or the random bits, which saves the time of packing.
+        remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
+            from their inputs ("layers"), or all but the products with kernels ("dots").
+        scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
+            time of one layer. Dropout then draws other masks from the same key.
+    """
+
+    attention: Attention = "plain"
+    product: Product = "flattened"
+    dropout_mask: DropoutMask = "packed"
+    remat: Remat = "none"
+    scan_layers: bool = False
+
+    @classmethod
+    def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
+        """Return what suits a platform, with fields replaced.
+
+        Args:
+            platform: "cpu", "gpu" or "tpu", as `jax.Device.platform` names it.
+            **overrides: Fields of this class.
+
+        Raises:
+            InputError: The platform is unknown.
+        """
+        if platform not in get_args(Platform):
+            raise InputError(
+                f"platform={platform!r} is unknown; choose one of {', '.join(get_args(Platform))}"
+            )
+        fields = {
+            "product": "flattened" if platform == "cpu" else "batched",
+            "dropout_mask": "unpacked" if platform == "tpu" else "packed",
+        }
+        return cls(**fields | overrides)
+
+
+DEFAULT_EXECUTION = Execution()

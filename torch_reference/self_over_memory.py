@@ -1,0 +1,38 @@
+"""The decoder layer of `decoder_attention="self_over_memory"`, which one preset has.
+
+Its causal self-attention runs over the encoder's output, not over the targets; the result becomes
+the values of the second attention. Targets therefore never attend to each other, and sources and
+targets have equal lengths. Letters in shapes: B batch, L length, D d_model, H heads.
+"""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from jax_transformer.config import TransformerConfig
+from torch_reference.layers import DecoderLayer
+
+
+class SelfOverMemoryLayer(DecoderLayer):
+    """Self-attention over the memory, attention to the result and a feed-forward network."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        memory: Float[Tensor, "B L D"],
+        tgt_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
+        src_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths."""
+        value = self.self_attention_residual(
+            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
+        )
+        x = self.cross_attention_residual(
+            value, lambda value: self.cross_attention(x, memory, value, src_mask)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)
+
+
+def decoder_layer(config: TransformerConfig) -> type[DecoderLayer]:
+    """Return the class of the config's decoder layers."""
+    over_memory = config.decoder_attention == "self_over_memory"
+    return SelfOverMemoryLayer if over_memory else DecoderLayer
