@@ -233,7 +233,7 @@ class Transformer(nn.Module):
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
-        table = self._table(side)
+        table, tokens = self._table(side), jnp.asarray(tokens)
         return shard_rows(tokens if table is None else table(tokens))
 
     def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

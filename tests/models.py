@@ -23,9 +23,10 @@ BATCH, SOURCE_LENGTH, TARGET_LENGTH = 5, 13, 11
 
 
 def small_config(preset, **overrides):
-    shared = TransformerConfig.preset(preset).token_embeddings == "shared"
+    defaults = TransformerConfig.preset(preset)
+    shared = defaults.token_embeddings == "shared"
     fields = {"src_vocab_size": 41 if shared else 37, "tgt_vocab_size": 41} | SIZES
-    if preset == "marian":  # padding is the last id there, and begins every target
+    if defaults.bos_id == defaults.pad_id:  # padding is the last id, and begins every target
         fields |= {"pad_id": 40, "bos_id": 40}
     return TransformerConfig.preset(preset, **(fields | overrides))
 

@@ -2,10 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
-from jax_transformer import InputError, TransformerConfig, apply, decode, encode, init_params
+from jax_transformer import (
+    InputError,
+    Transformer,
+    TransformerConfig,
+    apply,
+    decode,
+    encode,
+    init_params,
+)
 from tests import models
 from tests.models import random_params, random_tokens
 from tests.parity.ladder import error
@@ -241,3 +250,83 @@ def test_position_outside_the_table_is_refused_and_nan_under_jit(bad, name):
     logits = run(params, config, src, tgt, **{name: positions})
     assert np.isnan(logits[2]).all()
     assert np.isfinite(logits[:2]).all()
+
+
+def test_the_module_masks_as_the_function_does(model):
+    """`Transformer(config).apply` without masks hides padding and later positions, as in torch."""
+    config, params, src, tgt = model
+    params, src, tgt = jax.tree.map(jnp.asarray, (params, src, tgt))
+    module = jax.jit(lambda params, tgt: Transformer(config).apply({"params": params}, src, tgt))
+    logits = module(params, tgt)
+    np.testing.assert_allclose(logits, run(params, config, src, tgt), atol=1e-5)
+    if config.decoder_attention == "self_then_cross":  # else targets never see each other
+        last = 5 if config.token_embeddings != "none" else 0.5
+        changed = module(params, tgt.at[:, -1].set(last))
+        np.testing.assert_array_equal(changed[:, :-1], logits[:, :-1])
+        assert np.abs(changed[:, -1] - logits[:, -1]).max() > 1e-3
+
+
+def test_a_method_of_the_module_masks_as_its_function_does(model):
+    config, params, src, tgt = model
+    bound = Transformer(config).bind({"params": jax.tree.map(jnp.asarray, params)})
+    memory = encode(params, config, src)
+    np.testing.assert_allclose(bound.encode(src), memory, atol=1e-6)
+    expected = decode(params, config, tgt, memory)
+    np.testing.assert_allclose(bound.decode(tgt, memory), expected, atol=1e-6)
+
+
+WRONG_SHAPES = {
+    "one sequence of ids": (
+        lambda params, src, tgt: {"src": src[0]},
+        r"src of shape \(13,\) must be ids \[batch, length\]; write src\[None\]",
+    ),
+    "ids with a third axis": (
+        lambda params, src, tgt: {"tgt": tgt[..., None]},
+        r"tgt of shape \(5, 11, 1\) must be ids \[batch, length\]$",
+    ),
+    "a mask of [batch, source]": (
+        lambda params, src, tgt: {"src_mask": src != 0},
+        r"src_mask of shape \(5, 13\) must be broadcastable to .* = \[5, 3, 1, 13\]; "
+        r"write src_mask\[:, None, None, :\]",
+    ),
+    "a mask of other lengths": (
+        lambda params, src, tgt: {"tgt_mask": np.ones((1, 1, 11, 12), bool)},
+        r"tgt_mask of shape \(1, 1, 11, 12\) must be broadcastable to .* = \[5, 3, 11, 11\]$",
+    ),
+    "an additive mask of torch": (
+        lambda params, src, tgt: {"src_mask": np.zeros((5, 1, 1, 13), np.float32)},
+        "src_mask of dtype float32 must be boolean, True = attend; from an additive mask of torch",
+    ),
+    "a layer too few": (
+        lambda params, src, tgt: {
+            "params": params
+            | {"encoder": {n: v for n, v in params["encoder"].items() if n != "layers_1"}}
+        },
+        "config.num_encoder_layers=2, but the parameters hold 1 layers of the encoder",
+    ),
+    "a layer too many": (
+        lambda params, src, tgt: {
+            "params": params
+            | {"decoder": params["decoder"] | {"layers_3": params["decoder"]["layers_0"]}}
+        },
+        "config.num_decoder_layers=3, but the parameters hold 4 layers of the decoder",
+    ),
+    "another width": (
+        lambda params, src, tgt: {
+            "params": params | {"token_embedding": {"embedding": np.ones((41, 40), np.float32)}}
+        },
+        r"params do not fit the config: token_embedding/embedding is \(41, 40\) and must have "
+        r"shape \(41, 42\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_SHAPES.values(), ids=WRONG_SHAPES)
+def test_a_wrong_shape_is_refused_in_one_line(monkeypatch, change, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users call it
+    config = models.small_config("vaswani2017")
+    params, (src, tgt) = random_params(config), random_tokens(config)
+    arguments = {"params": params, "src": src, "tgt": tgt} | change(params, src, tgt)
+    with pytest.raises(InputError, match=message) as refused:
+        apply(config=config, **arguments)
+    assert "\n" not in str(refused.value)
