@@ -34,7 +34,7 @@ from benchmarks.nn_transformer import (
 )
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import TransformerConfig
-from jax_transformer.runtime.attention_backend import choose_here
+from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training import budget
 from jax_transformer.training.config import TrainingConfig
@@ -83,7 +83,7 @@ LOADERS = {"ours": load_ours, "torch": load_torch, "torch.compile": load_torch_c
 
 def _our_steps(size: Size, dropout: float) -> Steps:
     config = model_config(size, dropout)
-    choice = choose_here(SETTINGS.compute_dtype, config.head_dim, dropout > 0)
+    choice = choose_for(jax.devices()[0], SETTINGS.compute_dtype, config.head_dim, dropout > 0)
     print(f"ours, d_model {size.d_model}, dropout {dropout}: {choice}", flush=True)
     return our_steps(size, dropout, SETTINGS, STEPS)
 

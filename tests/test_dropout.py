@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 
 import flax.linen as nn
 import jax
@@ -439,3 +440,14 @@ def test_rates_zero_and_one_are_the_identity_and_nothing():
     nothing = dropout(x, 1.0, jax.random.key(0))
     assert np.array_equal(nothing, np.zeros_like(x))
     assert dropout(x, 0.0, jax.random.key(0)).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 9, 6)])
+def test_how_a_mask_is_stored_changes_no_element(shape):
+    x, key = jnp.linspace(1, 2, math.prod(shape)).reshape(shape), jax.random.key(4)
+
+    def run(mask):
+        return jax.value_and_grad(lambda x: jnp.sum(dropout(x, 0.4, key, mask) ** 2))(x)
+
+    for packed, unpacked in zip(run("packed"), run("unpacked"), strict=True):
+        np.testing.assert_array_equal(packed, unpacked)

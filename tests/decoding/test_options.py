@@ -18,7 +18,7 @@ REFUSED = [
     ({"src": np.array([[5, -1]])}, r"src\[0, 1\]=-1"),
     ({"src": np.array([[5, 2**31]])}, r"src\[0, 1\]=2147483648"),
     ({"src": np.array([[5, 8]])}, r"src\[0, 1\]=8"),
-    ({"src_mask": np.ones((1, 1, 2, SOURCE_LENGTH), bool)}, "third axis"),
+    ({"src_mask": np.ones((1, 1, 2, SOURCE_LENGTH), bool)}, r"= \[5, 3, 1, 13\]"),
     ({"beam_size": 0}, "beam_size=0 must be at least 1"),
     ({"beam_size": 5, "max_new_tokens": 3}, "beam_size=5 needs .*10 tokens.*tgt_vocab_size=8"),
     ({"num_hypotheses": 2}, "num_hypotheses=2 .*beam_size=1"),

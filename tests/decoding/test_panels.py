@@ -53,3 +53,15 @@ def test_few_rows_are_multiplied_by_panels_and_computed_once(num_rows):
     assert bool(copies) == (num_rows <= MOST_ROWS)
     for copy in copies:
         assert not re.findall(" (add|multiply|maximum|divide)\\(", copy)
+
+
+@pytest.mark.parametrize(("platform", "multiplied"), [("cpu", True), ("tpu", False)])
+def test_only_a_program_for_a_cpu_multiplies_by_panels(platform, multiplied):
+    """The program is chosen by the platform it is lowered for, not by the one that lowers it."""
+    config, params, src = random_model("vaswani2017", d_model=128, num_heads=4, d_ff=256)
+    program = jax.jit(generate, static_argnames=("config", "max_new_tokens")).trace(
+        params, config, src[:3], max_new_tokens=5
+    )
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    products = re.findall(r"dot_general.*tensor<\dx3x128xf32>, tensor<\dx128x64xf32>", text)
+    assert bool(products) == multiplied
