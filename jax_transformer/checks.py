@@ -18,7 +18,7 @@ def check_ids(name: str, ids: Integer[np.ndarray, "batch length"], vocab_size: i
     """Refuse token ids outside the vocabulary.
 
     Args:
-        name: What the ids are, for the message.
+        name: Name of the argument, for the message.
         ids: Token ids [batch, length] of any integer type, before they are cast to int32.
         vocab_size: Number of ids; the valid ones are 0 to vocab_size - 1.
 

@@ -14,13 +14,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 
 
-@no_type_check  # its own checks have the messages; those of the tests would come before them
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """The shape of an encoder-decoder Transformer (Vaswani et al. 2017) and of its variants.
 
     Frozen, hashable (a static argument of `jax.jit`) and checked on construction. Nothing here is
-    a run mode: dropout is switched on by handing a call a `dropout_key`.
+    a run mode: a `dropout_key` in a call switches dropout on.
 
     Attributes:
         src_vocab_size: Number of source token ids.
@@ -32,8 +32,8 @@ class TransformerConfig:
         num_decoder_layers: Layers of the decoder.
         max_length: Rows of the position table: the longest source or target, in tokens.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
-            the model is a body between embeddings of the caller's, and `src` and `tgt` are
-            vectors [batch, length, d_model] instead of ids.
+            the caller embeds, and `src` and `tgt` are vectors [batch, length, d_model] instead
+            of ids.
         embedding_scale: Factor on token embeddings: "sqrt_d_model" (section 3.4) or "none".
         positions: Position table added to the embeddings (section 3.5): "sinusoidal" has sine
             and cosine interleaved; "sinusoidal_halves" has all sines, then all cosines;
@@ -43,7 +43,7 @@ class TransformerConfig:
             embedding table, "none" returns hidden states [batch, length, d_model].
         output_bias: Whether the output projection adds a bias.
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;
-            "shared" splits the heads first and sends each through the same (head_dim, head_dim).
+            "shared" splits the heads first and multiplies each by the same (head_dim, head_dim).
         qkv_bias: Whether the query, key and value projections add a bias.
         attention_output_bias: Whether the attention's output projection adds a bias.
         feed_forward_bias: Whether the two feed-forward projections add a bias.
@@ -55,7 +55,7 @@ class TransformerConfig:
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
             "pre" norms the sublayer's input (Xiong et al. 2020).
-        final_norm: Whether encoder and decoder end in a norm of their own.
+        final_norm: Whether encoder and decoder end in a norm.
         memory_norm: Whether each decoder layer norms the memory it attends to.
         decoder_attention: "self_then_cross" is the paper's decoder layer; "self_over_memory" runs
             the causal self-attention over the encoder's output, feeds the result as the values of
@@ -75,8 +75,8 @@ class TransformerConfig:
             torch.nn.Transformer. "torch_default": what torch.nn.Linear and Embedding draw.
             "normal": matrices and embeddings normal with deviation 0.02, zero biases.
         pad_id: Id of padding, in source and target.
-        bos_id: Id that begins every target; may equal `pad_id`.
-        eos_id: Id that ends every source and target.
+        bos_id: Id of BOS, the first token of every target; may equal `pad_id`.
+        eos_id: Id of EOS, the last token of every source and target.
     """
 
     src_vocab_size: int = 37_000
@@ -213,7 +213,7 @@ class TransformerConfig:
             raise InputError(f"norm_epsilon={self.norm_epsilon} must be above 0")
         for name in ("pad_id", "bos_id", "eos_id"):
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
-            if name != "bos_id":  # padding and the end also occur in sources
+            if name != "bos_id":  # padding and EOS also occur in sources
                 vocab_size = min(vocab_size, self.src_vocab_size)
             if not 0 <= token_id < vocab_size:
                 raise InputError(f"{name}={token_id} must be an id from 0 to {vocab_size - 1}")

@@ -54,10 +54,10 @@ def sinusoidal_positions(
     Args:
         length: Rows, positions 0 to length - 1.
         d_model: Columns; even.
-        kind: The layout, a value of `TransformerConfig.positions`: column c of "sinusoidal" turns
-            at 10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" at
-            10000**(-2 c / d_model); even columns are sines, odd ones cosines.
-            "sinusoidal_halves" holds the columns of "sinusoidal" with the sines first.
+        kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
+            10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
+            even columns are sines, odd columns cosines. "sinusoidal_halves" has the columns of
+            "sinusoidal" with all sines first.
     """
     column = np.arange(d_model)
     exponent = 2 * column if kind == "sinusoidal_per_column" else column - column % 2
@@ -69,7 +69,7 @@ def sinusoidal_positions(
 
 
 def segment_positions(segments: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-    """Return positions that start at 0 in each segment of a row; those of padding are 0.
+    """Return positions that start at 0 in each segment of a row; the positions of padding are 0.
 
     Args:
         segments: Segment of each position: 1, 2, ... side by side; 0 is padding [batch, length].
@@ -123,8 +123,8 @@ def std_norm(
 
 def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # XLA's mean of equal numbers may be another number; of zeros it is 0. No shift changes the
-    # result, so this one needs no gradient.
+    # XLA's mean of equal numbers may differ from them by rounding; the mean of zeros is exactly 0.
+    # A shift does not change the result, so its gradient is 0.
     x = x - jax.lax.stop_gradient(x[..., :1])
     return x - jnp.mean(x, axis=-1, keepdims=True)
 
@@ -142,7 +142,7 @@ def _rescale(
 
 
 def split_heads(x: Float[Array, "B L D"], num_heads: int) -> Float[Array, "B H L K"]:
-    """Return the columns of each position dealt out to the heads, consecutive ones together."""
+    """Return the columns of each position split into heads of consecutive columns."""
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
 
 
@@ -155,15 +155,15 @@ def merge_heads(x: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
 def clear_unattended(
     x: Float[Array, "B L D"], mask: Bool[Array, "#B #H _ #L"] | None
 ) -> Float[Array, "B L D"]:
-    """Return `x` with 0 for NaN and numbers too large to square where no query may attend.
+    """Return `x`, with NaN and very large numbers replaced by 0 at positions no query attends to.
 
-    Such a position is padding, and whatever it holds changes no other position's output; but
-    gradients of products multiply it by 0, and 0 * NaN is NaN. Other numbers stay, so that the
-    outputs of padded positions are defined as well.
+    Such a position is padding: its numbers change no other position's output. But the gradients
+    of products multiply them by 0, and 0 * NaN is NaN. A number is very large if its square
+    overflows. Other numbers stay, so the outputs at padded positions are defined as well.
 
     Args:
         x: Vectors that enter a stack of layers [B, L, D].
-        mask: Who attends to them, True = attend; None is everybody.
+        mask: Which query attends to which of them, True = attend; None attends to everything.
     """
     if mask is None:
         return x
@@ -176,10 +176,10 @@ def clear_unattended(
 def softmax(scores: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
     """Return exp(scores) over its sum along the last axis.
 
-    `jax.nn.softmax` with another order in its derivative. That one's transpose is
-    weights * g - weights * sum(weights * g), two products that nearly cancel where all of g is
-    alike; this one's is weights * (g - sum(weights * g)), as torch has it, which in float32 halves
-    the error of the gradients of queries and keys.
+    `jax.nn.softmax` with another order of operations in its derivative. The gradient of
+    `jax.nn.softmax` is weights * g - weights * sum(weights * g): two products that nearly cancel
+    where the elements of g are alike. Here it is weights * (g - sum(weights * g)), as in torch,
+    which halves the float32 error of the gradients of queries and keys.
     """
     return jax.nn.softmax(scores)
 
@@ -272,8 +272,8 @@ def _cudnn_attention(
     """
     length, bias_mask = query.shape[2], mask
     if mask is not None:
-        # JAX adds a mask to the scores as a bias. cuDNN differentiates one of even lengths only,
-        # and wants both of them in full.
+        # JAX passes a mask to cuDNN as a bias. The backward pass of cuDNN needs a bias of even
+        # lengths that is not broadcast along them.
         bias_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
         bias_mask = _pad_to_even(_pad_to_even(bias_mask, 2), 3)
         query, key, value = (_pad_to_even(x, 2) for x in (query, key, value))
@@ -296,9 +296,9 @@ def cached_attention(
     values: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
 ) -> Float[Array, "B H T K"]:
-    """Return `dot_product_attention` over a cache: keys lie in columns, all numbers are finite.
+    """Return attention over a cache, whose keys lie in columns and whose numbers are all finite.
 
-    A row of keys is then one dimension of every position, and the products read whole rows.
+    With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
     weights = _weigh(scores / math.sqrt(query.shape[-1]), mask)

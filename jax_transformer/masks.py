@@ -26,9 +26,8 @@ def segment_mask(
     """Return the mask that keeps attention inside a segment of a packed row.
 
     Args:
-        queries: Segment of each position that attends, from 1; 0 is padding, which attends to
-            nothing.
-        keys: Segment of each position that is attended to.
+        queries: Segment of each query, from 1; 0 is padding, which attends to nothing.
+        keys: Segment of each key.
     """
     same = queries[:, :, None] == keys[:, None, :]
     return (same & (queries > 0)[:, :, None])[:, None]

@@ -49,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dropout_placement": "norm",
         "initialization": "torch_default",
     },
-    # Components printed beside a torch.nn.Transformer; what they leave open follows it.
+    # Components printed beside a torch.nn.Transformer; what they leave open follows that module.
     "bias_free_qkv": {
         "embedding_dropout": "none",
         "qkv_bias": False,
@@ -65,10 +65,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attention_output_bias": False,
         "memory_norm": True,
     },
-    # Its printed output is log_softmax; this library returns the logits before it.
+    # Its printed output is log_softmax of the logits; this library returns the logits.
     "pre_norm_log_softmax": _PRE_NORM
     | {"norm_epsilon": 1e-6, "final_norm": True, "initialization": "torch_default"},
-    # Marian, in the sizes and with the ids of the opus-mt models: targets begin with padding.
+    # Marian, in the sizes and with the ids of the opus-mt models: BOS is the pad id.
     "marian": {
         "src_vocab_size": 58_101,
         "tgt_vocab_size": 58_101,

@@ -20,11 +20,10 @@ class Hypotheses(NamedTuple):
     """The K best targets of each source of a batch, best first.
 
     Attributes:
-        tokens: Ids without the begin [B, K, L]: padding follows the end, and a row that never
-            ended has none.
-        scores: Sums of the log-probabilities of the tokens, the end included, divided by the
-            length penalty [B, K]; -inf where a source has fewer than K targets.
-        lengths: Tokens of each row, the end included [B, K].
+        tokens: Ids without BOS [B, K, L]: padding follows EOS; a row without EOS has no padding.
+        scores: Sums of the log-probabilities of the tokens, EOS included, divided by the length
+            penalty [B, K]; -inf where a source has fewer than K targets.
+        lengths: Number of tokens of each row, EOS included [B, K].
     """
 
     tokens: Int64[Tensor, "B K L"]
@@ -33,7 +32,7 @@ class Hypotheses(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """One target, whole or not, and the sum of its log-probabilities."""
+    """One target, finished or not, and the sum of its log-probabilities."""
 
     tokens: list[int]
     log_probability: float
@@ -60,9 +59,9 @@ def generate(
     Args:
         model: The model, in `eval()` mode, with token ids going in and logits coming out.
         src: Source ids [B, S].
-        max_new_tokens: Most tokens of a target, the end included: L of the result.
-        beam_size: Targets extended together; 1 takes the likeliest token at each step.
-        length_penalty: Exponent of the penalty; 0 compares plain sums.
+        max_new_tokens: Largest number of tokens of a target, EOS included: L of the result.
+        beam_size: Number of open hypotheses; 1 takes the most likely token at each step.
+        length_penalty: Exponent of the divisor; 0 compares plain sums.
         length_normalization: The penalty of n tokens: "gnmt" is ((5 + n) / 6)**length_penalty
             (Wu et al. 2016, section 7), "power" is n**length_penalty.
         num_hypotheses: K of the result, at most `beam_size`.
@@ -108,7 +107,7 @@ def _next_tokens(
     src_mask: Bool[Tensor, "1 #H 1 S"],
     target_length: int,
 ) -> NextTokens:
-    """Return the function that runs the model on everything a hypothesis holds so far."""
+    """Return the function that runs the model on all tokens of the hypotheses so far."""
     config = model.config
     memory = model.encode(src, src_mask)
 
@@ -120,14 +119,14 @@ def _next_tokens(
         copies = memory.expand(len(hypotheses), -1, -1)
         logits = model.decode(tgt, copies, src_mask=src_mask)[:, step]
         log_probabilities = logits.double().log_softmax(dim=-1).cpu()
-        log_probabilities[:, config.pad_id] = -math.inf  # padding is no word
+        log_probabilities[:, config.pad_id] = -math.inf  # padding is never generated
         return log_probabilities
 
     return next_tokens
 
 
 def _greedy(next_tokens: NextTokens, config: TransformerConfig, max_new_tokens: int) -> Hypothesis:
-    """Extend by the likeliest token, the lowest id of a tie, until the end."""
+    """Extend by the most likely token, the lowest id of a tie, until EOS."""
     tokens, total = [], 0.0
     while len(tokens) < max_new_tokens and config.eos_id not in tokens:
         log_probabilities = next_tokens([Hypothesis(tokens, total)])[0]
@@ -139,12 +138,12 @@ def _greedy(next_tokens: NextTokens, config: TransformerConfig, max_new_tokens: 
 def _beam_search(
     next_tokens: NextTokens, config: TransformerConfig, max_new_tokens: int, beam_size: int
 ) -> list[Hypothesis]:
-    """Return every hypothesis that finished, in the order in which they did.
+    """Return every finished hypothesis, in the order in which they finished.
 
-    Each step ranks all continuations of the open hypotheses; the lowest index, that is the better
-    hypothesis and then the lower id, wins a tie. Of the 2K best, those that end and are among the
-    first K have finished, and the K best of the others stay open. At the last position all end.
-    Nothing is given up early.
+    Each step ranks all continuations of the open hypotheses; the better hypothesis and then the
+    lower id wins a tie. Of the 2K best, a continuation that ends and is among the first K is
+    finished; the K best of the others stay open. At the last position all end. The search never
+    stops early.
     """
 
     def ends(hypothesis: Hypothesis) -> bool:

@@ -19,10 +19,10 @@ def sinusoidal_positions(
     Args:
         length: Rows, positions 0 to length - 1.
         d_model: Columns; even.
-        kind: The layout, a value of `TransformerConfig.positions`: column c of "sinusoidal" turns
-            at 10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" at
-            10000**(-2 c / d_model); even columns are sines, odd ones cosines.
-            "sinusoidal_halves" holds the columns of "sinusoidal" with the sines first.
+        kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
+            10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
+            even columns are sines, odd columns cosines. "sinusoidal_halves" has the columns of
+            "sinusoidal" with all sines first.
     """
     position = torch.arange(length, dtype=torch.float64)[:, None]
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
@@ -72,7 +72,7 @@ def std_norm(
 
 
 def split_heads(x: Float[Tensor, "B L D"], num_heads: int) -> Float[Tensor, "B H L K"]:
-    """Return the columns of each position dealt out to the heads, consecutive ones together."""
+    """Return the columns of each position split into heads of consecutive columns."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
@@ -84,10 +84,11 @@ def merge_heads(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B L D"]:
 def clear_unattended(
     x: Float[Tensor, "B L D"], mask: Bool[Tensor, "#B #H _ #L"] | None
 ) -> Float[Tensor, "B L D"]:
-    """Return `x` with 0 for NaN and numbers too large to square where no query may attend.
+    """Return `x`, with NaN and very large numbers replaced by 0 at positions no query attends to.
 
-    Such a position is padding, and whatever it holds changes no other position's output; but
-    gradients of products multiply it by 0, and 0 * NaN is NaN.
+    Such a position is padding: its numbers change no other position's output. But the gradients
+    of products multiply them by 0, and 0 * NaN is NaN. A number is very large if its square
+    overflows.
     """
     if mask is None:
         return x
@@ -129,8 +130,8 @@ def dot_product_attention(
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         dropout: Applied to the weights, where given.
 
-    A query that may attend to nothing gives 0. Keys and values that no query may attend to do
-    not count, whatever they hold: 0 * NaN would be NaN.
+    A query that may attend to nothing gives 0. Keys and values that no query may attend to have
+    no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
     """
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]

@@ -64,11 +64,11 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "B S D"],
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return what each query gathers from the values it may attend to.
+        """Return what each query gathers from the values that it may attend to.
 
         Args:
             query: Vectors that attend [B, T, D].
-            key: Vectors that are compared with the queries [B, S, D].
+            key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         """

@@ -1,4 +1,4 @@
-"""Decoding: from sources to the target tokens that the model thinks best, one token a step."""
+"""Decoding: from sources to target tokens, one token at each step."""
 
 from jax_transformer.decoding.cache import Cache, decode_step, init_cache, select_hypotheses
 from jax_transformer.decoding.generation import generate

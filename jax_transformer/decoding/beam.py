@@ -1,6 +1,6 @@
 """Beam search: the N best hypotheses of a source side by side, in one loop.
 
-Letters in shapes: B batch, N hypotheses of a source, K of them handed back, L target positions,
+Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L target positions,
 V target vocabulary.
 """
 
@@ -13,7 +13,13 @@ from jaxtyping import Array, Bool, Float, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache, select_hypotheses
 from jax_transformer.decoding.processors import Rules, apply_rules
-from jax_transformer.decoding.search import Hypotheses, LengthPenalty, Step, begin, next_logits
+from jax_transformer.decoding.search import (
+    Hypotheses,
+    LengthPenalty,
+    Step,
+    next_logits,
+    start_sequences,
+)
 
 
 class _Finished(NamedTuple):
@@ -40,23 +46,25 @@ def beam_search(
     length_penalty: LengthPenalty,
     num_hypotheses: int,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    """Keep the N likeliest beginnings of a target at each step, and the best finished targets.
+    """Keep the N most likely open hypotheses of each source, and the K best finished ones.
 
-    A step ranks all one-token continuations of a source's N open hypotheses, the lowest beam and
-    id first where they tie. Those of the first N that end are finished; the best N that do not
-    end stay open. At the last position all of the first N are finished as they are.
+    A step ranks all one-token continuations of the N open hypotheses of a source; the lowest beam
+    and then the lowest id wins a tie. A continuation among the first N that ends in EOS is
+    finished; the best N continuations without EOS stay open. At the last position the first N are
+    finished as they are.
 
-    Stopping early is exact: log-probabilities only fall, so a source is done once its best open
-    hypothesis, without losing anything more and at the length whose penalty favours it most,
-    would not come before the last of the finished ones that are kept.
+    Early stopping is exact. Log-probabilities only fall, so a source is done as soon as the score
+    that its best open hypothesis can still reach, at the most favourable length, does not exceed
+    the score of the worst finished hypothesis that is kept.
 
     Args:
-        advance: Takes a cache and tokens, gives their successors' logits and the new cache.
-        cache: An empty one, for N hypotheses a source.
-        config: Names the ids of begin, end and padding.
+        advance: Function of a cache and tokens; returns the logits of the next tokens and the new
+            cache.
+        cache: An empty cache, for N hypotheses of each source.
+        config: Names the ids of BOS, EOS and padding.
         rules: Which tokens may be chosen.
-        length_penalty: What the scores of finished targets are divided by.
-        num_hypotheses: K, how many finished targets are kept.
+        length_penalty: Divisor of the scores of finished targets.
+        num_hypotheses: Number K of finished targets that are kept.
 
     Returns:
         The targets, and the step at which a source's logits were not finite, or -1.
@@ -100,7 +108,7 @@ def beam_search(
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
-    sequences, scores = begin(cache, config)
+    sequences, scores = start_sequences(cache, config)
     end = jax.lax.while_loop(
         unfinished,
         extend,
@@ -108,7 +116,7 @@ def beam_search(
             step=jnp.zeros((), jnp.int32),
             cache=cache,
             sequences=sequences,
-            # One hypothesis at first: the continuations of equal ones would be copies.
+            # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
             scores=scores.at[:, 1:].set(-jnp.inf),
             finished=_Finished(
                 jnp.full((batch, num_hypotheses, length), config.pad_id, jnp.int32),
@@ -129,8 +137,8 @@ def _best_continuations(
 ) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
     """Return the C = 2N best sums of each source, best first, their hypotheses and tokens.
 
-    At most N of them end, one a hypothesis, so that N are left to go on. No hypothesis has more
-    than all of them, so that each is asked for that many first.
+    At most N of them end in EOS, one for each hypothesis, so at least N can stay open. All C may
+    continue the same hypothesis, so the C best continuations of each hypothesis are ranked first.
     """
     batch, count, _ = allowed.shape
     best, tokens = jax.lax.top_k(allowed, 2 * count)
@@ -141,7 +149,7 @@ def _best_continuations(
 
 
 def _best(finished: _Finished, new: _Finished) -> _Finished:
-    """Return as many as there were finished, the earlier ones first where they tie."""
+    """Return the K best of both, the earlier finished first where scores tie."""
     both = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), finished, new)
     scores, order = jax.lax.top_k(both.scores, finished.scores.shape[1])
     return _Finished(
@@ -154,7 +162,7 @@ def _best(finished: _Finished, new: _Finished) -> _Finished:
 def _limit(
     total: Float[Array, " B"], so_far: Int32[Array, ""], longest: int, penalty: LengthPenalty
 ) -> Float[Array, " B"]:
-    """Return a bound on the scores that a sum of log-probabilities may lead to."""
-    # The penalty rises or falls with the length throughout: the best length is first or last.
+    """Return an upper bound of the score that an open hypothesis can still reach."""
+    # The penalty is monotonic in the length, so the best length is the shortest or the longest.
     first, last = jnp.minimum(so_far + 1, longest), jnp.asarray(longest, jnp.int32)
     return jnp.maximum(total / penalty(first), total / penalty(last))

@@ -27,17 +27,17 @@ Logits = Float[Array, "B V"] | Float[Array, "B N V"]
 
 
 class Cache(NamedTuple):
-    """All that decoding knows of the tokens so far and of the memory.
+    """The state of decoding: the tokens so far and the memory, projected for every layer.
 
-    The N hypotheses of a source lie side by side: what hypothesis n computed at position p stays
-    in slot (p, n). When a hypothesis continues another one, only the table of ancestors changes.
+    The N hypotheses of a source lie side by side: slot (p, n) keeps what hypothesis n computed at
+    position p. When a hypothesis continues another hypothesis, only the ancestors change.
 
     Attributes:
         layers: What each decoder layer keeps.
-        src_mask: Who of the memory is attended to, True = attend; None is everybody.
-        ancestors: For each hypothesis and each position so far, the n of the slot (p, n) that is
-            its own [B, N, L]; -1 at positions to come.
-        position: How many positions are written, at most L.
+        src_mask: The positions of the memory that are attended to, True = attend; None is all.
+        ancestors: For each hypothesis and each position p so far, the n of the slot (p, n) that
+            belongs to it [B, N, L]; -1 at later positions.
+        position: Number of positions written, at most L.
     """
 
     layers: DecoderCache
@@ -61,10 +61,10 @@ def init_cache(
         params: Parameters, as from `init_params`.
         config: Their shape.
         memory: What `encode` returned [B, S, D].
-        max_new_tokens: Positions of the cache, L.
+        max_new_tokens: Number L of positions of the cache.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None attends to the whole
             memory, as in `decode`.
-        beam_size: Hypotheses of a source, N. The memory is not copied for them.
+        beam_size: Number N of hypotheses of a source, which share one memory.
 
     Raises:
         InputError: A size is below 1, the positions exceed the position table or, where
@@ -98,10 +98,10 @@ def init_cache(
 def decode_step(
     params: Params, config: TransformerConfig, cache: Cache, tokens: Tokens
 ) -> tuple[Logits, Cache]:
-    """Return the logits of each token's successor, and the cache with that token in it.
+    """Return the logits of the token after each given token, and the cache with it written.
 
     Equal to the last logits of `decode` on the tokens so far. A token in the cache is visible to
-    its successors even where it is `config.pad_id`. Pure: works under `jit`, `vmap` and `scan`.
+    later tokens even where it is `config.pad_id`. Pure: works under `jit`, `vmap` and `scan`.
 
     Args:
         params: Parameters, as from `init_params`.
@@ -122,7 +122,7 @@ def decode_step(
     batch, count, length = cache.ancestors.shape
     traced = isinstance(cache.position, jax.core.Tracer)
     if not traced and cache.position >= length:
-        raise InputError(f"the cache is full: it was made for max_new_tokens={length}")
+        raise InputError(f"the cache is full: init_cache was called with max_new_tokens={length}")
     vectors = config.token_embeddings == "none"
     single = tokens.ndim == 1 + vectors
     if tokens.shape[: 2 - single] not in ((batch, count), (batch,) * (count == 1)):

@@ -1,4 +1,4 @@
-"""The public face of the search: options in, checked before any work, hypotheses out."""
+"""`generate`: the public function for greedy search, beam search and sampling."""
 
 import dataclasses
 from functools import partial
@@ -31,8 +31,8 @@ class NonFiniteError(InputError):
     """The logits of a source are NaN or infinite.
 
     Attributes:
-        row: Which one it is.
-        step: The token of its target that could not be chosen, from 0.
+        row: Index of the source in the batch.
+        step: Index of the target token that could not be chosen, from 0.
     """
 
     def __init__(self, source: str, row: int, step: int) -> None:
@@ -67,13 +67,13 @@ def generate(
     top_p: Scalar | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Hypotheses:
-    """Return the targets that the model finds likeliest, or draws, for a batch of sources.
+    """Return targets for a batch of sources: by greedy search, beam search or sampling.
 
-    Greedy by default: each next token is the likeliest one. With a `beam_size` above 1, beam
-    search; with a `key`, sampling. The lowest id is taken where tokens tie, and padding is never
-    generated. One compiled loop that ends when every row has, and one compilation for each set of
-    shapes, `config`, and options other than `length_penalty`, `min_new_tokens`, `banned_tokens`,
-    `forced_first_token`, `repetition_penalty`, `temperature` and `top_p`, whose values are data.
+    The default is greedy search: each next token is the most likely token. A `beam_size` above 1
+    is beam search; a `key` is sampling. The lowest id wins a tie, and padding is never generated.
+    The search is one compiled loop that ends when every row has ended. Each set of shapes, `config`
+    and options is compiled once; `length_penalty`, `min_new_tokens`, `banned_tokens`,
+    `forced_first_token`, `repetition_penalty`, `temperature` and `top_p` are data and may change.
     A row's targets do not depend on the rest of the batch. Works under `jax.jit`, where `config`
     and all options that are whole numbers, strings or tuples are static.
 
@@ -81,31 +81,32 @@ def generate(
         params: Parameters, as from `init_params`.
         config: Their shape.
         src: Source ids [B, S].
-        max_new_tokens: Most tokens of a target, the end included: L of the result. A target that
-            reaches it has no end.
+        max_new_tokens: Largest number of tokens of a target, EOS included: L of the result. A
+            target may reach it without EOS.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
-        beam_size: Hypotheses that beam search keeps open, N.
-        num_hypotheses: Targets handed back for each source, K, at most `beam_size`.
-        length_penalty: Exponent alpha of the penalty that sums of log-probabilities are divided
-            by; Vaswani et al. 2017 take 0.6 with `beam_size=4`.
-        length_normalization: The penalty of n tokens, the end included: "gnmt" is
-            ((5 + n) / 6)**alpha (Wu et al. 2016), "power" n**alpha.
-        min_new_tokens: Tokens, the end not counted, that a target has at least.
-        prefix: Tokens that the first P positions of each target must hold [B, P]; the choice is
-            free where it holds padding. They count in the score as if they had been chosen.
-        forced_first_token: The same for one token, in every row.
-        banned_tokens: Ids that are never generated; the scores are of the unchanged model.
-        repetition_penalty: Factor, above 1, by which tokens that occurred fall (Keskar et al.
-            2019). It acts on logits or, in beam search, on log-probabilities, and so on scores.
-        no_repeat_ngram_size: No sequence of that many tokens occurs twice in a target.
-        key: Random key: tokens are drawn. A row's draws depend on the key and the row's index.
-        temperature: What logits are divided by before tokens are drawn.
-        top_k: Draw from the likeliest `top_k` tokens only.
-        top_p: Draw from the fewest likeliest tokens that together reach this probability.
+        beam_size: Number N of hypotheses that beam search keeps open.
+        num_hypotheses: Number K of targets returned for each source, at most `beam_size`.
+        length_penalty: Exponent alpha of the divisor of the summed log-probabilities; Vaswani et
+            al. 2017 use 0.6 with `beam_size=4`.
+        length_normalization: The divisor for n tokens, EOS included: "gnmt" is
+            ((5 + n) / 6)**alpha (Wu et al. 2016), "power" is n**alpha.
+        min_new_tokens: Smallest number of tokens of a target, EOS not counted.
+        prefix: Tokens of the first P positions of each target [B, P]; where the prefix holds
+            padding, the search chooses. Their log-probabilities count in the score.
+        forced_first_token: A prefix of this one token for every row.
+        banned_tokens: Ids that are never generated; scores are those of the unchanged model.
+        repetition_penalty: Factor, above 1, by which the scores of used tokens fall (Keskar et al.
+            2019). It acts on logits, or on log-probabilities, and so on scores, in beam search.
+        no_repeat_ngram_size: Length n: no sequence of n tokens occurs twice in a target.
+        key: Random key that switches sampling on. The draws of a row depend on the key and the
+            row's index.
+        temperature: Divisor of the logits before tokens are drawn.
+        top_k: Draw only from the `top_k` most likely tokens.
+        top_p: Draw only from the fewest most likely tokens whose probabilities reach this sum.
         execution: How the encoder is executed.
 
     Returns:
-        K hypotheses a source, best first.
+        K hypotheses for each source, best first.
 
     Raises:
         InputError: The model has no token embeddings or output projection; a length does not fit
@@ -183,12 +184,12 @@ def _search(
 
 
 def _untie(params: Params, config: TransformerConfig) -> tuple[Params, TransformerConfig]:
-    """Return the same model with an output kernel of its own, made once and not at every step."""
+    """Return the same model with a separate output kernel, transposed once before the loop."""
     if config.output_projection != "tied":
         return params, config
     shared = config.token_embeddings == "shared"
     table = params["token_embedding" if shared else "target_embedding"]["embedding"]
-    kernel = jax.lax.optimization_barrier(table.T)  # or XLA reads the table across its rows
+    kernel = jax.lax.optimization_barrier(table.T)  # else XLA reads the table column by column
     projection = params.get("output_projection", {}) | {"kernel": kernel}
     config = dataclasses.replace(config, output_projection="linear")
     return params | {"output_projection": projection}, config

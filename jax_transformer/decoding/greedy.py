@@ -1,4 +1,4 @@
-"""One target a source, each token the likeliest or drawn, in one loop.
+"""Greedy search and sampling: one target for each source, in one loop.
 
 Letters in shapes: B batch, L target positions, V target vocabulary.
 """
@@ -13,7 +13,13 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.processors import Rules, apply_rules
 from jax_transformer.decoding.sampling import Sampling, sample
-from jax_transformer.decoding.search import Hypotheses, LengthPenalty, Step, begin, next_logits
+from jax_transformer.decoding.search import (
+    Hypotheses,
+    LengthPenalty,
+    Step,
+    next_logits,
+    start_sequences,
+)
 
 
 class _State(NamedTuple):
@@ -34,15 +40,16 @@ def greedy_search(
     sampling: Sampling | None,
     length_penalty: LengthPenalty,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    """Extend each target by its likeliest next token, or by one drawn, until all have ended.
+    """Extend each target by its most likely next token, or by a drawn token, until all have ended.
 
     Args:
-        advance: Takes a cache and tokens, gives their successors' logits and the new cache.
-        cache: An empty one, for one hypothesis a source.
-        config: Names the ids of begin, end and padding.
+        advance: Function of a cache and tokens; returns the logits of the next tokens and the new
+            cache.
+        cache: An empty cache, for one hypothesis of each source.
+        config: Names the ids of BOS, EOS and padding.
         rules: Which tokens may be chosen.
-        sampling: How tokens are drawn; None takes the likeliest, the lowest id of a tie.
-        length_penalty: What scores are divided by.
+        sampling: How tokens are drawn; None takes the most likely token, the lowest id of a tie.
+        length_penalty: Divisor of the scores.
 
     Returns:
         The targets (K = 1), and the step at which a source's logits were not finite, or -1.
@@ -60,7 +67,7 @@ def greedy_search(
         token = _likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
         chosen = token[:, None]
         score = jnp.take_along_axis(logits, chosen, axis=-1)[:, 0] - normalizer
-        # Where everything is forbidden, the token that was taken all the same is impossible.
+        # Where the rules forbid every token, the chosen token has probability 0.
         possible = jnp.take_along_axis(allowed, chosen, axis=-1)[:, 0] > -jnp.inf
         score = jnp.where(possible, score, -jnp.inf)
         failed = running & ~jnp.isfinite(normalizer)
@@ -75,7 +82,7 @@ def greedy_search(
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
-    sequences, scores = begin(cache, config)
+    sequences, scores = start_sequences(cache, config)
     end = jax.lax.while_loop(
         unfinished,
         extend,
@@ -99,7 +106,7 @@ def greedy_search(
 
 
 def _likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:
-    # jnp.argmax takes 18 times as long on CPU, XLA having no vector code for it.
+    # XLA has no vector code for jnp.argmax on a CPU: it takes 18 times as long as this.
     ids = jnp.arange(scores.shape[-1], dtype=jnp.int32)
     best = jnp.max(scores, axis=-1, keepdims=True)
     return jnp.min(jnp.where(scores == best, ids, ids.size - 1), axis=-1)

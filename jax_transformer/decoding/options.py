@@ -1,4 +1,4 @@
-"""The options of `generate`, checked and made into what the loops read."""
+"""The options of `generate`: checked, and turned into the values that the loops read."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ Scalar = float | int | Float[Array | np.ndarray, ""]
 
 
 def check_sizes(config: TransformerConfig, beam_size: int, num_hypotheses: int) -> None:
-    """Refuse a beam that the vocabulary or the number of hypotheses does not fit.
+    """Refuse a beam size that does not fit the vocabulary or the number of hypotheses.
 
     Raises:
         InputError: Names the sizes.
@@ -58,11 +58,11 @@ def rules(
     repetition_penalty: Scalar | None,
     no_repeat_ngram_size: int | None,
 ) -> Rules:
-    """Return the rules of a search, for a batch of so many sources.
+    """Return the rules of a search for a batch of `batch` sources.
 
     Raises:
         InputError: An id is outside the vocabulary, a length does not fit `max_new_tokens`, or
-            two options say different things.
+            two options contradict each other.
     """
     check_ids("banned_tokens", np.array([banned_tokens], np.int64), config.tgt_vocab_size)
     banned = np.zeros(config.tgt_vocab_size, bool)
@@ -85,7 +85,7 @@ def rules(
         if not 0 <= min_new_tokens < max_new_tokens:
             raise InputError(
                 f"min_new_tokens={min_new_tokens} must be from 0 to {max_new_tokens - 1}: "
-                f"max_new_tokens={max_new_tokens} counts the end too"
+                f"max_new_tokens={max_new_tokens} counts EOS too"
             )
         min_new_tokens = np.asarray(min_new_tokens, np.int32)
     if repetition_penalty is not None:

@@ -20,11 +20,11 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.model import Params
 from jax_transformer.self_over_memory import needs_equal_lengths
 
-MOST_ROWS = 16  # measured: with 32, joining the columns costs what the panels save
+MOST_ROWS = 16  # measured: with 32 rows, joining the columns costs as much as the panels save
 
 
 class Panels(NamedTuple):
-    """The kernels that a step multiplies by.
+    """The kernels of a decoding step, cut into panels.
 
     Attributes:
         kernels: The panels [panels, inputs, width] of each module, by its path.
@@ -36,12 +36,12 @@ class Panels(NamedTuple):
 
 
 def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Panels | None:
-    """Return the decoder's kernels in panels, or None where they would not be faster.
+    """Return the decoder's kernels in panels, or None where panels would not be faster.
 
     Args:
         params: Parameters, as from `init_params`.
         config: Their shape.
-        num_rows: Rows of a step: hypotheses of all sources.
+        num_rows: Number of rows of a step: all hypotheses of all sources.
     """
     # A layer of self_over_memory multiplies all rows of the memory, and not only the step's.
     if num_rows > MOST_ROWS or needs_equal_lengths(config):
@@ -52,7 +52,7 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
         names = [entry.key for entry in path]
         if names[0] in ("decoder", "output_projection") and names[-1] == "kernel":
             kernels["/".join(names[:-1])] = _cut(kernel, width)
-    # Made here, once, and not again in every step of the loop that uses them.
+    # The barrier keeps XLA from cutting the panels again in every step of the loop.
     return Panels(*jax.lax.optimization_barrier((kernels, jnp.ones((), kernel.dtype))))
 
 
@@ -75,7 +75,7 @@ def use_panels(panels: Panels | None) -> AbstractContextManager[None]:
 
         def by_panels(x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
             y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
-            y = y[:, : own["kernel"].shape[1]]  # without what pads the last panel
+            y = y[:, : own["kernel"].shape[1]]  # without the padding of the last panel
             y = y if bias is None else y + bias
             return y.reshape(*x.shape[:-1], y.shape[1])
 
@@ -98,8 +98,8 @@ def _product(
     panels: Float[Array, "panels inputs width"],
     one: Float[Array, ""],
 ) -> Float[Array, "rows columns"]:
-    # XLA would fuse what computes x with the broadcast, and so compute it anew for each panel. A
-    # quotient it takes to be too expensive for that, not knowing that this divisor is 1.
+    # XLA would fuse the computation of x into the broadcast and repeat it for each panel. It does
+    # not repeat a division, which it takes to be expensive; it cannot know that the divisor is 1.
     copies = jnp.broadcast_to(x / one, (len(panels), *x.shape))
     columns = panels.shape[0] * panels.shape[2]
     return jnp.einsum("pri,pio->pro", copies, panels).swapaxes(0, 1).reshape(len(x), columns)

@@ -1,4 +1,4 @@
-"""What a target must and must not hold: rules that change the scores of a step's choices.
+"""Rules on the tokens of a target, as functions that change the scores of the next token.
 
 Letters in shapes: B batch, N hypotheses of a source, V target vocabulary.
 """
@@ -13,14 +13,16 @@ from jax_transformer.config import TransformerConfig
 
 @struct.dataclass
 class Rules:
-    """The rules of one search; None is off and costs nothing.
+    """The rules of one search; a rule that is None is off and costs nothing.
 
     Attributes:
-        banned: True = never chosen [V]; padding always is.
-        prefix: Tokens that begin the targets [B, P]; the choice is free where it holds padding.
-        min_new_tokens: Tokens before which no target ends.
-        repetition_penalty: Factor by which a token's score falls once it occurs in its target.
-        no_repeat_ngram_size: Length of the sequences that occur once at most.
+        banned: True = the token is never chosen [V]; always True for padding.
+        prefix: Tokens that the targets begin with [B, P]; where the prefix holds padding, the
+            search chooses.
+        min_new_tokens: Number of tokens that a target has before EOS may follow.
+        repetition_penalty: Factor by which the score of a token falls after its first use in the
+            target.
+        no_repeat_ngram_size: Length n: no sequence of n tokens occurs twice in a target.
     """
 
     banned: Bool[Array | np.ndarray, " V"]
@@ -41,10 +43,10 @@ def apply_rules(
 
     Args:
         scores: Logits or log-probabilities [B, N, V].
-        sequences: The begin and the tokens so far, in the first `step + 1` columns.
-        step: How many tokens there are so far.
-        rules: The rules; a prefix prevails over the others.
-        config: Names the ids of padding and the end.
+        sequences: BOS and the tokens so far, in the first `step + 1` columns.
+        step: Number of tokens so far.
+        rules: The rules; a prefix overrides the others.
+        config: Names the ids of padding and EOS.
     """
     allowed = scores
     if rules.repetition_penalty is not None:
@@ -73,9 +75,9 @@ def penalize_repetition(
     step: Int32[Array, ""],
     penalty: Float[Array, ""],
 ) -> Float[Array, "B N V"]:
-    """Return scores with those of tokens that occurred divided by the penalty (Keskar et al. 2019).
+    """Return scores, with the scores of used tokens divided by the penalty (Keskar et al. 2019).
 
-    A negative score is multiplied by it, so that it falls too. The begin counts as occurred.
+    A negative score is multiplied, so that it falls too. BOS counts as a used token.
     """
     seen = _mark(sequences, jnp.arange(sequences.shape[-1]) <= step, scores.shape[-1])
     penalized = jnp.where(scores < 0, scores * penalty, scores / penalty)
@@ -87,10 +89,10 @@ def completes_ngram(
 ) -> Bool[Array, "B N V"]:
     """Return which tokens would complete a sequence of `size` tokens that occurred already.
 
-    The begin is one of the tokens (Paulus et al. 2017, section 2.5, who choose three).
+    BOS is one of the tokens (Paulus et al. 2017, section 2.5, with sequences of three).
     """
     length = sequences.shape[-1]
-    last = jnp.arange(length)  # of a sequence that occurred
+    last = jnp.arange(length)  # index of the last token of an earlier sequence
     matches = (last >= size - 1) & (last <= step)
     for back in range(1, size):
         recent = jnp.take(sequences, step + 1 - back, axis=2, mode="fill", fill_value=-1)
@@ -102,7 +104,7 @@ def _mark(
     sequences: Int32[Array, "B N L"], which: Bool[Array, "*#shape"], vocab_size: int
 ) -> Bool[Array, "B N V"]:
     batch, count, _ = sequences.shape
-    marked = jnp.where(which, sequences, vocab_size)  # past the table: dropped
+    marked = jnp.where(which, sequences, vocab_size)  # an id past the vocabulary is dropped
     rows, hypotheses = jnp.arange(batch)[:, None, None], jnp.arange(count)[:, None]
     empty = jnp.zeros((batch, count, vocab_size), bool)
     return empty.at[rows, hypotheses, marked].set(True, mode="drop")

@@ -1,4 +1,4 @@
-"""Drawing a token from its distribution, or from the best part of it.
+"""Sampling: a token drawn from its distribution, or from the most likely part of it.
 
 Letters in shapes: B batch, V target vocabulary, C candidates.
 """
@@ -12,14 +12,14 @@ from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 @struct.dataclass
 class Sampling:
-    """How tokens are drawn; None is off and costs nothing.
+    """How tokens are drawn; an option that is None is off and costs nothing.
 
     Attributes:
-        key: Random key of the search; a row's draws depend on it and on the row's index alone.
-        temperature: The logits are divided by it before anything else.
-        top_p: Share of the probability that the candidates, the likeliest tokens, must reach
-            (Holtzman et al. 2020).
-        top_k: How many of the likeliest tokens are candidates (Fan et al. 2018).
+        key: Random key of the search; the draws of a row depend on the key and its index only.
+        temperature: Divisor of the logits, applied first.
+        top_p: The candidates are the fewest most likely tokens whose probabilities together reach
+            this value (Holtzman et al. 2020).
+        top_k: Number of most likely tokens that are candidates (Fan et al. 2018).
     """
 
     key: PRNGKeyArray
@@ -35,19 +35,19 @@ def sample(
 
     Args:
         logits: Logits [B, V]; -inf is never drawn.
-        step: How many tokens there are so far: each step draws anew.
-        sampling: How to draw. A temperature, then `top_k`, then `top_p` of what that leaves.
+        step: Number of tokens so far; each step uses its own random numbers.
+        sampling: How to draw: the temperature, then `top_k`, then `top_p` among those candidates.
     """
     if sampling.temperature is not None:
         logits = logits / sampling.temperature.astype(logits.dtype)
     if sampling.top_k is None and sampling.top_p is None:
         return _draw(logits, step, sampling.key)
     count = logits.shape[-1] if sampling.top_k is None else sampling.top_k
-    best, ids = jax.lax.top_k(logits, count)  # [B, C], falling
+    best, ids = jax.lax.top_k(logits, count)  # [B, C], in descending order
     if sampling.top_p is not None:
         probabilities = jax.nn.softmax(best)
         better = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # The likeliest stays whatever is asked for: a share too small for it would leave nothing.
+        # The most likely token always stays: a small top_p would else leave no candidate.
         kept = (better < sampling.top_p).at[:, 0].set(True)
         best = jnp.where(kept, best, -jnp.inf)
     drawn = _draw(best, step, sampling.key)

@@ -1,4 +1,4 @@
-"""What the model says of targets that are given: their probability, and where it looked.
+"""Given targets under the model: their log-probability and their attention weights.
 
 Letters in shapes: B batch, S source length, T target length, H heads.
 """
@@ -29,16 +29,16 @@ def score(
 ) -> Float32[Array, " B"]:
     """Return the log-probability of each target given its source.
 
-    The sum over its tokens, in one pass that sees the whole target. Where
-    `config.decoder_attention` is "self_over_memory" the model learns from it how long the target
-    is, so that the sum is not that of `generate`, which does not know.
+    The sum of the log-probabilities of its tokens, computed in one pass over the whole target.
+    Where `config.decoder_attention` is "self_over_memory", the pass depends on the length of the
+    target, so the sum differs from the score of `generate`, which does not know the length.
 
     Args:
         params: Parameters, as from `init_params`.
         config: Their shape.
         src: Source ids [B, S].
-        tgt: Target ids [B, T] as `generate` hands them back: without the begin, with the end,
-            then padding, which does not count.
+        tgt: Target ids [B, T] as `generate` returns them: without BOS, with EOS, then padding,
+            which does not count.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
 
     Raises:
@@ -57,10 +57,10 @@ def cross_attention_weights(
     *,
     src_mask: SourceMask | None = None,
 ) -> Float[Array, "B layers H T S"]:
-    """Return where each decoder layer and head looked in the source for each target token.
+    """Return the cross-attention weights of each decoder layer and head for each target token.
 
-    Weights [B, layers, H, T, S] of the attention to the memory when the model predicted token t:
-    they sum to 1 over the source, to 0 where all of it is hidden. Arguments and errors as `score`.
+    The weights [B, layers, H, T, S] are those of the step that predicts token t. They sum to 1
+    over the source, or to 0 where the whole source is masked. Arguments and errors as `score`.
     """
     src, tgt = _check(config, src, tgt, src_mask)
     return _weights(params, config, src, tgt, src_mask)
@@ -124,7 +124,7 @@ def _weights(
 
 
 def _drops_cross_attention(module: nn.Module, method: str) -> bool:
-    """Whether a module's output is cross-attention weights, whose last stop is a dropout."""
+    """Return whether the method's output is the cross-attention weights after their dropout."""
     return module.path[-2:] == ("cross_attention", "dropout") and method == "__call__"
 
 
@@ -134,11 +134,11 @@ def _inputs(
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B _"], Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
-    """Return source, the tokens that predict the target, and mask, as long as the model wants."""
-    begin = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
-    given = jnp.concatenate([begin, tgt[:, :-1]], axis=1)
+    """Return the source, the decoder's input for the target, and the source mask."""
+    bos = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
+    given = jnp.concatenate([bos, tgt[:, :-1]], axis=1)
     count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
-    # The last token predicts nothing, and may not be seen where padding left room for it.
+    # The last token predicts nothing: replace it by padding, so that no position attends to it.
     given = jnp.where(jnp.arange(given.shape[1]) < count, given, config.pad_id)
     src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
     src, src_mask = pad_source(config, src, src_mask, tgt.shape[1])

@@ -1,6 +1,6 @@
-"""What greedy and beam search share: the result, the length penalty, one step's scores.
+"""Parts that greedy search and beam search share: result, length penalty, scores of a step.
 
-Letters in shapes: B batch, N hypotheses of a source, K of them handed back, L target positions,
+Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L target positions,
 V target vocabulary.
 """
 
@@ -23,11 +23,10 @@ class Hypotheses(NamedTuple):
     """The K best targets of each source of a batch, best first.
 
     Attributes:
-        tokens: Ids without the begin [B, K, L]: padding follows the end, and a row that never
-            ended has none.
-        scores: Sums of the log-probabilities of the tokens, the end included, over the length
+        tokens: Ids without BOS [B, K, L]: padding follows EOS; a row without EOS has no padding.
+        scores: Sums of the log-probabilities of the tokens, EOS included, divided by the length
             penalty, float32 [B, K]; -inf where a source has fewer than K possible targets.
-        lengths: Tokens of each target, the end included [B, K].
+        lengths: Number of tokens of each target, EOS included [B, K].
     """
 
     tokens: Int32[Array, "B K L"]
@@ -37,7 +36,7 @@ class Hypotheses(NamedTuple):
 
 @struct.dataclass
 class LengthPenalty:
-    """What the score of a target is divided by: ((5 + n) / 6)**alpha of n tokens, or n**alpha.
+    """The divisor of a score of n tokens: ((5 + n) / 6)**alpha, or n**alpha.
 
     Attributes:
         alpha: The exponent; 0 divides by 1.
@@ -48,15 +47,15 @@ class LengthPenalty:
     normalization: Literal["gnmt", "power"] = struct.field(pytree_node=False)
 
     def __call__(self, length: Int32[Array, "*shape"]) -> Float32[Array, "*shape"]:
-        """Return the divisor of targets of `length` tokens, the end included."""
+        """Return the divisor of targets of `length` tokens, EOS included."""
         base = (5 + length) / 6 if self.normalization == "gnmt" else length
         return jnp.power(jnp.asarray(base, jnp.float32), self.alpha)
 
 
-def begin(
+def start_sequences(
     cache: Cache, config: TransformerConfig
 ) -> tuple[Int32[Array, "B N _"], Float[Array, "B N"]]:
-    """Return sequences that hold the begin and room for L tokens, and their scores of 0."""
+    """Return sequences that hold BOS and room for L tokens, and their scores of 0."""
     batch, count, length = cache.ancestors.shape
     sequences = jnp.full((batch, count, length + 1), config.pad_id, jnp.int32)
     dtype = jnp.promote_types(jax.tree.leaves(cache.layers)[0].dtype, jnp.float32)
@@ -66,10 +65,10 @@ def begin(
 def next_logits(
     advance: Step, cache: Cache, sequences: Int32[Array, "B N _"], step: Int32[Array, ""]
 ) -> tuple[Float[Array, "B N V"], Float[Array, "B N"], Cache]:
-    """Return the logits of the next token, the log of the sum of their exponentials, the cache.
+    """Return the logits of the next token, their log-normalizer, and the cache.
 
-    A log-probability is the one minus the other, in at least float32. The sum is not finite
-    where a logit is NaN or infinite.
+    A log-probability is a logit minus the log-normalizer log(sum(exp(logits))), in at least
+    float32. The log-normalizer is not finite where a logit is NaN or infinite.
     """
     tokens = jax.lax.dynamic_index_in_dim(sequences, step, axis=2, keepdims=False)
     logits, cache = advance(cache, tokens)

@@ -11,7 +11,7 @@ from jax_transformer.errors import InputError
 
 
 def check_generates(config: TransformerConfig) -> None:
-    """Refuse a model that is a body without token ids going in or logits coming out.
+    """Refuse a model without token embeddings or without an output projection.
 
     Raises:
         InputError: The model has no token embeddings or no output projection.

@@ -1,8 +1,8 @@
-"""Where on a mesh of devices each array lies: rows of a batch, parameters, what belongs to them.
+"""How arrays are sharded over a mesh of devices: batches, parameters and optimizer state.
 
-Axis "data" has copies of the model, each with rows of the batch of its own; "fsdp" spreads rows as
-well, and one dimension of every matrix (ZeRO, Rajbhandari et al. 2020); "tensor" spreads heads,
-inner features and vocabulary (Megatron-LM, Shoeybi et al. 2019).
+Axis "data" holds copies of the model, each with its own rows of the batch. Axis "fsdp" splits the
+rows as well, and one dimension of every matrix (ZeRO, Rajbhandari et al. 2020). Axis "tensor"
+splits heads, inner features and vocabulary (Megatron-LM, Shoeybi et al. 2019).
 """
 
 import math
@@ -19,11 +19,11 @@ from jax_transformer.errors import InputError
 
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
-# XLA finds the sharding of what is computed; an explicit axis would want to be told it.
+# XLA infers the sharding of intermediate results; explicit axes would need it written down.
 AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
-# The end of a parameter's path, the axis of each of its dimensions, what whole pieces are.
-# Columns first, then rows: between the two products of a sublayer nothing is exchanged.
+# The end of a parameter's path; the mesh axis of each dimension; the unit that is never split.
+# The first product of a sublayer is split by columns, the second by rows: no communication between.
 RULES = (
     (r"attention/(query|key|value)/kernel", ("fsdp", "tensor"), "projected heads"),
     (r"attention/(query|key|value)/bias", ("tensor",), "projected heads"),
@@ -34,16 +34,16 @@ RULES = (
     (r"embedding/embedding", ("tensor", "fsdp"), None),
     (r"output_projection/kernel", ("fsdp", "tensor"), None),
     (r"output_projection/bias", ("tensor",), None),
-)  # all else, biases and norms of d_model, is whole on each device
+)  # every other parameter, a bias or norm of d_model, is replicated
 
 
 def make_mesh(sizes: str | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return the devices as a mesh with the axes data, fsdp and tensor.
 
     Args:
-        sizes: Sizes of the axes, as in "data=4,fsdp=2"; one that is not named has size 1, and one
-            of size -1 takes the devices that are left. None is a single device.
-        devices: What to take; None is all there are.
+        sizes: Sizes of the axes, as in "data=4,fsdp=2"; an axis that is not named has size 1, an
+            axis of size -1 takes all remaining devices. None is a single device.
+        devices: The devices to use; None is all devices.
 
     Raises:
         InputError: An axis is unknown or named twice, a size is no number from 1 (or -1), or the
@@ -84,13 +84,13 @@ def parse_sizes(sizes: str, num_devices: int) -> tuple[int, ...]:
 
 
 def describe(mesh: Mesh) -> str:
-    """Return a line for the reader: the sizes of the axes, and the devices."""
+    """Return a line that names the sizes of the axes and the devices."""
     sizes = ", ".join(f"{name}={mesh.shape[name]}" for name in AXES)
     return f"mesh: {sizes} of {mesh.size} x {mesh.devices.flat[0].device_kind}"
 
 
 def row_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Return how many parts the rows of a batch are in."""
+    """Return the number of parts that the rows of a batch are split into."""
     return _size(mesh, ROW_AXES)
 
 
@@ -100,15 +100,15 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what each device has a copy of."""
+    """Return the sharding of an array that every device holds a copy of."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings(tree: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Any:
     """Return the sharding of every array of a tree, a tree of the same structure.
 
-    An array's path says what it is, by its end: that of a moment or an average of a parameter is
-    the parameter's. A dimension that its axis does not divide stays whole.
+    The end of an array's path names the parameter: Adam moments and the EMA have the paths of
+    their parameters. A dimension that its mesh axis does not divide is not split.
 
     Args:
         tree: Arrays, or their shapes: parameters, the optimizer's state, all of a training state.
@@ -127,7 +127,7 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -
 
 
 def undivided(params: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[str]:
-    """Yield a line for each axis of the mesh that does not divide what it is meant to spread.
+    """Yield a line for each mesh axis that does not divide the dimensions it should split.
 
     Args:
         params: Parameters, or their shapes.
@@ -143,13 +143,14 @@ def undivided(params: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig)
         odd = [pieces for named, pieces in wanted if named == axis and pieces % size]
         if odd:
             numbers = ", ".join(map(str, sorted(set(odd))))
-            yield f"{axis}={size} does not divide {numbers}: {len(odd)} parameters stay whole on it"
+            count = f"{len(odd)} parameters are not split over it"
+            yield f"{axis}={size} does not divide {numbers}: {count}"
 
 
 def _wanted(path: tuple[Any, ...], leaf: Any, config: TransformerConfig) -> list[tuple[str, int]]:
-    """Return the axis that each dimension is to be spread over, and in how many pieces it comes."""
+    """Return the mesh axis of each dimension, and the number of units of the dimension."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    # Shared projections are the same for all heads: there is one of them.
+    # A shared projection serves all heads: it is one unit.
     projected = 1 if config.head_projection == "shared" else config.num_heads
     heads = {"heads": config.num_heads, "projected heads": projected}
     for pattern, axes, whole in RULES:
@@ -160,16 +161,15 @@ def _wanted(path: tuple[Any, ...], leaf: Any, config: TransformerConfig) -> list
 
 
 def shard_rows(x: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows *shape"]:
-    """Return `x` with its rows spread over data and fsdp, all else of it whole on each device."""
+    """Return `x` with its rows split over data and fsdp, and its other dimensions not split."""
     return constrain(x, ROW_AXES)
 
 
 def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped[Array, "*shape"]:
-    """Return `x` with its first dimension spread over axes of the mesh, and the others over none.
+    """Return `x` with its first dimension split over mesh axes, and the others not split.
 
-    The mesh is the one that the surrounding computation has been told of, by `jax.set_mesh`. Where
-    that is none of `make_mesh`, this is the identity; where it does not divide the first dimension,
-    XLA chooses how to spread that.
+    The mesh is the current mesh of `jax.set_mesh`. Without a mesh of `make_mesh` this function is
+    the identity. Where the axes do not divide the first dimension, XLA chooses its sharding.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if (mesh.axis_names, mesh.axis_types) != (AXES, AXIS_TYPES):
