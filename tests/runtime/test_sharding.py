@@ -94,7 +94,7 @@ def test_every_matrix_is_spread_over_both_axes():
         params = shapes_of(config)
         found = specs(params, mesh, config)
         assert list(sharding.undivided(params, mesh, config)) == (
-            ["tensor=2 does not divide 1: 15 parameters stay whole on it"]
+            ["tensor=2 does not divide 1: 15 parameters are not split over it"]
             if preset == "shared_heads"
             else []
         )
@@ -151,7 +151,7 @@ def test_what_does_not_divide_stays_whole_and_is_told():
     assert found[f"{layer}/feed_forward/outer/kernel"] == PartitionSpec(None, "fsdp")
     assert found["token_embedding/embedding"] == PartitionSpec(None, "fsdp")
     (line,) = sharding.undivided(params, abstract(1, 3, 2), config)
-    assert line == "tensor=2 does not divide 3, 41, 53: 48 parameters stay whole on it"
+    assert line == "tensor=2 does not divide 3, 41, 53: 48 parameters are not split over it"
     two = list(sharding.undivided(params, abstract(1, 4, 2), config))
     assert [line.split(" does")[0] for line in two] == ["fsdp=4", "tensor=2"]
     assert list(sharding.undivided(params, abstract(8, 3, 1), config)) == []

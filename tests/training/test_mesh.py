@@ -399,7 +399,7 @@ def test_a_run_goes_on_with_other_devices(report):
     assert found["batches"] > 12
     assert found["losses"] == 8
     assert found["warnings"] == [
-        "WARNING: tensor=2 does not divide 23: 6 parameters stay whole on it"
+        "WARNING: tensor=2 does not divide 23: 6 parameters are not split over it"
     ]
     assert found["worst loss"] <= 1e-5
 
