@@ -1,16 +1,48 @@
-"""The README's Python runs as it stands, from top to bottom, in one fresh interpreter."""
+"""The README keeps its word: its commands exist, and its Python runs from top to bottom."""
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+from jax_transformer.translation.model_folder import save
+from tests.models import tiny_model
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
+    commands = re.findall(r'^pip install -e "\.\[(\w+)\]" && (\w[\w .]*\w)  ', README, re.MULTILINE)
+    assert [command for _, command in commands] == ["python train.py", "pytest"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    assert {extra for extra, _ in commands} <= set(extras)
+    assert (ROOT / "train.py").is_file()
+    ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert "pytest" in ci
+    assert 'pip install --quiet -e ".[test]"' in ci
+    assert "--numprocesses" in project["tool"]["pytest"]["ini_options"]["addopts"]
+
+
+def test_a_newcomer_reads_it_in_one_go():
+    assert len(README.splitlines()) <= 200
+
+
+def test_every_file_and_folder_of_the_map_exists():
+    table = README.split("## Map of the code")[1].split("\n## ")[0]
+    for name in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[2:]:
+        for path in re.findall(r"`([\w./]+)`", name):
+            assert (ROOT / path).exists() or (ROOT / "jax_transformer" / path).exists(), path
+    for link in re.findall(r"\]\(([\w./]+)\)", README):
+        assert (ROOT / link).exists(), link
 
 
 def test_python_of_the_readme_runs(tmp_path):
-    snippets = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(snippets) >= 3
+    save(tmp_path / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
     program = tmp_path / "readme.py"
     program.write_text("\n".join(snippets), "utf-8")
     run = subprocess.run(
