@@ -33,7 +33,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
                 f"{folder}: exists already; name another output, overwrite it, or resume "
                 "the run in it"
             )
-        if folder.is_symlink() or not (folder / CONFIG_FILE).is_file():
+        if not (folder / CONFIG_FILE).is_file():
             raise WeightFileError(
                 f"{folder}: is not the folder of a trained model and so is not overwritten; name "
                 "another output, or delete it"

@@ -11,7 +11,7 @@ from jax_transformer import InputError
 from jax_transformer.convert.files.folder import check_free, check_writable, staged
 
 OLD = {"config.json": "old config", "model.safetensors": "old weights"}
-NEW = {"config.json": "new config", "model.safetensors": "new weights", "tokenizer.json": "new"}
+NEW = {name: f"new {name}" for name in (*OLD, "added.json", "tokenizer.json")}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_failure_while_the_files_are_written_changes_nothing(folder, kind, exi
 
 
 @pytest.mark.parametrize("links", [True, False])
-@pytest.mark.parametrize("last", range(3))
+@pytest.mark.parametrize("last", range(4))
 def test_a_failure_while_the_files_are_moved_puts_the_old_ones_back(
     folder, monkeypatch, last, links
 ):
@@ -87,7 +87,7 @@ def test_a_failure_while_the_files_are_moved_puts_the_old_ones_back(
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", refuse)
-    replace, calls = os.replace, iter(range(3))
+    replace, calls = os.replace, iter(range(4))
 
     def fail(source, target):
         if next(calls, None) == last:
