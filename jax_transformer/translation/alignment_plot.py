@@ -111,18 +111,18 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
     # Not pyplot, which keeps global state and may open a window.
     from matplotlib.figure import Figure
 
-    shown = [_first_tokens(one) for one in alignments]
-    width, heights = max(len(one.source) for one in shown), [len(one.target) for one in shown]
+    shown = [_first_tokens(alignment) for alignment in alignments]
+    width, heights = max(len(cut.source) for cut in shown), [len(cut.target) for cut in shown]
     height = CELL * sum(heights) + 1.5 * len(shown)
     figure = Figure(figsize=(CELL * width + 3, height), layout="constrained")
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
-    strongest = max(one.weights.max() for one in shown)
-    for panel, one, whole in zip(panels, shown, alignments, strict=True):
-        image = panel.imshow(one.weights, cmap="Blues", vmin=0, vmax=strongest)
+    strongest = max(cut.weights.max() for cut in shown)
+    for panel, cut, whole in zip(panels, shown, alignments, strict=True):
+        image = panel.imshow(cut.weights, cmap="Blues", vmin=0, vmax=strongest)
         panel.set_anchor("NW")
-        panel.set_title(f"line {one.line}" + ", its first tokens" * (one is not whole), loc="left")
-        panel.set_xticks(range(len(one.source)), one.source, rotation=90, parse_math=False)
-        panel.set_yticks(range(len(one.target)), one.target, parse_math=False)
+        panel.set_title(f"line {cut.line}" + ", its first tokens" * (cut is not whole), loc="left")
+        panel.set_xticks(range(len(cut.source)), cut.source, rotation=90, parse_math=False)
+        panel.set_yticks(range(len(cut.target)), cut.target, parse_math=False)
         panel.set_xlabel("source")
         panel.set_ylabel("translation")
     figure.colorbar(
