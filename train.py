@@ -22,7 +22,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus, read_parallel
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
@@ -246,7 +246,9 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     if resumed:
         tokenizer = resumed.settings.tokenizer
     else:
-        tokenizer = Tokenizer.train(training.sources + training.targets, arguments.vocab_size)
+        tokenizer = BytePairTokenizer.train(
+            training.sources + training.targets, arguments.vocab_size
+        )
     config = model_config(arguments, tokenizer)
     training_ids = encode_corpus(training, tokenizer, config.max_length)
     validation_ids = encode_corpus(validation, tokenizer, config.max_length)
@@ -285,7 +287,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     own_mesh = mesh if jax.process_count() == 1 else make_mesh("data=-1", jax.local_devices())
 
     def measure(params: Params) -> dict[str, float]:
-        model = checkpoint.Checkpoint(config, tokenizer, params)
+        model = checkpoint.TrainedModel(config, params, tokenizer)
         bleu = show_translations(model, validation, arguments, console, own_mesh)
         return {"validation_bleu": bleu.value}
 
@@ -308,7 +310,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
         best = loop.train(this_run, training_ids, validation_ids, console)
     if not is_main:
         return
-    trained = checkpoint.Checkpoint(config, tokenizer, best.params)
+    trained = checkpoint.TrainedModel(config, best.params, tokenizer)
     checkpoint.write(output, trained)
     console.print(f"checkpoint of step {best.step:,} written to {output}")
 
@@ -331,7 +333,7 @@ def facts(settings: RunSettings, mesh: Mesh) -> dict[str, str]:
 
 
 def show_translations(
-    model: checkpoint.Checkpoint,
+    model: checkpoint.TrainedModel,
     validation: ParallelCorpus,
     arguments: Arguments,
     console: Console,

@@ -33,7 +33,7 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.data.corpus import ParallelCorpus, read_parallel
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.settings_file import read_settings
@@ -71,7 +71,7 @@ def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
 
 def encode(corpus: ParallelCorpus, arguments: train.Arguments) -> tuple[Tokenizer, EncodedCorpus]:
     """Return the vocabulary of a recipe, and the text in it."""
-    tokenizer = Tokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
+    tokenizer = BytePairTokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
     return tokenizer, encode_corpus(corpus, tokenizer, arguments.max_length)
 
 

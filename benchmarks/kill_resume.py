@@ -36,7 +36,7 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
@@ -102,7 +102,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
         ParallelCorpus(corpus.sources[:count], corpus.targets[:count])
         for corpus, count in zip(number_words.corpus(0), (PAIRS, HELD_OUT), strict=True)
     )
-    tokenizer = Tokenizer.train(training.sources + training.targets, vocab_size=60)
+    tokenizer = BytePairTokenizer.train(training.sources + training.targets, vocab_size=60)
     config = TransformerConfig.preset(
         "vaswani2017",
         src_vocab_size=tokenizer.vocab_size,
@@ -173,7 +173,7 @@ def _pairs_of(batch: Batch, encoded: EncodedCorpus) -> list[int]:
         raise ValueError("two pairs have the same source; their numbers cannot be told apart")
     segments = batch.src_segments
     if segments is None:
-        segments = (batch.src != Tokenizer.pad_id).astype(np.int32)
+        segments = (batch.src != BytePairTokenizer.pad_id).astype(np.int32)
     return [
         index[row[numbers == number].tobytes()]
         for row, numbers in zip(batch.src, segments, strict=True)

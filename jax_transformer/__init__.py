@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from jax_transformer.errors import InputError
     from jax_transformer.model import Transformer, apply, decode, encode, init_params
+    from jax_transformer.translation.model_folder import load
 
 __all__ = [
     "Cache",
@@ -36,6 +37,7 @@ __all__ = [
     "generate",
     "init_cache",
     "init_params",
+    "load",
     "score",
     "select_hypotheses",
 ]
@@ -54,6 +56,7 @@ _MODULES = {
     ),
     "errors": ("InputError",),
     "model": ("Transformer", "apply", "decode", "encode", "init_params"),
+    "translation.model_folder": ("load",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

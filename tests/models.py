@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jax_transformer import TransformerConfig, init_params
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.translation.model_folder import Checkpoint
+from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.translation.model_folder import TrainedModel
 
 # Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.
 SIZES = {
@@ -74,11 +74,11 @@ def random_tokens(config, seed=0, dtype=np.float32):
     return src, tgt
 
 
-def tiny_checkpoint(lines, vocab_size, seed=0, **fields):
+def tiny_model(lines, vocab_size, seed=0, **fields):
     """Return an untrained model of one layer a side, with a tokenizer made from these lines."""
-    tokenizer = Tokenizer.train(lines, vocab_size)
+    tokenizer = BytePairTokenizer.train(lines, vocab_size)
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 9}
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
     config = TransformerConfig(**(sizes | fields))
-    return Checkpoint(config, tokenizer, random_params(config, seed))
+    return TrainedModel(config, random_params(config, seed), tokenizer)

@@ -4,25 +4,26 @@ from pathlib import Path
 
 import tyro
 
-from jax_transformer.training.run import averaging
-from jax_transformer.translation import model_folder as checkpoint
+from jax_transformer.training.run.averaging import average_run
+from jax_transformer.translation.model_folder import TrainedModel, check_free, save
 
 
 def average(
     run: tyro.conf.Positional[Path],
     output: tyro.conf.Positional[Path],
     /,
-    last: int = 10,
+    last: int | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write the mean of a training run's last checkpoints as a checkpoint for translate.
+    """Write the mean of a training run's last checkpoints as a model for translate.
 
     Args:
-        run: Directory of the run's checkpoints: run/ in the output of train.py.
-        output: Directory to write.
-        last: How many checkpoints, counted from the newest.
-        overwrite: Replace an existing checkpoint.
+        run: Output folder of a training run; the run need not have finished.
+        output: Folder to write.
+        last: Number of checkpoints, counted from the newest; if None, all that the run kept.
+        overwrite: Replace an existing model.
     """
-    checkpoint.check_free(output, overwrite)
-    checkpoint.save(output, averaging.average_run(run, last), overwrite)
-    print(f"mean of the last {last} checkpoints of {run} written to {output}")
+    check_free(output, overwrite)
+    settings, params, steps = average_run(run, last)
+    save(output, TrainedModel(settings.config, params, settings.tokenizer), overwrite)
+    print(f"mean of the last {len(steps)} checkpoints of {run} written to {output}")

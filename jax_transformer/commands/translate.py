@@ -19,10 +19,10 @@ from jax_transformer.translation.translate import translate as translate_lines
 
 
 def translate(
-    checkpoint: tyro.conf.Positional[Path],
+    folder: tyro.conf.Positional[Path],
     /,
-    beam: int = 1,
-    length_penalty: float = 0.6,
+    beam: int | None = None,
+    length_penalty: float | None = None,
     nbest: int = 1,
     scores: bool = False,
     max_new_tokens: int | None = None,
@@ -32,36 +32,36 @@ def translate(
     alignments: Path | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Translate the lines of standard input: --nbest lines each on standard output, best first.
+    """Translate the lines of standard input: --nbest lines for each on standard output.
 
-    Line i gives the lines from (i - 1) * nbest + 1 to i * nbest, blank ones if it is blank. With
-    --scores each begins with its score and a tab. Progress is shown on standard error, where that
-    is a terminal.
+    Line i gives the output lines from (i - 1) * nbest + 1 to i * nbest, best first; a blank line
+    gives blank lines. With --scores each output line begins with its score and a tab. Progress is
+    shown on standard error if that is a terminal.
 
     Args:
-        checkpoint: Directory that train.py has written.
-        beam: Hypotheses that beam search keeps open; 1 is greedy.
-        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, which the log-probability of a
-            translation of n tokens is divided by.
+        folder: Folder of a trained model.
+        beam: Hypotheses that beam search keeps, 1 is greedy search; if None, the model's default.
+        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, by which the log-probability of a
+            translation of n tokens is divided; if None, the model's default.
         nbest: Translations of each line, at most --beam.
-        scores: Write the score of each translation, that of a blank line being 0.
-        max_new_tokens: Most tokens of a translation, its end included; if None, ten more than
-            twice as many as its line.
-        overlong: Refuse all lines where one has more tokens than the model takes, or cut it.
-        max_tokens: Most slots (lines times beam times length) of a batch on a device: more of
-            them need more memory and fewer batches.
+        scores: Write the score of each translation; a blank line has the score 0.
+        max_new_tokens: Most tokens of a translation, EOS included; if None, the model's default,
+            and for a model without one ten more than twice the tokens of the line.
+        overlong: If a line has more tokens than the model takes, refuse all lines, or cut it.
+        max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
+            device: a higher number needs more memory and fewer batches.
         mesh: This machine's devices as axes, such as data=4,fsdp=2; if None, all on data.
-        alignments: Picture to write of where the model looked, for the first few lines: .png,
-            .pdf or .svg.
+        alignments: Picture to write of the attention to the first few lines: .png, .pdf or .svg.
         overwrite: Replace an existing picture.
     """
-    if not 1 <= nbest <= beam:
-        raise InputError(f"--nbest {nbest} must be from 1 to --beam {beam}")
+    if beam is not None:
+        _check_nbest(nbest, beam)
     if alignments is not None:
         alignment_plot.check_picture(alignments, overwrite)
     keep_freed_memory()
     devices = make_mesh(mesh or "data=-1", jax.local_devices())
-    model = load(checkpoint)
+    model = load(folder)
+    _check_nbest(nbest, beam or model.generation.get("beam_size", 1))
     lines = split_lines(sys.stdin.buffer.read(), "standard input")
     translations = translate_lines(
         model,
@@ -75,9 +75,14 @@ def translate(
         console=Console(stderr=True, markup=False, highlight=False, soft_wrap=True),
         mesh=devices,
     )
-    for one in itertools.chain.from_iterable(translations):
-        score = f"{one.score:.6f}\t" if scores else ""
-        sys.stdout.buffer.write(f"{score}{one.text}\n".encode())
+    for translation in itertools.chain.from_iterable(translations):
+        score = f"{translation.score:.6f}\t" if scores else ""
+        sys.stdout.buffer.write(f"{score}{translation.text}\n".encode())
     if alignments is not None:
         drawn = alignment_plot.alignments(model, lines, translations)
         alignment_plot.draw(alignments, drawn, overwrite)
+
+
+def _check_nbest(nbest: int, beam: int) -> None:
+    if not 1 <= nbest <= beam:
+        raise InputError(f"--nbest {nbest} must be from 1 to --beam {beam}")

@@ -93,8 +93,8 @@ def read_params(
     if source.is_dir():
         from jax_transformer.translation.model_folder import load
 
-        checkpoint = load(source)
-        return checkpoint.config, checkpoint.params, []
+        model = load(source)
+        return model.config, model.params, []
     tensors = files.read(source)
     config = file_config(source, config_file)
     params, report = to_params(

@@ -1,1 +1,1 @@
-"""From text to batches: read parallel lines, split them into token ids, pad them into shapes."""
+"""From text to batches: read parallel text, encode it as token ids, build padded batches."""

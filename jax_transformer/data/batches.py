@@ -1,4 +1,4 @@
-"""From pairs of lines to batches of few fixed shapes, one compilation each."""
+"""From pairs of lines to batches of a few fixed shapes; each shape needs one compilation."""
 
 import dataclasses
 import math
@@ -18,17 +18,19 @@ from jax_transformer.errors import InputError
 
 
 class Batch(NamedTuple):
-    """Pairs as rows of one length, filled up with padding; rows may be all padding.
+    """Pairs as rows of one length, padded at the right; a row may be all padding.
 
-    A row holds one pair, or, where batches are packed, several side by side: its segments 1, 2,
-    ... of source and of target; padding is segment 0.
+    A row contains one pair. In a packed batch it contains several pairs side by side: its segments
+    1, 2, ... of source and of target; padding is segment 0.
 
     Attributes:
-        src: Source ids, then the end [batch, length].
-        tgt_in: Begin, then target ids [batch, length].
-        tgt_out: Target ids, then the end [batch, length].
-        src_segments: Segment of each source token [batch, length]; None where a row is one pair.
-        tgt_segments: Segment of each target token [batch, length]; None where a row is one pair.
+        src: Source ids, then EOS [batch, length].
+        tgt_in: BOS, then target ids [batch, length].
+        tgt_out: Target ids, then EOS [batch, length].
+        src_segments: Segment of each source token [batch, length]; None if the batch is not
+            packed.
+        tgt_segments: Segment of each target token [batch, length]; None if the batch is not
+            packed.
     """
 
     src: Int32[np.ndarray, "batch length"]
@@ -39,14 +41,14 @@ class Batch(NamedTuple):
 
 
 class PlannedBatch(NamedTuple):
-    """The shape of a batch and what goes into it.
+    """The shape of a batch and its pairs.
 
     Attributes:
-        rows: Its batch axis.
-        length: Its length axis.
-        members: Indices of its pairs [members].
-        member_rows: Row of each member, ascending [members], where they are packed; None gives
-            each a row of its own, in their order.
+        rows: Length of the batch axis.
+        length: Length of the token axis.
+        members: Indices of the pairs in the batch [members].
+        member_rows: Row of each member in a packed batch, ascending [members]. None if the batch
+            is not packed: member i is then in row i.
     """
 
     rows: int
@@ -57,14 +59,15 @@ class PlannedBatch(NamedTuple):
 
 @runtime_checkable
 class BatchSettings(Protocol):
-    """The settings of a plan.
+    """The settings that decide the plan of an epoch.
 
     Attributes:
         batching: "buckets" or "packed".
-        max_tokens: Most slots (rows times length) of a batch of more than one row.
+        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
+            row.
         bucket_count: Most batch lengths of "buckets".
         pack_length: The batch length of "packed".
-        seed: With the epoch, what the order depends on.
+        seed: Seed of the order; the number of the epoch is the other part of the seed.
     """
 
     batching: str
@@ -79,11 +82,12 @@ class EncodedCorpus:
     """A parallel corpus as token ids.
 
     Attributes:
-        sources: Source ids, then the end, of each pair.
-        targets: Begin, target ids, end, of each pair.
-        vocab_size: Number of ids in the vocabulary of both.
-        dropped_overlong: Pairs left out because a side was too long.
-        unknown_tokens: Tokens of the pairs kept that are unknown.
+        sources: Source ids, then EOS, of each pair.
+        targets: BOS, target ids, EOS of each pair.
+        vocab_size: Number of ids in the vocabulary of both sides.
+        dropped_overlong: Number of pairs that were dropped because a side was too long.
+        unknown_tokens: Number of unknown tokens in the pairs that were kept.
+        pad_id: Id of padding.
     """
 
     sources: tuple[Integer[np.ndarray, "_"], ...]
@@ -91,25 +95,26 @@ class EncodedCorpus:
     vocab_size: int
     dropped_overlong: int
     unknown_tokens: int
+    pad_id: int = 0
 
     @property
     def side_lengths(self) -> Integer[np.ndarray, "pairs 2"]:
-        """Columns that source and target of each pair need, end included."""
+        """Columns that the source and the target of each pair need, EOS included."""
         pairs = zip(self.sources, self.targets, strict=True)
         return np.array([(len(source), len(target) - 1) for source, target in pairs])
 
     @property
     def lengths(self) -> Integer[np.ndarray, "pairs"]:
-        """Columns that each pair needs: of its longer side, end included."""
+        """Columns that each pair needs: those of its longer side, EOS included."""
         return self.side_lengths.max(axis=1)
 
     @property
     def tokens(self) -> int:
-        """Tokens that are not padding in one pass: sources and shifted targets, ends included."""
+        """Tokens of one epoch without padding: sources and shifted targets, EOS included."""
         return sum(map(len, self.sources)) + sum(map(len, self.targets)) - len(self.targets)
 
     def report(self) -> str:
-        """Return one line for the reader: pairs and tokens kept, pairs dropped, the unknown."""
+        """Return one line: pairs and tokens kept, pairs dropped, share of unknown tokens."""
         return (
             f"{len(self.sources):,} pairs of {self.tokens:,} tokens kept, "
             f"{self.dropped_overlong:,} dropped as too long, "
@@ -118,15 +123,15 @@ class EncodedCorpus:
 
 
 def encode_corpus(corpus: ParallelCorpus, tokenizer: Tokenizer, max_length: int) -> EncodedCorpus:
-    """Encode both sides of every pair; a pair with an overlong side is dropped whole, and counted.
+    """Encode both sides of every pair; drop and count the pairs with a side that is too long.
 
     Args:
         corpus: Pairs of lines.
-        tokenizer: The vocabulary of both sides.
-        max_length: Most tokens of a side, its end (or begin) included.
+        tokenizer: The tokenizer of both sides.
+        max_length: Most tokens of a side, EOS (or BOS) included.
 
     Raises:
-        InputError: No pair is left.
+        InputError: Every pair was dropped.
     """
     encoded = zip(
         tokenizer.encode_batch(corpus.sources), tokenizer.encode_batch(corpus.targets), strict=True
@@ -145,19 +150,20 @@ def encode_corpus(corpus: ParallelCorpus, tokenizer: Tokenizer, max_length: int)
         vocab_size=tokenizer.vocab_size,
         dropped_overlong=len(corpus.sources) - len(kept),
         unknown_tokens=sum(ids.count(tokenizer.unk_id) for pair in kept for ids in pair),
+        pad_id=tokenizer.pad_id,
     )
 
 
 def plan_epoch(encoded: EncodedCorpus, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
-    """Plan an epoch as the settings say: in buckets, or packed.
+    """Plan the batches of an epoch by `settings.batching`: buckets or packed.
 
-    A pure function of its arguments, so a run resumes by slicing the plan of its epoch. Packed,
-    the number of batches may differ between epochs; their shapes never do.
+    A pure function of its arguments, so a resumed run slices the plan of its epoch. The shapes of
+    packed batches are the same in every epoch, but their number may differ.
 
     Args:
         encoded: The pairs.
         settings: A `TrainingConfig`.
-        epoch: Which pass over the corpus, from 0.
+        epoch: Number of the pass over the corpus, from 0.
 
     Raises:
         InputError: A pair does not fit into a packed row.
@@ -187,17 +193,18 @@ def epoch_plan(
     seed: int,
     epoch: int,
 ) -> list[PlannedBatch]:
-    """Plan an epoch in buckets: every pair once, shuffled within its bucket, batches shuffled too.
+    """Plan an epoch in buckets: every pair once, pairs shuffled in their bucket, then the batches.
 
-    A pure function of its arguments. The number of batches and their at most `bucket_count`
-    shapes are the same in every epoch, so a run resumes by slicing the plan.
+    A pure function of its arguments. The number of batches and their shapes, at most
+    `bucket_count`, are the same in every epoch.
 
     Args:
-        lengths: Columns that each pair needs; `EncodedCorpus.lengths`.
-        bucket_count: Most shapes of a batch.
-        max_tokens: Most slots (rows times length) of a batch of more than one row.
-        seed: With `epoch`, what the order depends on.
-        epoch: Which pass over the corpus, from 0.
+        lengths: Columns that each pair needs [pairs]; `EncodedCorpus.lengths`.
+        bucket_count: Most batch shapes.
+        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
+            row.
+        seed: Seed of the order; `epoch` is the other part of the seed.
+        epoch: Number of the pass over the corpus, from 0.
     """
     generator = np.random.default_rng([seed, epoch])
     plan = _plan(generator.permutation(len(lengths)), lengths, bucket_count, max_tokens)
@@ -214,14 +221,16 @@ def packed_plan(
 ) -> list[PlannedBatch]:
     """Plan an epoch of packed batches: every pair once, shuffled, all batches of one shape.
 
-    A pure function of its arguments. The last batch may be short of rows.
+    A pure function of its arguments. The last rows of the last batch may be empty.
 
     Args:
-        side_lengths: Columns that each pair needs; `EncodedCorpus.side_lengths`.
+        side_lengths: Columns that the two sides of each pair need [pairs, 2];
+            `EncodedCorpus.side_lengths`.
         length: Columns of a batch.
-        max_tokens: Most slots (rows times length) of a batch of more than one row.
-        seed: With `epoch`, what the order depends on.
-        epoch: Which pass over the corpus, from 0.
+        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
+            row.
+        seed: Seed of the order; `epoch` is the other part of the seed.
+        epoch: Number of the pass over the corpus, from 0.
 
     Raises:
         InputError: A pair is longer than a row.
@@ -231,46 +240,49 @@ def packed_plan(
     rows = max(1, max_tokens // length)
     plan = []
     for start in range(0, len(packed), rows):
-        own = packed[start : start + rows]
-        member_rows = np.repeat(np.arange(len(own)), [len(members) for members in own])
-        plan.append(PlannedBatch(rows, length, np.concatenate(own), member_rows))
+        batch_rows = packed[start : start + rows]
+        member_rows = np.repeat(
+            np.arange(len(batch_rows)), [len(members) for members in batch_rows]
+        )
+        plan.append(PlannedBatch(rows, length, np.concatenate(batch_rows), member_rows))
     return plan
 
 
 def padding_share(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> float:
-    """Return the share of an epoch's slots, source and target, that hold padding."""
+    """Return the share of padding in all source and target batches of an epoch, from 0 to 1."""
     slots = sum(2 * planned.rows * planned.length for planned in plan)
     return 1 - encoded.tokens / slots
 
 
 def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
-    """Yield the planned batches in order, made ahead by a thread of their own.
+    """Yield the planned batches in order; a background thread builds them in advance.
 
     Raises:
         InputError: An id is outside the vocabulary.
     """
 
-    # A closure: grain writes out what it maps, and of a partial that would be the whole corpus.
+    # A closure and no partial: grain prints the repr of what it maps, and the repr of a partial
+    # contains the whole corpus.
     def collate(planned: PlannedBatch) -> Batch:
         return make_batch(encoded, planned)
 
     dataset = grain.MapDataset.source(plan).map(collate)
-    # One thread: the work is small, and more of them would only contend for the interpreter.
+    # One thread: the work is small, and more threads would only wait for the interpreter lock.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
 
 
 def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
-    """Return some rows of a planned batch, ascending, as a batch of their own."""
+    """Return a planned batch of some rows of this one; `rows` are ascending indices [rows]."""
     members, member_rows = planned.members, planned.member_rows
     if member_rows is None:
         return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
-    own = np.isin(member_rows, rows)
-    own_rows = np.searchsorted(rows, member_rows[own])
-    return PlannedBatch(len(rows), planned.length, members[own], own_rows)
+    taken = np.isin(member_rows, rows)
+    taken_rows = np.searchsorted(rows, member_rows[taken])
+    return PlannedBatch(len(rows), planned.length, members[taken], taken_rows)
 
 
 def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
-    """Return one planned batch.
+    """Build one planned batch.
 
     Raises:
         InputError: An id is outside the vocabulary.
@@ -282,9 +294,9 @@ def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
         "tgt_in": [ids[:-1] for ids in targets],
         "tgt_out": [ids[1:] for ids in targets],
     }
-    arrays = {name: _lay_out(side, planned, Tokenizer.pad_id) for name, side in sides.items()}
+    arrays = {name: _lay_out(side, planned, encoded.pad_id) for name, side in sides.items()}
     for name, ids in arrays.items():
-        check_ids(name, ids, encoded.vocab_size)  # before the cast, which would wrap
+        check_ids(name, ids, encoded.vocab_size)  # before the cast, which would wrap around
     if planned.member_rows is not None:
         arrays["src_segments"] = _segments(sides["src"], planned)
         arrays["tgt_segments"] = _segments(sides["tgt_in"], planned)
@@ -297,10 +309,10 @@ def _plan(
     bucket_count: int,
     max_tokens: int,
 ) -> list[PlannedBatch]:
-    """Cut pairs into batches, bucket by bucket, each bucket in the given order.
+    """Split pairs into batches, bucket by bucket; pairs keep the given order in their bucket.
 
-    The batches of a bucket share its members out evenly: filling each up to the token budget
-    would leave the last one mostly padding.
+    The batches of a bucket have equally many members: if each were filled up to `max_tokens`, the
+    last one would be mostly padding.
     """
     buckets = bucket_lengths(lengths, bucket_count)
     bucket_of = np.searchsorted(buckets, lengths[order])
@@ -315,7 +327,7 @@ def _plan(
 def _lay_out(
     sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch, padding: int
 ) -> Int64[np.ndarray, "rows length"]:
-    """Return the members' sequences in their rows, side by side from the left, then padding."""
+    """Return the sequences in the rows of their members, side by side, padded at the right."""
     laid_out = np.full((planned.rows, planned.length), padding, np.int64)
     member_rows = range(len(sequences)) if planned.member_rows is None else planned.member_rows
     ends = [0] * planned.rows
@@ -329,7 +341,7 @@ def _lay_out(
 def _segments(
     sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch
 ) -> Int64[np.ndarray, "rows length"]:
-    """Return which member of its row each slot belongs to, counted from 1; 0 is padding."""
+    """Return, for each token, the number of its member in the row, from 1; 0 is padding."""
     rows = planned.member_rows
     numbers = 1 + np.arange(len(rows)) - np.searchsorted(rows, rows)
     pairs = zip(numbers, sequences, strict=True)

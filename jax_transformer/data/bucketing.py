@@ -1,25 +1,26 @@
-"""Which lengths batches are padded to, so that pairs of about one length share a batch."""
+"""The choice of the lengths that batches are padded to: pairs of similar lengths share a batch."""
 
 import numpy as np
 from jaxtyping import Integer
 
 
 def bucket_lengths(lengths: Integer[np.ndarray, "pairs"], count: int) -> tuple[int, ...]:
-    """Choose at most `count` bucket lengths, so that the pairs take the fewest columns in all.
+    """Choose at most `count` bucket lengths that minimise the total number of columns of all pairs.
 
-    Exact, by dynamic programming over the distinct lengths: the best last bucket for each length,
-    given the best that end before it.
+    Exact, by dynamic programming over the distinct lengths.
 
     Args:
-        lengths: Columns that each pair needs; at least one pair.
+        lengths: Columns that each pair needs [pairs]; at least one pair.
         count: Most bucket lengths.
 
     Returns:
-        Ascending lengths; the last is the longest of `lengths`.
+        Bucket lengths, ascending; the last one is the largest of `lengths`.
     """
     values, frequencies = np.unique(lengths, return_counts=True)
     pairs_up_to = np.cumsum(frequencies)
-    columns = values * pairs_up_to  # of every pair up to a length, in one bucket of that length
+    # columns[j]: fewest columns of all pairs up to length values[j], where the last bucket ends.
+    # Here with one bucket; each round of the loop allows one bucket more.
+    columns = values * pairs_up_to
     # added[i, j]: columns of the pairs longer than values[i] in a bucket of length values[j].
     added = values * (pairs_up_to - pairs_up_to[:, None])
     added = np.where(added < 0, np.inf, added)

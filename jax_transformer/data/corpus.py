@@ -1,4 +1,4 @@
-"""Line-aligned parallel text, from plain or gzip-compressed UTF-8 files."""
+"""Line-aligned parallel text from UTF-8 files, plain or compressed with gzip."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ParallelCorpus:
 
     Attributes:
         sources: Source sentences.
-        targets: Target sentences, as many.
-        dropped_empty: Pairs left out because a side was blank.
+        targets: Target sentences, as many as sources.
+        dropped_empty: Number of pairs that were dropped because a side was blank.
     """
 
     sources: tuple[str, ...]
@@ -28,27 +28,27 @@ class ParallelCorpus:
     dropped_empty: int = 0
 
     def report(self) -> str:
-        """Return one line for the reader: how many pairs were read and how many were dropped."""
+        """Return one line: the number of pairs that were read and that were dropped."""
         pairs = len(self.sources) + self.dropped_empty
         return f"{pairs:,} pairs read, {self.dropped_empty:,} dropped for an empty side"
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""Read the lines of a UTF-8 text file, plain or gzip-compressed.
+    r"""Read the lines of a UTF-8 text file, plain or compressed with gzip.
 
-    Gzip is recognised by its first two bytes, whatever the name. Only "\n" ends a line: a lone
-    "\r", U+0085 or U+2028 is a character like any other, so that two files stay aligned. A
-    byte-order mark and the "\r" before a "\n" are dropped; a last line needs no "\n".
+    The first two bytes, not the name, tell a gzip file. Only "\n" ends a line: a lone "\r", U+0085
+    or U+2028 is an ordinary character, so that two files stay aligned. A byte-order mark at the
+    start and a "\r" before "\n" are removed. The last line may lack its "\n".
 
     Args:
         path: The file.
 
     Returns:
-        The lines without their ends, as many as `grep -c ''` counts.
+        The lines without "\n", as many as `grep -c ''` counts.
 
     Raises:
-        InputError: The file cannot be read or unpacked, or a line is not UTF-8 or holds a NUL;
-            such a line is named as FILE:LINE:BYTE, counted from 1.
+        InputError: The file cannot be read or decompressed, or a line is not UTF-8 or contains a
+            NUL character; the message names such a line as FILE:LINE:BYTE, counted from 1.
     """
     name = os.fspath(path)
     try:
@@ -59,11 +59,11 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def split_lines(content: bytes, name: str) -> list[str]:
-    """Return the lines of a text that has been read; see `read_lines`.
+    """Return the lines of the content of a file; see `read_lines`.
 
     Args:
-        content: UTF-8 text, plain or gzip-compressed.
-        name: What messages call it.
+        content: UTF-8 text, plain or compressed with gzip.
+        name: Name of the text in error messages.
 
     Raises:
         InputError: As for `read_lines`.
@@ -73,7 +73,7 @@ def split_lines(content: bytes, name: str) -> list[str]:
             content = gzip.decompress(content)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise InputError(
-                f"{name}: damaged gzip file ({error}); fetch or pack it again"
+                f"{name}: damaged gzip file ({error}); fetch or compress it again"
             ) from error
     lines = content.split(b"\n")
     if not lines[-1]:
@@ -87,17 +87,17 @@ def split_lines(content: bytes, name: str) -> list[str]:
 def read_parallel(
     source_path: str | os.PathLike[str], target_path: str | os.PathLike[str]
 ) -> ParallelCorpus:
-    """Read two line-aligned files; a pair with a blank side is dropped whole, and counted.
+    """Read two line-aligned files; drop and count the pairs with a blank side.
 
     Args:
-        source_path: File of source sentences, one a line; see `read_lines`.
-        target_path: File of their translations, line beside line.
+        source_path: File with one source sentence on each line; see `read_lines`.
+        target_path: File with the translation of each source sentence on the same line.
 
     Returns:
-        The pairs of which both sides hold text, in the order of the files.
+        The pairs with text on both sides, in the order of the files.
 
     Raises:
-        InputError: A file is unreadable, the line counts differ, or no pair is left.
+        InputError: A file is unreadable, the numbers of lines differ, or every pair was dropped.
     """
     sources, targets = read_lines(source_path), read_lines(target_path)
     files = f"{os.fspath(source_path)} and {os.fspath(target_path)}"
@@ -109,7 +109,7 @@ def read_parallel(
     if not pairs:
         raise InputError(
             f"{files} hold no pair with text on both sides in {len(sources):,} lines; "
-            "name files that do"
+            "name other files"
         )
     kept_sources, kept_targets = zip(*pairs, strict=True)
     return ParallelCorpus(kept_sources, kept_targets, dropped_empty=len(sources) - len(pairs))
@@ -125,5 +125,5 @@ def _decode(line: bytes, name: str, number: int) -> str:
         ) from error
     if "\0" in text:
         column = line.index(0) + 1
-        raise InputError(f"{name}:{number}:{column}: NUL character; name a file of text")
+        raise InputError(f"{name}:{number}:{column}: NUL character; name a text file")
     return text

@@ -1,7 +1,7 @@
-"""The embedded task: English number words to German ones, made by code.
+"""The built-in task: translation of English number words into German number words.
 
-German says the units before the tens and writes one word ("fifty-six", "sechsundfünfzig"), so a
-model has to reorder and to join what it translates.
+German has the units before the tens and writes one word ("fifty-six", "sechsundfünfzig"), so a
+model must learn to reorder and to join words.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.errors import InputError
 
-NUMBERS = 10_000  # the corpus holds every number from 0 to NUMBERS - 1
-HELD_OUT = 1_000  # so many of them are kept from training
+NUMBERS = 10_000  # the corpus contains every number from 0 to NUMBERS - 1
+HELD_OUT = 1_000  # numbers that are held out for validation
 
 ENGLISH_BELOW_20 = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -78,12 +78,13 @@ def german(number: int) -> str:
 
 
 def corpus(seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
-    """Return the training and the held-out part of all numbers below `NUMBERS`.
+    """Return the training pairs and the held-out pairs of all numbers below `NUMBERS`.
 
-    No number is in both. Zero is always trained on: its word occurs in no other number.
+    No number is in both. Zero is always a training pair, because its word occurs in no other
+    number.
 
     Args:
-        seed: Which numbers are held out is a pure function of it.
+        seed: Seed of the choice of held-out numbers, a pure function of it.
     """
     order = 1 + np.random.default_rng(seed).permutation(NUMBERS - 1)
     return _pairs([0, *order[HELD_OUT:].tolist()]), _pairs(order[:HELD_OUT].tolist())
@@ -95,7 +96,7 @@ def _pairs(numbers: list[int]) -> ParallelCorpus:
 
 
 def _as_prefix(word: str) -> str:
-    """Shorten a final "eins", which stays whole only where the number ends."""
+    """Return a number word as the first part of a longer one: a final "eins" becomes "ein"."""
     return word.removesuffix("s") if word.endswith("eins") else word
 
 

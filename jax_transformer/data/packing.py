@@ -1,11 +1,11 @@
-"""Which pairs share a row, so that rows of one length hold little padding."""
+"""Packing: the choice of pairs that share a row, so that rows have little padding."""
 
 import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
 
-LOOK_AHEAD = 256  # pairs waiting for a row that they fit into
+LOOK_AHEAD = 256  # pairs that are considered for the next row
 
 
 def pack_rows(
@@ -13,17 +13,15 @@ def pack_rows(
     order: Integer[np.ndarray, "pairs"],
     row_length: int,
 ) -> list[Integer[np.ndarray, "_"]]:
-    """Fill rows one after the other, each with the first waiting pairs that still fit.
-
-    Those waiting are the next `LOOK_AHEAD` pairs of the order, so the rows keep it but for that.
+    """Fill one row after the other by first fit among the next `LOOK_AHEAD` pairs of the order.
 
     Args:
-        side_lengths: Columns that source and target of each pair need.
-        order: The pairs' indices, in the order in which they wait.
-        row_length: Columns of a row, a side.
+        side_lengths: Columns that the source and the target of each pair need [pairs, 2].
+        order: Indices of the pairs, in the order in which they are placed [pairs].
+        row_length: Columns of a row, for the source and for the target.
 
     Returns:
-        The indices of the pairs of each row, every pair once.
+        For each row the indices of its pairs; every pair occurs once.
 
     Raises:
         InputError: A pair is longer than a row.
@@ -31,8 +29,8 @@ def pack_rows(
     longest = side_lengths.max(initial=0)
     if longest > row_length:
         raise InputError(
-            f"pack_length={row_length} is shorter than the longest sentence, of {longest} tokens; "
-            "raise it or lower max_length"
+            f"pack_length={row_length} is shorter than the longest sentence, which has {longest} "
+            "tokens; raise it or lower max_length"
         )
     rows = []
     waiting, rest = order[:LOOK_AHEAD], order[LOOK_AHEAD:]
@@ -47,12 +45,12 @@ def pack_rows(
 def _fill(
     side_lengths: Integer[np.ndarray, "waiting 2"], row_length: int
 ) -> Integer[np.ndarray, "_"]:
-    """Return the places of the first pairs that fit into a row beside those before them."""
+    """Return the positions of the waiting pairs that first fit places in one row."""
     free = np.array([row_length, row_length])
     candidates, taken = np.arange(len(side_lengths)), []
     while len(candidates):
         totals = np.cumsum(side_lengths[candidates], axis=0)
-        count = np.count_nonzero((totals <= free).all(axis=1))  # the first ones fit together
+        count = np.count_nonzero((totals <= free).all(axis=1))  # as many fit together
         taken.append(candidates[:count])
         free = free - totals[count - 1]
         candidates = candidates[count:]

@@ -1,14 +1,16 @@
-"""Byte-pair encoding on Unicode characters: one vocabulary for both languages.
+"""Tokenizers: what the library asks of one, and byte-pair encoding on Unicode characters.
 
-Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".
+The byte-pair encoding is that of Sennrich et al. 2016, "Neural Machine Translation of Rare Words
+with Subword Units", with one vocabulary for both languages.
 """
 
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tokenizers
@@ -17,17 +19,64 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jax_transformer.errors import InputError
 
+TOKENIZER_FILE = "tokenizer.json"
+MAX_FILE_SIZE = 2**28  # bytes of a tokenizer file
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
-UNKNOWN_CHARACTER = "\ufffd"  # what <unk> is decoded to
+UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 
 
-class Tokenizer:
-    """Turns a line into token ids and back; made by `train` or `load`.
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What training and translation ask of a tokenizer: one vocabulary for source and target.
 
-    A word carries the space before it, punctuation stands alone, so "Haus." shares the token of
-    " Haus" and decoding gives back the line, in normal form C and with single spaces. A character
-    that the training text lacks becomes one `<unk>`. Text that looks like a special token is
-    text: "<", ">" and what is between them are always tokens of their own.
+    Attributes:
+        pad_id: Id of padding.
+        bos_id: Id that begins every target (BOS).
+        eos_id: Id that ends every source and every target (EOS).
+        unk_id: Id of what the vocabulary lacks.
+        vocab_size: Number of token ids, the special ones included.
+    """
+
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    unk_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, the special ones included."""
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each line, without BOS and EOS; none for a blank line."""
+
+    def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
+        """Return the text of token ids [length], without padding, BOS and EOS."""
+
+    def token_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
+        """Return the text of each token by itself, to show it: special tokens by their names."""
+
+    def digest(self) -> str:
+        """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the tokenizer's file or files into a folder."""
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Tokenizer":
+        """Read the tokenizer that `save` wrote into a folder.
+
+        Raises:
+            InputError: A file is missing, damaged or not from this kind of tokenizer.
+        """
+
+
+class BytePairTokenizer:
+    """The `Tokenizer` that this library trains; create it with `train` or `load`.
+
+    A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
+    and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
+    spaces. A character that the training text lacks becomes one `<unk>`. A line may contain the
+    text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
     """
 
     pad_id = 0
@@ -37,22 +86,22 @@ class Tokenizer:
 
     def __init__(self, byte_pair_encoding: tokenizers.Tokenizer) -> None:
         self._tokenizer = byte_pair_encoding
-        # Special tokens in a text are then split like any other text; no file keeps this setting.
+        # Special tokens in a text are then split like any other text. No file stores this setting.
         self._tokenizer.encode_special_tokens = True
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
+    def train(cls, lines: Iterable[str], vocab_size: int) -> "BytePairTokenizer":
         """Learn a vocabulary: the special tokens, every character, then frequent pairs.
 
-        The same lines give the same vocabulary. It may stay smaller than asked for where the
-        text has nothing left to merge.
+        The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has
+        no pairs left to merge.
 
         Args:
-            lines: The training text, both languages.
-            vocab_size: Number of token ids wanted.
+            lines: The training text in both languages.
+            vocab_size: Number of token ids.
 
         Raises:
-            InputError: The text's characters alone exceed `vocab_size`.
+            InputError: The text has more distinct characters than `vocab_size` allows.
         """
         tokenizer = _untrained()
         trainer = trainers.BpeTrainer(
@@ -69,28 +118,31 @@ class Tokenizer:
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read what `save` wrote.
+    def load(cls, folder: str | os.PathLike[str]) -> "BytePairTokenizer":
+        """Read the tokenizer.json that `save` wrote into a folder.
 
         Raises:
             InputError: The file is missing, damaged or not a tokenizer of this library.
         """
-        name = os.fspath(path)
+        path = Path(folder) / TOKENIZER_FILE
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_SIZE:
+                raise InputError(f"{path}: not a regular file of at most {MAX_FILE_SIZE:,} bytes")
+            text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{name}: {error.strerror}; name a tokenizer file") from error
+            raise InputError(f"{path}: {error.strerror}; a tokenizer file must be there") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
-        return cls.from_json(text, name)
+            raise InputError(f"{path}: not UTF-8, so not a tokenizer file") from error
+        return cls.from_json(text, str(path))
 
     @classmethod
-    def from_json(cls, text: str, name: str) -> "Tokenizer":
-        """Read what `to_json` returned.
+    def from_json(cls, text: str, name: str) -> "BytePairTokenizer":
+        """Read the text that `to_json` returned.
 
         Args:
             text: The JSON.
-            name: What an error calls it.
+            name: The name of the text in error messages.
 
         Raises:
             InputError: The text is damaged or not a tokenizer of this library.
@@ -99,17 +151,19 @@ class Tokenizer:
             tokenizer = tokenizers.Tokenizer.from_str(text)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library's own errors, and its panics, are no narrower
+        except BaseException as error:  # the library's errors and panics have no narrower type
             reason = " ".join(str(error).split())
             raise InputError(f"{name}: damaged tokenizer file ({reason})") from error
         ids = sorted(tokenizer.get_vocab().values())
         if _rules(tokenizer) != _rules(_untrained()) or ids != list(range(len(ids))):
-            raise InputError(f"{name}: foreign tokenizer file; name one that training has saved")
+            raise InputError(
+                f"{name}: not a tokenizer of this library; use the file that training saved"
+            )
         return cls(tokenizer)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as one JSON file, in the format of the `tokenizers` library."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json, in the format of the `tokenizers` library, into a folder."""
+        (Path(folder) / TOKENIZER_FILE).write_text(self.to_json(), encoding="utf-8")
 
     def to_json(self) -> str:
         """Return the tokenizer as JSON, in the format of the `tokenizers` library."""
@@ -121,34 +175,46 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size()
 
     def digest(self) -> str:
-        """Return the sha256 of everything that decides what a line becomes, as 64 hex digits."""
+        """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
         canonical = json.dumps(json.loads(self.to_json()), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, line: str) -> list[int]:
-        """Return the token ids of a line, without begin and end."""
+        """Return the token ids of a line, without BOS and EOS."""
         return self._tokenizer.encode(line).ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each line, without begin and end, using every core."""
+        """Return the token ids of each line, without BOS and EOS; uses every CPU core."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(lines))]
 
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
-        """Return the text of token ids: without pad, begin and end, `<unk>` shown as U+FFFD.
+        """Return the text of token ids, without padding, BOS and EOS; `<unk>` becomes U+FFFD.
 
         Args:
-            ids: Token ids of one line [length]; an end among them ends nothing, the caller cuts.
+            ids: Token ids of one line [length]. Tokens after an EOS are decoded too: the caller
+                cuts them off.
         """
         specials = (self.pad_id, self.bos_id, self.eos_id)
         kept = [int(token_id) for token_id in ids if token_id not in specials]
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
+    def token_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
+        """Return the text of each token with the space that it begins with; `<s>` as "<s>"."""
+        # Decoding removes the space of the first token, so another token comes before each.
+        return [
+            SPECIAL_TOKENS[token_id]
+            if token_id < len(SPECIAL_TOKENS)
+            else self.decode([self.unk_id, token_id]).removeprefix(UNKNOWN_CHARACTER)
+            for token_id in map(int, ids)
+        ]
+
 
 def _untrained() -> tokenizers.Tokenizer:
-    """Return the rules by which lines are split and joined, the special tokens and no others."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[Tokenizer.unk_id]))
-    # Whitespace is what str.split() takes for it. A space as the mark of a word's beginning, since
-    # normalised text has it nowhere else; the usual "▁" may occur in a text.
+    """Return a tokenizer with the rules that split and join lines and only the special tokens."""
+    unknown = SPECIAL_TOKENS[BytePairTokenizer.unk_id]
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
+    # Whitespace is what str.split() splits at. A space marks the beginning of a word, because
+    # normalised text has spaces nowhere else; the usual mark "▁" may occur in a text.
     whitespace = tokenizers.Regex(r"[\s\x1c-\x1f]+")
     tokenizer.normalizer = normalizers.Sequence(
         [
@@ -162,7 +228,7 @@ def _untrained() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(word_or_symbol, "isolated")
     tokenizer.decoder = decoders.Sequence(
         [
-            decoders.Replace(SPECIAL_TOKENS[Tokenizer.unk_id], UNKNOWN_CHARACTER),
+            decoders.Replace(unknown, UNKNOWN_CHARACTER),
             decoders.Fuse(),
             decoders.Strip(" ", 1, 0),
         ]
@@ -172,7 +238,7 @@ def _untrained() -> tokenizers.Tokenizer:
 
 
 def _rules(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Return everything that a tokenizer file holds but the vocabulary and its merges."""
+    """Return everything that a tokenizer file contains except the vocabulary and its merges."""
     rules = json.loads(tokenizer.to_str())
     model = rules.pop("model")
     return rules | {name: model[name] for name in model if name not in ("vocab", "merges")}

@@ -1,1 +1,1 @@
-"""A trained model: its folder, translations, scores and pictures of attention."""
+"""Use of a trained model: its folder, translations, their scores, and pictures of attention."""

@@ -1,4 +1,4 @@
-"""Where the model looked in a line for each token of its translation: numbers, and a picture."""
+"""Alignments of a line and its translation by cross-attention weights, and a picture of them."""
 
 import importlib.util
 import os
@@ -12,27 +12,27 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jax_transformer.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
-from jax_transformer.translation.model_folder import Checkpoint
+from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
 
-MAX_LINES = 6  # drawn in one picture
-MAX_TOKENS = 60  # of a line or a translation that are drawn
-WORD_BEGINNING = "▁"  # drawn in place of the space that a token begins with
+MAX_LINES = 6  # lines in one picture
+MAX_TOKENS = 60  # tokens of a line or of a translation in a picture
+WORD_BEGINNING = "▁"  # drawn for the space that a token begins with
 CELL = 0.25  # side of one weight, in inches
 
 
 class Alignment(NamedTuple):
-    """Where the model looked in a line for each token of its translation.
+    """How much the model attended to each source token when it chose each target token.
 
     Attributes:
-        line: Number of the line, counted from 1.
-        source: The line's tokens as text, the end included.
-        target: The translation's tokens as text, the end included.
-        weights: Cross-attention weights when the model chose each target token, the mean over
-            all decoder layers and heads; each row sums to 1.
+        line: Number of the line, from 1.
+        source: The text of each source token, EOS included.
+        target: The text of each target token, EOS included.
+        weights: Cross-attention weights [target, source], the mean over all decoder layers and
+            heads; each row sums to 1.
     """
 
     line: int
@@ -42,11 +42,11 @@ class Alignment(NamedTuple):
 
 
 def check_picture(path: Path, overwrite: bool) -> None:
-    """Refuse a file that `draw` would not write; touches nothing.
+    """Refuse a file that `draw` would refuse; changes nothing on the disk.
 
     Raises:
-        InputError: Its kind is unknown, it exists and may not be replaced, its folder cannot be
-            written to, or matplotlib is missing.
+        InputError: The file format is unknown, the file exists and may not be replaced, its folder
+            is not writable, or matplotlib is missing.
     """
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
@@ -59,16 +59,16 @@ def check_picture(path: Path, overwrite: bool) -> None:
 
 
 def alignments(
-    checkpoint: Checkpoint, lines: Sequence[str], translations: Sequence[Sequence[Translation]]
+    model: TrainedModel, lines: Sequence[str], translations: Sequence[Sequence[Translation]]
 ) -> list[Alignment]:
-    """Return the alignments of the first lines that hold text and of their best translations.
+    """Return the alignments of the first `MAX_LINES` lines with text and their best translations.
 
     Args:
-        checkpoint: The model and its tokenizer.
+        model: The model.
         lines: Source lines.
-        translations: What `translate` returned for them.
+        translations: The result of `translate` for these lines.
     """
-    config, tokenizer, params = checkpoint
+    config, params, tokenizer, _ = model
     shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
     if not shown:
         return []
@@ -95,34 +95,34 @@ def alignments(
 
 
 def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -> None:
-    """Write one picture: a panel for each alignment, source tokens from left to right.
+    """Write one picture with a panel for each alignment, source tokens from left to right.
 
     Args:
-        path: A .png, .pdf or .svg file. A link there is replaced, never followed.
-        alignments: What to draw; of long ones the first tokens.
+        path: A .png, .pdf or .svg file. A symbolic link there is replaced, not followed.
+        alignments: The alignments; only the first `MAX_TOKENS` tokens of long ones are drawn.
         overwrite: Whether an existing file may be replaced.
 
     Raises:
-        InputError: `check_picture` refuses the file, or there is nothing to draw.
+        InputError: `check_picture` refuses the file, or there is no alignment.
     """
     check_picture(path, overwrite)
     if not alignments:
         raise InputError(f"{path}: not drawn, because no line holds text")
-    # Neither pyplot nor a window: a figure of its own leaves no state behind.
+    # Not pyplot, which keeps global state and may open a window.
     from matplotlib.figure import Figure
 
-    shown = [_first_tokens(one) for one in alignments]
-    width, heights = max(len(one.source) for one in shown), [len(one.target) for one in shown]
+    shown = [_first_tokens(alignment) for alignment in alignments]
+    width, heights = max(len(cut.source) for cut in shown), [len(cut.target) for cut in shown]
     height = CELL * sum(heights) + 1.5 * len(shown)
     figure = Figure(figsize=(CELL * width + 3, height), layout="constrained")
     panels = figure.subplots(len(shown), squeeze=False, height_ratios=heights)[:, 0]
-    strongest = max(one.weights.max() for one in shown)
-    for panel, one, whole in zip(panels, shown, alignments, strict=True):
-        image = panel.imshow(one.weights, cmap="Blues", vmin=0, vmax=strongest)
+    strongest = max(cut.weights.max() for cut in shown)
+    for panel, cut, whole in zip(panels, shown, alignments, strict=True):
+        image = panel.imshow(cut.weights, cmap="Blues", vmin=0, vmax=strongest)
         panel.set_anchor("NW")
-        panel.set_title(f"line {one.line}" + ", its first tokens" * (one is not whole), loc="left")
-        panel.set_xticks(range(len(one.source)), one.source, rotation=90, parse_math=False)
-        panel.set_yticks(range(len(one.target)), one.target, parse_math=False)
+        panel.set_title(f"line {cut.line}" + ", its first tokens" * (cut is not whole), loc="left")
+        panel.set_xticks(range(len(cut.source)), cut.source, rotation=90, parse_math=False)
+        panel.set_yticks(range(len(cut.target)), cut.target, parse_math=False)
         panel.set_xlabel("source")
         panel.set_ylabel("translation")
     figure.colorbar(
@@ -140,7 +140,7 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
 
 
 def _first_tokens(alignment: Alignment) -> Alignment:
-    """Return the part of an alignment that can be read in a picture; itself, where all can."""
+    """Return the first `MAX_TOKENS` tokens of an alignment; the alignment itself if it is short."""
     if max(alignment.weights.shape) <= MAX_TOKENS:
         return alignment
     return Alignment(
@@ -152,10 +152,5 @@ def _first_tokens(alignment: Alignment) -> Alignment:
 
 
 def _as_text(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; decoded after another one, it keeps the space before it."""
-    return [
-        SPECIAL_TOKENS[token_id]
-        if token_id < len(SPECIAL_TOKENS)
-        else tokenizer.decode([tokenizer.unk_id, token_id])[1:].replace(" ", WORD_BEGINNING)
-        for token_id in ids
-    ]
+    """Return the text of each token, with a visible mark for a space."""
+    return [text.replace(" ", WORD_BEGINNING) for text in tokenizer.token_texts(ids)]

@@ -1,200 +1,339 @@
-"""A trained model on disk: a directory of config.json, tokenizer.json and parameters/ (orbax)."""
+"""A trained model on disk: a folder of config.json, tokenizer.json and model.safetensors.
 
+config.json describes the model: its config, its generation defaults, and the sha256 of every other
+file. model.safetensors has the names and shapes of `torch_reference`, so that
+`torch_reference.Transformer(config).load_state_dict(safetensors.torch.load_file(path))` loads it.
+"""
+
+import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from functools import partial
+import stat
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
-import orbax.checkpoint as ocp
+import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.convert import files
+from jax_transformer.convert.arrays import as_jax
+from jax_transformer.convert.files.folder import (
+    CONFIG_FILE,
+    MODEL_FILES,
+    WEIGHTS_FILE,
+    check_free,
+    staged,
+)
+from jax_transformer.convert.layouts.reference import LAYOUT
+from jax_transformer.convert.report import ConversionError
+from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.errors import InputError
-from jax_transformer.model import Params, init_params
-from jax_transformer.runtime import distributed
+from jax_transformer.model import Params
 
-CONFIG_FILE = "config.json"
-TOKENIZER_FILE = "tokenizer.json"
-PARAMETERS = "parameters"
+MODEL_TYPE = "jax_transformer"
+FORMAT = 1  # of config.json
+MAX_CONFIG_SIZE = 2**20  # bytes of config.json
+# Generation defaults of the models that this library trains.
+GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
+# The options of `generate` that a model may have defaults for.
+GENERATION_OPTIONS = (
+    "beam_size",
+    "length_penalty",
+    "length_normalization",
+    "max_new_tokens",
+    "min_new_tokens",
+    "banned_tokens",
+    "forced_first_token",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+)
 
 
-class Checkpoint(NamedTuple):
+class TrainedModel(NamedTuple):
     """A model that can translate text.
 
     Attributes:
         config: The shape of the model.
-        tokenizer: The vocabulary of its ids.
-        params: Its parameters.
+        params: Its parameters, a nested dict of arrays.
+        tokenizer: The tokenizer of source and target.
+        generation: Keyword arguments of `jax_transformer.generate` that this model is decoded
+            with unless the caller says otherwise; names out of `GENERATION_OPTIONS`.
     """
 
     config: TransformerConfig
-    tokenizer: Tokenizer
     params: Params
+    tokenizer: Tokenizer
+    generation: Mapping[str, Any] = GENERATION
 
 
-def check_free(directory: Path, overwrite: bool) -> None:
-    """Refuse a directory that `save` would not write; touches nothing.
+def load(folder: str | Path) -> TrainedModel:
+    """Load a trained model from its folder: one of this library or of Hugging Face.
 
-    Args:
-        directory: Where a checkpoint is to be written.
-        overwrite: Whether a checkpoint that is there already may be replaced.
+    Nothing is downloaded, and no code in the folder is run. The result unpacks:
 
-    Raises:
-        InputError: Something is there that may not be replaced, or a parent is no directory.
-    """
-    if directory.exists() or directory.is_symlink():
-        if not overwrite:
-            raise InputError(
-                f"{directory}: exists already; name another output, overwrite it, or resume "
-                "the run in it"
-            )
-        if directory.is_symlink() or not (directory / CONFIG_FILE).is_file():
-            raise InputError(
-                f"{directory}: is no checkpoint and so is not overwritten; name another output, "
-                "or delete it"
-            )
-    parent = next(parent for parent in directory.absolute().parents if parent.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise InputError(f"{directory}: cannot be made, {parent} is no writable directory")
-
-
-def save(directory: Path, checkpoint: Checkpoint, overwrite: bool = False) -> None:
-    """Write a checkpoint, whole or not at all: to a temporary sibling, which is then renamed.
+        config, params, tokenizer, generation = jax_transformer.load("runs/0")
+        src = np.array([[*tokenizer.encode_batch(["a line"])[0], config.eos_id]])
+        best = jax_transformer.generate(params, config, src, **{"max_new_tokens": 50, **generation})
+        print(tokenizer.decode(best.tokens[0, 0, : best.lengths[0, 0]]))
 
     Args:
-        directory: The checkpoint's directory; its parents are made.
-        checkpoint: What to write.
-        overwrite: Whether a checkpoint that is there already is replaced.
+        folder: The output of training, or a folder with the config.json of a Hugging Face model
+            whose family this library knows.
+
+    Returns:
+        The config, the parameters (jax arrays), the tokenizer, and the generation defaults.
 
     Raises:
-        InputError: The directory exists and may not be replaced.
+        InputError: The folder is not that of a trained model, training has not finished, a file
+            is missing or damaged, or the files do not belong together. The message is one line.
     """
-    check_free(directory, overwrite)
-    write(directory, checkpoint)
-
-
-def write(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into a directory that may be there already; `save` checks it first.
-
-    What is there of another checkpoint is replaced, all else is kept. The description comes last,
-    and without it a directory is no checkpoint: one that was cut off is never half loaded.
-
-    Args:
-        directory: The checkpoint's directory; it and its parents are made.
-        checkpoint: What to write.
-    """
-    directory = directory.absolute()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-        written = Path(scratch) / "written"
-        written.mkdir()
-        _write_parts(written, checkpoint)
-        if not directory.exists():
-            written.rename(directory)
-            return
-        replaced = Path(scratch) / "replaced"
-        replaced.mkdir()
-        for name in (CONFIG_FILE, TOKENIZER_FILE, PARAMETERS):
-            if (directory / name).exists():
-                (directory / name).rename(replaced / name)
-        for name in (PARAMETERS, TOKENIZER_FILE, CONFIG_FILE):
-            (written / name).rename(directory / name)
-
-
-def _write_parts(written: Path, checkpoint: Checkpoint) -> None:
-    checkpoint.tokenizer.save(written / TOKENIZER_FILE)
-    alone = distributed.orbax_alone()
-    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-        checkpointer.save(written / PARAMETERS, checkpoint.params)
-    description = {
-        "config": checkpoint.config.to_dict(),
-        "tokenizer_sha256": checkpoint.tokenizer.digest(),
-        "parameters_sha256": {
-            path.relative_to(written / PARAMETERS).as_posix(): _sha256(path)
-            for path in sorted((written / PARAMETERS).rglob("*"))
-            if path.is_file()
-        },
-    }
-    (written / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
-
-
-def load(directory: Path) -> Checkpoint:
-    """Read a checkpoint that `save` has written.
-
-    Raises:
-        InputError: It is no checkpoint directory, a part is missing or damaged, or the parts do
-            not belong together.
-    """
-    config, tokenizer_digest, digests = _read_config(directory)
-    tokenizer = Tokenizer.load(directory / TOKENIZER_FILE)
-    if tokenizer.digest() != tokenizer_digest:
+    folder = Path(folder)
+    description = _read_description(folder)
+    if "parameters_sha256" in description:
         raise InputError(
-            f"{directory / TOKENIZER_FILE}: is not the tokenizer that the model was trained with "
-            f"(tokenizer_sha256 of {CONFIG_FILE}); copy the checkpoint again"
+            f"{folder}: has the model format of an earlier version, which is no longer read; "
+            f"write it anew with `jax-transformer train --resume --output {folder}`, or train again"
         )
+    if not isinstance(description.get("model_type"), str):
+        path = folder / CONFIG_FILE
+        raise InputError(f"{path}: is damaged (it names no model_type); copy the model again")
+    # The digest marks a model of this library, so that a damaged model_type is recognised.
+    if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
+        from jax_transformer.convert.huggingface import load_folder
+
+        return TrainedModel(*load_folder(folder))
+    config, generation = _check_description(folder, description)
+    for name, digest in description["sha256"].items():
+        _check_digest(folder / name, digest)
+    params = _read_params(folder / WEIGHTS_FILE, config)
+    tokenizer = BytePairTokenizer.load(folder)
     if not config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size:
         raise InputError(
-            f"{directory / CONFIG_FILE}: src_vocab_size={config.src_vocab_size} and "
+            f"{folder / CONFIG_FILE}: src_vocab_size={config.src_vocab_size} and "
             f"tgt_vocab_size={config.tgt_vocab_size} must be the tokenizer's "
             f"{tokenizer.vocab_size}"
         )
-    return Checkpoint(config, tokenizer, _read_params(directory / PARAMETERS, config, digests))
+    return TrainedModel(config, params, tokenizer, generation)
 
 
-def _read_config(directory: Path) -> tuple[TransformerConfig, str, dict[str, str]]:
-    path = directory / CONFIG_FILE
-    if not path.is_file():
-        raise InputError(f"{directory}: is no checkpoint directory: {CONFIG_FILE} is not in it")
-    try:
-        description = json.loads(path.read_text("utf-8"))
-        config = TransformerConfig.from_dict(description["config"])
-        digests = {
-            str(name): str(value) for name, value in description["parameters_sha256"].items()
+def save(folder: Path, model: TrainedModel, overwrite: bool = False) -> None:
+    """Write a trained model into a new folder, or replace the one that is there.
+
+    Args:
+        folder: The folder of the model; it and its parents are created.
+        model: The model.
+        overwrite: Whether a trained model that is already there may be replaced.
+
+    Raises:
+        InputError: The folder exists and may not be replaced, or it cannot be written; nothing
+            has changed then.
+    """
+    check_free(folder, overwrite)
+    write(folder, model)
+
+
+def write(folder: Path, model: TrainedModel) -> None:
+    """Write a trained model into a folder that may contain other files; they stay.
+
+    All files of the model are written or none. `save` checks first that nothing is overwritten by
+    mistake.
+
+    Args:
+        folder: The folder of the model; it and its parents are created.
+        model: The model.
+
+    Raises:
+        InputError: The folder cannot be written, or the parameters are not those of the config or
+            not finite.
+    """
+    with _first_fault(folder):
+        tensors, _ = to_tensors(model.params, model.config, LAYOUT)
+    with staged(folder) as staging:
+        model.tokenizer.save(staging)
+        files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+        description = {
+            "model_type": MODEL_TYPE,
+            "format": FORMAT,
+            "library_version": _library_version(),
+            "config": model.config.to_dict(),
+            "generation": dict(model.generation),
+            "sha256": {path.name: _sha256(path) for path in sorted(staging.iterdir())},
         }
-        return config, str(description["tokenizer_sha256"]), digests
+        description["config_sha256"] = _description_digest(description)
+        text = json.dumps(description, indent=2) + "\n"
+        (staging / CONFIG_FILE).write_text(text, "utf-8")
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CONFIG_SIZE:
+            raise InputError(f"{path}: is no regular file of at most {MAX_CONFIG_SIZE:,} bytes")
+        description = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(_missing(folder)) from error
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is damaged ({error}); copy the model again") from error
+    if not isinstance(description, dict):
+        raise InputError(f"{path}: is damaged (no JSON object); copy the model again")
+    return description
+
+
+def _missing(folder: Path) -> str:
+    """Return the message for a folder without config.json: an unfinished run, or no model."""
+    # Here, because these imports take seconds and only an error needs them.
+    from jax_transformer.training.run.checkpoints import steps_in
+    from jax_transformer.training.run.loop import CHECKPOINTS
+    from jax_transformer.training.run.output import SETTINGS_FILE
+
+    for output in (folder, folder.parent):  # the output of a run, or the checkpoints in it
+        if steps_in(output / CHECKPOINTS) and folder in (output, output / CHECKPOINTS):
+            if (output / CONFIG_FILE).is_file():
+                return f"{folder}: holds the checkpoints of a run; its model is in {output}"
+            return (
+                f"{folder}: training has not finished; resume it with `jax-transformer train "
+                f"--resume --output {output}`, or average its checkpoints with `jax-transformer "
+                f"average {output} NEW_FOLDER`"
+            )
+    if (folder / SETTINGS_FILE).is_file():
+        return (
+            f"{folder}: training has not finished and has written no checkpoint; start it again "
+            "with the same command"
+        )
+    return f"{folder}: is not the folder of a trained model, because it has no {CONFIG_FILE}"
+
+
+def _check_description(
+    folder: Path, description: dict[str, Any]
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config and the generation defaults of an own model's config.json.
+
+    Raises:
+        InputError: It is of another format, damaged, or has been changed.
+    """
+    path = folder / CONFIG_FILE
+    if description.get("format") != FORMAT:
+        raise InputError(
+            f"{path}: is of format {description.get('format')!r:.40}, but this version of the "
+            f"library reads format {FORMAT}; use the version that wrote it"
+        )
+    if description.get("config_sha256") != _description_digest(description):
+        raise InputError(
+            f"{path}: was changed after the model was written (config_sha256 differs); copy the "
+            "model again, and give other options as arguments"
+        )
+    try:
+        config = TransformerConfig.from_dict(description["config"])
+        generation = {name: _hashable(value) for name, value in description["generation"].items()}
+        names = {*description["sha256"]}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: is damaged ({error}); copy the checkpoint again") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged ({error!r}); copy the model again") from error
+    if names != set(MODEL_FILES) - {CONFIG_FILE}:
+        raise InputError(f"{path}: sha256 must name the files {', '.join(MODEL_FILES[1:])}")
+    for name in generation:
+        if name not in GENERATION_OPTIONS:
+            raise InputError(f"{path}: generation: {name!r} is not an option of this version")
+    return config, generation
 
 
-def _read_params(directory: Path, config: TransformerConfig, digests: dict[str, str]) -> Params:
-    if not digests:
-        raise InputError(f"{directory}: has no files by {CONFIG_FILE}; copy the checkpoint again")
-    # Damage is found here and not by orbax, whose threads would go on complaining.
-    for name, digest in digests.items():
-        path = directory / name
-        if not path.is_file():
-            raise InputError(f"{path}: is missing; copy the checkpoint again")
-        if _sha256(path) != digest:
-            raise InputError(f"{path}: is damaged (its sha256 differs); copy the checkpoint again")
-    alone = distributed.orbax_alone()
-    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-        found = checkpointer.metadata(directory.absolute()).item_metadata.tree
-        expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
-        _check_shapes(directory, _shapes(found), _shapes(expected))
-        return checkpointer.restore(directory.absolute(), expected)
+def _hashable(value: Any) -> Any:
+    """Return a tuple for a list of JSON, as `generate` takes it."""
+    return tuple(value) if isinstance(value, list) else value
 
 
-def _check_shapes(directory: Path, found: dict[str, str], expected: dict[str, str]) -> None:
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+def _check_digest(path: Path, digest: object) -> None:
+    """Refuse a file that is not the one that was written.
+
+    Raises:
+        InputError: It is missing, or its sha256 differs.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: is missing; copy the model again")
+    if _sha256(path) != digest:
+        raise InputError(
+            f"{path}: is damaged or of another model (its sha256 is not that in {CONFIG_FILE}); "
+            "copy the model again"
+        )
+
+
+def _read_params(path: Path, config: TransformerConfig) -> Params:
+    """Return the parameters in the weight file.
+
+    Raises:
+        InputError: They are not those of the config; the message names the first difference.
+    """
+    tensors = files.read(path)
+    _check_sizes(path, config, tensors)
+    for name, array in tensors.items():
+        if array.dtype != np.float32:
+            raise InputError(f"{path}: {name} is {array.dtype}, but must be float32")
+    with _first_fault(path):
+        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax)
+    return params
+
+
+@contextlib.contextmanager
+def _first_fault(path: Path) -> Iterator[None]:
+    """Turn the error that lists every tensor at fault into one line about the first of them."""
+    try:
+        yield
+    except ConversionError as error:
+        first, *others = error.report.faults
+        more = f"; {len(others)} more tensors are at fault" if others else ""
+        raise InputError(
+            f"{path}: the parameters are not those of the config: {first.name}: {first.kind}"
+            f"{', ' if first.detail else ''}{first.detail}{more}"
+        ) from error
+
+
+def _check_sizes(path: Path, config: TransformerConfig, tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuse a config that describes a far larger model than the weights are.
+
+    Even the shapes of such a model would take memory and time without end.
+    """
+    largest = max((length for array in tensors.values() for length in array.shape), default=0)
+    layers = {
+        name: len({key.split(".")[2] for key in tensors if key.startswith(f"{stack}.layers.")})
+        for name, stack in (("num_encoder_layers", "encoder"), ("num_decoder_layers", "decoder"))
+    }
+    for name, found in layers.items():
+        if getattr(config, name) != found:
             raise InputError(
-                f"{directory}: {name} is {found.get(name, 'missing')}, but by {CONFIG_FILE} it is "
-                f"{expected.get(name, 'no parameter')}"
+                f"{path}: has {found} layers, but {CONFIG_FILE} says {name}={getattr(config, name)}"
+            )
+    for name in ("d_model", "d_ff", "src_vocab_size", "tgt_vocab_size"):
+        if getattr(config, name) > largest:
+            raise InputError(
+                f"{path}: has no axis longer than {largest}, but {CONFIG_FILE} says "
+                f"{name}={getattr(config, name)}"
             )
 
 
-def _shapes(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
+def _description_digest(description: dict[str, Any]) -> str:
+    """Return the sha256 of everything in config.json except this digest itself."""
+    content = {name: value for name, value in description.items() if name != "config_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _library_version() -> str:
+    try:
+        return version("jax-transformer")
+    except PackageNotFoundError:  # used from a checkout that is not installed
+        return "unknown"
 
 
 def _sha256(path: Path) -> str:

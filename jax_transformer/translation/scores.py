@@ -1,4 +1,4 @@
-"""Measure translations against references."""
+"""Scores of translations against references: exact match, BLEU and chrF."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Score(NamedTuple):
 
     Attributes:
         value: The score, from 0 to 100.
-        report: sacrebleu's line of it, and its signature.
+        report: The score in one line as sacrebleu formats it, with its signature.
     """
 
     value: float
@@ -21,7 +21,7 @@ class Score(NamedTuple):
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of translations that are their reference, character for character."""
+    """Return the share, from 0 to 1, of translations that equal their reference exactly."""
     pairs = zip(translations, references, strict=True)
     return sum(translation == reference for translation, reference in pairs) / len(references)
 
@@ -30,7 +30,7 @@ def check_tokenization(name: str) -> None:
     """Refuse a tokenization that sacrebleu does not know.
 
     Raises:
-        InputError: It is unknown; names the known ones.
+        InputError: The tokenization is unknown; the message names the known ones.
     """
     if name not in BLEU.TOKENIZERS:
         raise InputError(f"bleu_tokenization={name!r} must be one of {', '.join(BLEU.TOKENIZERS)}")
@@ -42,9 +42,10 @@ def bleu(
     """Return the corpus BLEU (Papineni et al. 2002), cased, as sacrebleu computes it.
 
     Args:
-        translations: One a line.
-        references: One a line.
-        tokenization: sacrebleu's name of one; "none" for text that is tokenised already.
+        translations: The translations.
+        references: The reference of each translation.
+        tokenization: sacrebleu's name of a tokenization; "none" for text that is already
+            tokenised.
     """
     return _score(BLEU(tokenize=tokenization, force=True), translations, references)
 

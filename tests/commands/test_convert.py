@@ -96,7 +96,7 @@ REFUSED = {
     "other layout": (["weights.pt", "out.pt", TORCH_NN[1]], "does not fit"),
     "dtype": (["weights.pt", "out.pt", *TORCH_NN, "--dtype=int8"], "dtype='int8'"),
     "ending": (["weights.pt", "out.txt", *TORCH_NN], "out.txt: the name must end in"),
-    "folder": (["folder", "out.pt"], "is no checkpoint directory"),
+    "folder": (["folder", "out.pt"], "is not the folder of a trained model"),
 }
 
 

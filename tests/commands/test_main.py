@@ -14,7 +14,7 @@ from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
-from tests.models import tiny_checkpoint
+from tests.models import tiny_model
 
 LINES = ["cab", "", "üß abc", "b"]
 TEXT = "\n".join(LINES).encode()
@@ -22,7 +22,7 @@ TEXT = "\n".join(LINES).encode()
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    return tiny_checkpoint(["abc cab üß"], vocab_size=12, seed=3, max_length=12)
+    return tiny_model(["abc cab üß"], vocab_size=12, seed=3, max_length=12)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_alignments_are_drawn_once(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nbest=3"], "--nbest 3 must be from 1 to --beam 1"),
+        (["--nbest=3", "--beam=2"], "--nbest 3 must be from 1 to --beam 2"),
         (["--beam=0"], "--nbest 1 must be from 1 to --beam 0"),
         (["--alignments=plot.jpg"], "plot.jpg: the name of a picture must end in .png, .pdf or"),
     ],
@@ -156,6 +156,18 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_read(run, opti
     code, out, err = run(TEXT, *options, checkpoint="nowhere")
     assert (code, out) == (1, "")
     assert err.startswith(f"error: {message}")
+
+
+def test_the_defaults_of_the_model_hold_unless_a_flag_is_given(run, checkpoint, tmp_path):
+    generation = {"beam_size": 4, "length_penalty": 1.0, "max_new_tokens": 5}
+    save(tmp_path / "model", checkpoint._replace(generation=generation))
+    flags = ("--beam=4", "--length-penalty=1", "--max-new-tokens=5")
+    expected = run(TEXT, "--nbest=3", "--scores", *flags)
+    assert run(TEXT, "--nbest=3", "--scores", checkpoint=tmp_path / "model") == expected
+    options = ("--beam=1", "--length-penalty=0.6", "--max-new-tokens=7")
+    assert run(TEXT, *options, checkpoint=tmp_path / "model") == run(TEXT, *options)
+    code, out, err = run(TEXT, "--nbest=3")  # by default this model keeps one hypothesis
+    assert (code, out, err) == (1, "", "error: --nbest 3 must be from 1 to --beam 1\n")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,7 @@ def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, te
 def test_what_is_no_checkpoint_is_refused(run, tmp_path):
     code, _, err = run(TEXT, checkpoint=tmp_path)
     assert code == 1
-    assert err.startswith(f"error: {tmp_path}: is no checkpoint directory")
+    assert err.startswith(f"error: {tmp_path}: is not the folder of a trained model")
 
 
 def test_help_needs_no_framework():

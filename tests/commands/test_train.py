@@ -17,7 +17,7 @@ import yaml
 import train
 from jax_transformer import TransformerConfig
 from jax_transformer.commands import main as cli
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.run import output
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.metrics import read_metrics
@@ -87,7 +87,7 @@ def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
         "config.json",
         "curves.png",
         "metrics.jsonl",
-        "parameters",
+        "model.safetensors",
         "run",
         "settings.yaml",
         "tokenizer.json",
@@ -191,7 +191,7 @@ def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
 def test_the_ids_of_every_preset_are_the_tokenizers(preset):
-    tokenizer = Tokenizer.train(WORDS, vocab_size=8)
+    tokenizer = BytePairTokenizer.train(WORDS, vocab_size=8)
     arguments = train.Arguments(preset=preset, d_model=24, dropout=0.3)
     config = train.model_config(arguments, tokenizer)
     assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
@@ -205,7 +205,7 @@ def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypat
     assert "model: exists already" in refusal(
         monkeypatch, capsys, *arguments(files, "--output=model")
     )
-    assert "model: is no checkpoint" in refusal(
+    assert "model: is not the folder of a trained model" in refusal(
         monkeypatch, capsys, *arguments(files, "--output=model", "--overwrite")
     )
 
@@ -373,7 +373,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_started_again(
     assert {report["step"] for report in read_metrics(begun / "metrics.jsonl")} == {10, 12}
 
 
-@pytest.mark.parametrize("kept", ["run/4/arrays", "run/damaged/4", "notes", "parameters"])
+@pytest.mark.parametrize("kept", ["run/4/arrays", "run/damaged/4", "notes", "model.safetensors"])
 def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, monkeypatch, capsys, kept):
     (begun / kept).mkdir(parents=True)
     line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))

@@ -17,7 +17,7 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.errors import InputError
 
 SHAPES = {"bucket_count": 4, "max_tokens": 200}
@@ -26,7 +26,7 @@ SHAPES = {"bucket_count": 4, "max_tokens": 200}
 @pytest.fixture(scope="module")
 def tokenizer():
     """Every letter is a token of its own, and so is the space before a word."""
-    return Tokenizer.train(["a", "b"], vocab_size=7)
+    return BytePairTokenizer.train(["a", "b"], vocab_size=7)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,17 @@ def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
     pads = sum((array == tokenizer.pad_id).sum() for batch in made for array in batch[:3:2])
     slots = sum(array.size for batch in made for array in batch[:3:2])
     assert padding_share(encoded, plan) == pytest.approx(pads / slots, abs=1e-12)
+
+
+def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
+    class OtherPadding(BytePairTokenizer):
+        pad_id = 3
+
+    encoded = encode_corpus(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
+    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
+    assert not any((array == 0).any() for array in ids)
+    assert any((array == 3).any() for array in ids)
 
 
 def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):

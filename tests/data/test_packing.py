@@ -79,7 +79,7 @@ def test_a_pair_longer_than_a_row_is_refused(encoded, side):
     assert "\n" not in str(refusal.value)
     lengths = np.full((1, 2), 5)
     lengths[0, side] = longest
-    with pytest.raises(InputError, match=f"of {longest} tokens"):
+    with pytest.raises(InputError, match=f"has {longest} tokens"):
         pack_rows(lengths, np.arange(1), row_length=int(longest) - 1)
 
 

@@ -1,12 +1,13 @@
 import hashlib
 import json
+import os
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.errors import InputError
 
 LINES = [
@@ -20,7 +21,7 @@ WHITESPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.train(LINES, vocab_size=120)
+    return BytePairTokenizer.train(LINES, vocab_size=120)
 
 
 @given(line=st.text(CHARACTERS + WHITESPACE))
@@ -47,8 +48,8 @@ def test_unseen_scripts_and_emoji_are_unknown_and_keep_their_length(tokenizer, l
 
 @pytest.mark.parametrize("text", ["<s>", "</s>", "<pad>", "<unk>", "a<s>d </s></s>", "<pad> <pad>"])
 def test_text_like_a_special_token_is_text(tmp_path, tokenizer, text):
-    tokenizer.save(tmp_path / "tokenizer.json")
-    for each in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
+    tokenizer.save(tmp_path)
+    for each in (tokenizer, BytePairTokenizer.load(tmp_path)):
         for ids in (each.encode(text), *each.encode_batch([text])):
             assert min(ids) > tokenizer.unk_id
             assert each.decode(ids) == text
@@ -70,6 +71,21 @@ def test_special_ids_are_pinned_and_left_out_of_text(tokenizer):
     assert tokenizer.decode([1, *ids[:1], 0, 2, *ids[1:], 2, 0]) == "das Haus"
 
 
+def test_each_token_is_shown_by_itself_with_its_space(tokenizer):
+    ids = [1, *tokenizer.encode("das Haus. Ж"), 2, 0]
+    texts = tokenizer.token_texts(ids)
+    assert texts[0] == "<s>"
+    assert texts[-3:] == ["<unk>", "</s>", "<pad>"]
+    assert "".join(texts[1:-3]) == " das Haus. "
+    assert len(texts) == len(ids)
+    assert tokenizer.token_texts([]) == []
+
+
+def test_byte_pair_encoding_is_a_tokenizer_of_the_protocol(tokenizer):
+    assert isinstance(tokenizer, Tokenizer)
+    assert not isinstance(object(), Tokenizer)
+
+
 def test_a_batch_is_encoded_as_its_lines_are(tokenizer):
     lines = [*LINES[:3], "", "  ", "漢字"]
     assert tokenizer.encode_batch(lines) == [tokenizer.encode(line) for line in lines]
@@ -85,26 +101,26 @@ def test_ids_stay_below_the_vocabulary_size(tokenizer):
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused(vocab_size):
     needed = len(CHARACTERS) + 4
     with pytest.raises(InputError, match=rf"vocab_size={vocab_size} must be at least {needed} "):
-        Tokenizer.train(LINES, vocab_size)
-    assert Tokenizer.train(LINES, needed).vocab_size == needed
+        BytePairTokenizer.train(LINES, vocab_size)
+    assert BytePairTokenizer.train(LINES, needed).vocab_size == needed
 
 
 def test_training_is_deterministic():
-    digests = {Tokenizer.train(iter(LINES), vocab_size=120).digest() for _ in range(5)}
+    digests = {BytePairTokenizer.train(iter(LINES), vocab_size=120).digest() for _ in range(5)}
     assert len(digests) == 1
 
 
 def test_a_saved_tokenizer_is_loaded_the_same(tmp_path, tokenizer):
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
-    loaded = Tokenizer.load(path)
+    tokenizer.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+    loaded = BytePairTokenizer.load(tmp_path)
     assert loaded.digest() == tokenizer.digest()
     assert loaded.vocab_size == tokenizer.vocab_size
     assert loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
 
 
 def test_the_digest_is_that_of_the_canonical_file(tmp_path, tokenizer):
-    tokenizer.save(tmp_path / "tokenizer.json")
+    tokenizer.save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
     canonical = json.dumps(content, sort_keys=True).encode()
     assert tokenizer.digest() == hashlib.sha256(canonical).hexdigest()
@@ -114,11 +130,11 @@ def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
 
     def digest_after(edit):
-        tokenizer.save(path)
+        tokenizer.save(tmp_path)
         content = json.loads(path.read_text("utf-8"))
         edit(content["model"])
         path.write_text(json.dumps(content), "utf-8")
-        return Tokenizer.load(path).digest()
+        return BytePairTokenizer.load(tmp_path).digest()
 
     def swap(model):
         vocab = model["vocab"]
@@ -131,7 +147,7 @@ def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):
         model["merges"].reverse()
 
     digests = [digest_after(edit) for edit in (swap, add, reorder_merges)]
-    digests.append(Tokenizer.train(LINES, vocab_size=119).digest())
+    digests.append(BytePairTokenizer.train(LINES, vocab_size=119).digest())
     assert len({tokenizer.digest(), *digests}) == 5
     assert digest_after(lambda model: None) == tokenizer.digest()
 
@@ -160,7 +176,7 @@ FOREIGN = {
 @pytest.mark.parametrize("edit", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_tokenizer_file_is_refused_by_name(tmp_path, tokenizer, edit):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
+    tokenizer.save(tmp_path)
     content = json.loads(path.read_text("utf-8"))
     edit(content)
     path.write_text(json.dumps(content), "utf-8")
@@ -176,12 +192,27 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content):
 
 def test_a_missing_tokenizer_file_is_refused_by_name(tmp_path):
     refused(tmp_path / "tokenizer.json")
-    refused(tmp_path)
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file" / "tokenizer.json")
+
+
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")  # reading one without a writer would wait for ever
+    refused(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").mkdir()
+    refused(tmp_path / "tokenizer.json")
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2**40)  # a sparse file of a tebibyte
+    refused(tmp_path / "tokenizer.json")
 
 
 def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
+    tokenizer.save(tmp_path)
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
@@ -190,7 +221,7 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
 
 def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
+    tokenizer.save(tmp_path)
     content = json.loads(path.read_text("utf-8"))
     content["model"]["continuing_subword_prefix"] = "longer than any token of the vocabulary"
     path.write_text(json.dumps(content), "utf-8")
@@ -199,6 +230,6 @@ def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, tokeni
 
 def refused(path):
     with pytest.raises(InputError) as refusal:
-        Tokenizer.load(path)
+        BytePairTokenizer.load(path.parent)
     assert str(refusal.value).startswith(f"{path}: ")
     assert "\n" not in str(refusal.value)

@@ -12,7 +12,7 @@ import torch_reference
 from jax_transformer import TransformerConfig, convert, generate, init_params
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus, epoch_plan, training_batches
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from tests.parity.measure import Jit, Pair, Trained, train
 
@@ -39,7 +39,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
         jit: Compiles the JAX side.
     """
     training, validation = number_words.corpus(settings.seed)
-    tokenizer = Tokenizer.train(training.sources + training.targets, config.src_vocab_size)
+    tokenizer = BytePairTokenizer.train(training.sources + training.targets, config.src_vocab_size)
     corpus = encode_corpus(training, tokenizer, config.max_length)
     batches = itertools.chain.from_iterable(
         training_batches(

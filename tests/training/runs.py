@@ -9,7 +9,7 @@ from rich.console import Console
 from jax_transformer import TransformerConfig
 from jax_transformer.data.batches import encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays
 from jax_transformer.training.run.state import (
@@ -25,7 +25,7 @@ WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 
 def make_settings(ema_decay=0.9, d_ff=3):
-    tokenizer = Tokenizer.train(WORDS, vocab_size=8)
+    tokenizer = BytePairTokenizer.train(WORDS, vocab_size=8)
     config = TransformerConfig.preset(
         "vaswani2017",
         src_vocab_size=8,

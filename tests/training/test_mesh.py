@@ -33,7 +33,7 @@ from jax_transformer.data.batches import (
     make_batch,
     plan_epoch,
 )
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.dropout import dropout
 from jax_transformer.runtime.sharding import (
     AXES,
@@ -59,7 +59,7 @@ from jax_transformer.training.run.state import RunSettings, corpus_digest
 from jax_transformer.training.step import init_state
 from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
-from tests.models import small_config, tiny_checkpoint
+from tests.models import small_config, tiny_model
 from tests.training.runs import same_bits
 
 CONTROL = "what XLA has to complain of:"
@@ -173,7 +173,7 @@ def compare_padding():
     planned = plan_epoch(encoded, SETTINGS, 0)[0]
     batch = make_batch(encoded, planned)
     for ids in batch[:3]:
-        ids[-4:, 2:] = Tokenizer.pad_id
+        ids[-4:, 2:] = BytePairTokenizer.pad_id
     start = jax.device_get(init_state(CONFIG, SETTINGS))
     results = []
     for sizes, rows in (("data=1", ROWS), ("data=8", 24)):  # three rows a device, four all padding
@@ -238,7 +238,7 @@ def compare_resumed(directory):
 
     quiet = Console(file=io.StringIO(), soft_wrap=True)
     words = [chr(ord("a") + number) for number in range(26)]
-    tokenizer = Tokenizer.train(words, vocab_size=31)
+    tokenizer = BytePairTokenizer.train(words, vocab_size=31)
     held_out = EncodedCorpus(encoded.sources[:5], encoded.targets[:5], VOCABULARY, 0, 0)
     go_on("one", "data=1", 12)
     unequal, parts = [], ("data=2,fsdp=2,tensor=2", "data=1", "fsdp=4", "fsdp=2")
@@ -276,7 +276,7 @@ def compare_translations():
     """Return how many translations differ between one device and eight."""
     words = ["".join(pair) for pair in itertools.product("abc", repeat=2)]
     lines = [" ".join(words[: 1 + number % 4]) for number in range(11)] + [""]
-    model = tiny_checkpoint(lines, 12, max_length=32)
+    model = tiny_model(lines, 12, max_length=32)
     found = {"lines": len(lines), "unequal": []}
     for beam_size, *meshes in (
         (1, "data=8,fsdp=1,tensor=1", "data=2,fsdp=2,tensor=2"),

@@ -16,24 +16,24 @@ from jax_transformer.translation.alignment_plot import (
     draw,
 )
 from jax_transformer.translation.translate import translate
-from tests.models import tiny_checkpoint
+from tests.models import tiny_model
 
 LINES = ["", "cab", "üß $ abc", " ", "b Ж"]
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
+def model():
     """A model of two decoder layers, which differ."""
     fields = {"vocab_size": 13, "seed": 3, "max_length": 12, "num_decoder_layers": 2}
-    return tiny_checkpoint(["abc cab üß $"], **fields)
+    return tiny_model(["abc cab üß $"], **fields)
 
 
 @pytest.fixture(scope="module")
-def drawn(checkpoint):
+def drawn(model):
     """The alignments of the lines, the longest of them cut."""
     lines = [*LINES, "abc " * 9, *["b"] * 9]
-    translations = translate(checkpoint, lines, overlong="cut", max_new_tokens=5)
-    return alignments(checkpoint, lines, translations), translations
+    translations = translate(model, lines, overlong="cut", max_new_tokens=5)
+    return alignments(model, lines, translations), translations
 
 
 def make_alignment(source_length, target_length):
@@ -54,8 +54,8 @@ def test_the_first_lines_with_text_are_shown_by_their_numbers_and_tokens(drawn):
     assert all(one.target[-1] == "</s>" for one in shown)
 
 
-def test_weights_are_the_models_over_its_layers_and_heads(checkpoint, drawn):
-    config, tokenizer, params = checkpoint
+def test_weights_are_the_models_over_its_layers_and_heads(model, drawn):
+    config, params, tokenizer, _ = model
     shown, translations = drawn
     tokens = translations[1][0].tokens
     src = np.array([[*tokenizer.encode("cab"), config.eos_id]], np.int32)
@@ -67,9 +67,9 @@ def test_weights_are_the_models_over_its_layers_and_heads(checkpoint, drawn):
         assert np.allclose(one.weights.sum(axis=1), 1, atol=1e-5)
 
 
-def test_no_text_has_no_alignments(checkpoint, tmp_path):
+def test_no_text_has_no_alignments(model, tmp_path):
     lines = ["", " "]
-    nothing = alignments(checkpoint, lines, translate(checkpoint, lines))
+    nothing = alignments(model, lines, translate(model, lines))
     assert nothing == []
     with pytest.raises(InputError, match=r"plot\.png: not drawn, because no line holds text"):
         draw(tmp_path / "plot.png", nothing)

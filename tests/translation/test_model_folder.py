@@ -1,23 +1,37 @@
-"""Checkpoints come back bit for bit, are never half written, and damaged ones are refused."""
+"""A trained model's folder: it comes back bit for bit, other tools read it, damage is refused."""
 
-import contextlib
-import dataclasses
+import hashlib
 import json
+import os
 
 import jax
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
-from jax_transformer import InputError
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.translation import model_folder as checkpoint
-from jax_transformer.translation.model_folder import check_free, load, save
-from tests.models import random_params, tiny_checkpoint
+import jax_transformer
+import torch_reference
+from jax_transformer import InputError, TransformerConfig
+from jax_transformer.convert import files, huggingface
+from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.translation import model_folder
+from jax_transformer.translation.model_folder import GENERATION, TrainedModel, load, save, write
+from tests.models import random_params, tiny_model
+from tests.training import runs
+
+MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json"]
 
 
 @pytest.fixture(scope="module")
 def trained():
-    return tiny_checkpoint(["ein kleines Haus", "a small house"], vocab_size=30, d_model=6, d_ff=5)
+    return tiny_model(["ein kleines Haus", "a small house"], vocab_size=30, d_model=6, d_ff=5)
+
+
+@pytest.fixture(scope="module")
+def other(trained):
+    """The same model with other parameters."""
+    return trained._replace(params=random_params(trained.config, seed=1))
 
 
 @pytest.fixture
@@ -30,148 +44,178 @@ def contents(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def edit(path, change):
-    description = json.loads(path.read_text())
-    change(description)
-    path.write_text(json.dumps(description))
-
-
-def test_comes_back_bit_for_bit(trained, directory):
-    loaded = load(directory)
-    assert loaded.config == trained.config
-    assert loaded.tokenizer.digest() == trained.tokenizer.digest()
-    assert jax.tree.structure(loaded.params) == jax.tree.structure(trained.params)
-    for actual, expected in zip(
-        *map(jax.tree.leaves, (loaded.params, trained.params)), strict=True
-    ):
-        assert np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
-
-
-def test_relative_paths_and_missing_parents_are_fine(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save(checkpoint.Path("runs/0"), trained)
-    assert load(checkpoint.Path("runs/0")).config == trained.config
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["0"]
-
-
-def test_an_existing_checkpoint_is_kept_unless_told_otherwise(trained, directory):
-    before = contents(directory)
-    with pytest.raises(InputError, match="exists already"):
-        save(directory, trained)
-    assert contents(directory) == before
-
-    other = trained._replace(params=random_params(trained.config, seed=1))
-    save(directory, other, overwrite=True)
-    assert not np.array_equal(
-        *(jax.tree.leaves(one.params)[0] for one in (load(directory), trained))
-    )
-    assert [path.name for path in directory.parent.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_no_checkpoint_is_never_overwritten(trained, tmp_path, overwrite):
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter").write_text("years of work")
-    (tmp_path / "link").symlink_to("nowhere")
-    (tmp_path / "file").write_text("x")
-    for name in ("thesis", "link", "file", "file/model"):
-        with pytest.raises(InputError, match=name):
-            save(tmp_path / name, trained, overwrite=overwrite)
-    assert (tmp_path / "thesis" / "chapter").read_text() == "years of work"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "thesis"]
-
-
-def test_checking_writes_nothing(tmp_path):
-    check_free(tmp_path / "a" / "b", overwrite=False)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_save_that_fails_leaves_no_trace(trained, directory, monkeypatch, exists):
-    def fail(*args, **kwargs):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(checkpoint.ocp.StandardCheckpointer, "save", fail)
-    before = contents(directory)
-    target = directory if exists else directory.parent / "other"
-    with pytest.raises(OSError, match="disk full"):
-        save(target, trained, overwrite=True)
-    assert contents(directory.parent) == before
-
-
-def test_what_lies_beside_a_checkpoint_is_kept(trained, directory):
-    (directory / "run").mkdir()
-    (directory / "run" / "12").write_text("x")
-    other = trained._replace(params=random_params(trained.config, seed=1))
-    for write in (lambda: checkpoint.write(directory, other), lambda: save(directory, other, True)):
-        write()
-        assert (directory / "run" / "12").read_text() == "x"
-        assert same_params(load(directory), other)
-
-
 def same_params(one, other):
     return all(map(np.array_equal, *(jax.tree.leaves(model.params) for model in (one, other))))
 
 
-def test_a_write_that_is_cut_off_leaves_a_whole_checkpoint_or_none(trained, tmp_path, monkeypatch):
-    other = trained._replace(params=random_params(trained.config, seed=1))
-    rename, outcomes = checkpoint.Path.rename, []
-    for last in range(7):  # three renames of the old parts, three of the new ones
-        save(tmp_path / str(last), trained)
-        calls = iter(range(7))
-
-        def cut_off(path, target, calls=calls, last=last):
-            if next(calls) == last:
-                raise OSError("killed")
-            return rename(path, target)
-
-        with monkeypatch.context() as broken:
-            broken.setattr(checkpoint.Path, "rename", cut_off)
-            with contextlib.suppress(OSError):
-                checkpoint.write(tmp_path / str(last), other)
-        try:
-            outcomes.append("old" if same_params(load(tmp_path / str(last)), trained) else "new")
-        except InputError:
-            outcomes.append("none")
-        if outcomes[-1] == "new":
-            assert same_params(load(tmp_path / str(last)), other)
-    assert outcomes == ["old", *["none"] * 5, "new"]
+def digest(description):
+    content = {name: value for name, value in description.items() if name != "config_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def test_an_arbitrary_directory_is_refused(tmp_path):
-    for name in ("", "missing"):
-        with pytest.raises(InputError, match="is no checkpoint directory"):
-            load(tmp_path / name)
+def edit(directory, change, signed=True):
+    """Change config.json; with a digest to match, as someone would who wants it to be read."""
+    path = directory / "config.json"
+    description = json.loads(path.read_text())
+    change(description)
+    if signed:
+        description["config_sha256"] = digest(description)
+    path.write_text(json.dumps(description))
+
+
+def refusal(directory):
+    with pytest.raises(InputError) as refused:
+        load(directory)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith(str(directory))
+    return str(refused.value)
+
+
+def test_comes_back_bit_for_bit(trained, directory):
+    assert sorted(path.name for path in directory.iterdir()) == MODEL_FILES
+    config, params, tokenizer, generation = jax_transformer.load(str(directory))
+    assert config == trained.config
+    assert tokenizer.digest() == trained.tokenizer.digest()
+    assert generation == {"beam_size": 1, "length_penalty": 0.6}
+    assert jax.tree.structure(params) == jax.tree.structure(trained.params)
+    for actual, expected in zip(*map(jax.tree.leaves, (params, trained.params)), strict=True):
+        assert isinstance(actual, jax.Array)
+        assert np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
+
+
+def test_the_weights_are_those_of_the_torch_model(trained, directory):
+    model = torch_reference.Transformer(trained.config).eval()
+    state = safetensors.torch.load_file(directory / "model.safetensors")
+    model.load_state_dict(state, strict=True)
+    src, tgt = np.array([[5, 9, 7, 2]]), np.array([[1, 8, 4]])
+    with torch.no_grad():
+        expected = model(torch.from_numpy(src), torch.from_numpy(tgt)).numpy()
+    config, params, *_ = load(directory)
+    logits = jax_transformer.apply(params, config, src, tgt)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_config_json_describes_the_model_and_every_other_file(trained, directory):
+    description = json.loads((directory / "config.json").read_text())
+    assert description["model_type"] == "jax_transformer"
+    assert description["format"] == 1
+    assert description["library_version"] == "0.1.0"
+    assert TransformerConfig.from_dict(description["config"]) == trained.config
+    assert description["generation"] == dict(GENERATION)
+    assert description["sha256"] == {
+        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        for name in MODEL_FILES[1:]
+    }
+    assert description["config_sha256"] == digest(description)
+
+
+def test_generation_defaults_come_back(trained, tmp_path):
+    generation = {"beam_size": 4, "max_new_tokens": 9, "banned_tokens": (0, 3)}
+    save(tmp_path / "model", trained._replace(generation=generation))
+    assert load(tmp_path / "model").generation == generation
+
+
+def test_an_existing_model_is_kept_unless_overwriting_is_allowed(trained, other, directory):
+    before = contents(directory)
+    with pytest.raises(InputError, match="exists already"):
+        save(directory, trained)
+    assert contents(directory) == before
+    (directory / "run").mkdir()
+    (directory / "run" / "12").write_text("x")
+    for model, rewrite in (
+        (other, lambda: save(directory, other, overwrite=True)),
+        (trained, lambda: write(directory, trained)),
+    ):
+        rewrite()
+        assert (directory / "run" / "12").read_text() == "x"
+        assert same_params(load(directory), model)
+    assert [path.name for path in directory.parent.iterdir()] == ["model"]
+
+
+def test_a_write_that_fails_leaves_the_old_model(trained, other, directory, monkeypatch):
+    before, whole = contents(directory), files.write
+
+    def fail(path, *arguments, **options):
+        whole(path, *arguments, **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_folder.files, "write", fail)
+    for target in (directory, directory.parent / "another"):
+        with pytest.raises(InputError, match=r"cannot be written .*No space left on device"):
+            write(target, other)
+    assert contents(directory.parent) == before
+    assert same_params(load(directory), trained)
+
+
+def test_a_write_that_is_cut_off_is_noticed(trained, other, directory, tmp_path):
+    """A kill between two moves leaves files of both models, which are never taken for one."""
+    save(tmp_path / "new", other)
+    for name in ("config.json", "model.safetensors"):  # the tokenizers are the same
+        before = (directory / name).read_bytes()
+        (directory / name).write_bytes((tmp_path / "new" / name).read_bytes())
+        assert "its sha256 is not that in config.json" in refusal(directory)
+        (directory / name).write_bytes(before)
+    (directory / "config.json").write_bytes((tmp_path / "new" / "config.json").read_bytes())
+    write(directory, trained)
+    assert same_params(load(directory), trained)
+
+
+def test_parameters_that_are_not_finite_are_not_written(trained, tmp_path):
+    params = jax.tree.map(np.array, trained.params)
+    params["source_embedding"]["embedding"][3, 2] = np.nan
+    with pytest.raises(InputError, match=r"source_embedding.*: not finite, nan at \[3, 2\]"):
+        save(tmp_path / "model", trained._replace(params=params))
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_file_is_needed(directory):
-    for path in contents(directory):
-        content = path.read_bytes()
+    for path, content in contents(directory).items():
         path.unlink()
-        with pytest.raises(InputError) as refused:
-            load(directory)
-        assert str(path) in str(refused.value) or path.name == "config.json"
+        message = refusal(directory)
+        expected = "it has no config.json" if path.name == "config.json" else f"{path}: is missing"
+        assert expected in message
         path.write_bytes(content)
     load(directory)
 
 
-def test_every_flipped_bit_is_found(directory):
-    random = np.random.default_rng(0)
-    tried = 0
+def test_every_flipped_bit_is_found(trained, directory):
+    """In config.json too: whatever still is the same JSON is the same model."""
+    random, tried = np.random.default_rng(0), 0
     for path, content in contents(directory).items():
-        if path.name == "config.json":
-            continue
-        for position in random.integers(0, len(content), 5):
+        count = 400 if path.name == "config.json" else 40
+        for position in random.choice(len(content), count):
             damaged = bytearray(content)
             damaged[position] ^= 1 << random.integers(8)
             path.write_bytes(damaged)
-            with pytest.raises(InputError) as refused:
-                load(directory)
-            assert "\n" not in str(refused.value)
+            if path.name == "config.json" and is_same_json(damaged, content):
+                continue
+            refusal(directory)
             tried += 1
         path.write_bytes(content)
-    assert tried > 20
-    load(directory)
+    print(f"\n{tried} flipped bits, all refused")
+    assert tried > 400
+    assert same_params(load(directory), trained)
+
+
+def is_same_json(one, other):
+    try:
+        return json.loads(one.decode()) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_heads": 1}, {"norm_epsilon": 1e-3}, {"activation": "gelu"}, {"eos_id": 5}]
+)
+def test_a_config_edited_by_hand_is_refused(directory, change):
+    """Each of them fits the weights and gives other translations."""
+    edit(directory, lambda description: description["config"].update(change), signed=False)
+    assert "was changed after the model was written" in refusal(directory)
+
+
+def test_generation_defaults_edited_by_hand_are_refused(directory):
+    edit(directory, lambda description: description["generation"].update(beam_size=4), False)
+    assert "was changed after the model was written" in refusal(directory)
 
 
 @pytest.mark.parametrize(
@@ -181,62 +225,145 @@ def test_every_flipped_bit_is_found(directory):
         ("{", "is damaged"),
         ("[]", "is damaged"),
         ("{}", "is damaged"),
-        ('{"config": 3}', "is damaged"),
-        ('{"config": {}, "parameters_sha256": 5}', "is damaged"),
-        ('{"config": {}, "parameters_sha256": {}, "tokenizer": ""}', "is damaged"),
-        ('{"config": {"width": 3}}', "width=3"),
-        ('{"config": {"d_model": "wide"}}', "d_model='wide'"),
+        ('{"a":' * 50_000, "is damaged"),
         ("\xff", "is damaged"),
+        ('{"model_type": 3}', "is damaged"),
+        ('{"model_type": "jax_transformer"}', "is of format None"),
+        ('{"model_type": "jax_transformer", "format": 2}', "is of format 2, but this version"),
+        ('{"model_type": "jax_transformer", "format": 1}', "config_sha256 differs"),
     ],
 )
 def test_a_damaged_description_is_refused(directory, text, reason):
     (directory / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match=rf"config\.json: .*{reason}"):
-        load(directory)
+    message = refusal(directory)
+    assert message.startswith(f"{directory / 'config.json'}: ")
+    assert reason in message
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"d_ff": 7}, r"feed_forward.*float32\[5\].*float32\[7\]"),
-        ({"num_decoder_layers": 2}, r"decoder/layers_1/.* is missing"),
-        ({"qkv_bias": False}, r"/bias is float32\[6\].* no parameter"),
-        ({"tgt_vocab_size": 31}, "tgt_vocab_size=31"),
+        ({"config": 3}, "is damaged"),
+        ({"config": {"width": 3}}, "width=3"),
+        ({"config": {"d_model": "wide"}}, "d_model='wide'"),
+        ({"sha256": 5}, "is damaged"),
+        ({"sha256": {}}, "sha256 must name the files model.safetensors, tokenizer.json"),
+        ({"sha256": {"../../secret": ""}}, "sha256 must name the files"),
+        ({"generation": 7}, "is damaged"),
+        ({"generation": {"beams": 4}}, "generation: 'beams' is not an option"),
+        ({"generation": {"beam_size": {}, "prefix": 4}}, "generation: 'prefix' is not an option"),
     ],
 )
-def test_a_config_that_the_parameters_do_not_fit_is_refused(directory, change, named):
-    edit(directory / "config.json", lambda description: description["config"].update(change))
-    with pytest.raises(InputError, match=named):
+def test_a_description_that_makes_no_sense_is_refused(directory, change, named):
+    edit(directory, lambda description: description.update(change))
+    message = refusal(directory)
+    assert message.startswith(f"{directory / 'config.json'}: ")
+    assert named in message
+
+
+def test_what_is_no_regular_file_of_a_bounded_size_is_refused(directory):
+    path = directory / "config.json"
+    path.unlink()
+    os.mkfifo(path)  # reading one without a writer would wait for ever
+    assert "is no regular file" in refusal(directory)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a sparse file of a tebibyte
+    assert "is no regular file of at most 1,048,576 bytes" in refusal(directory)
+
+
+SIZES = {
+    "num_encoder_layers": (10**7, "has 1 layers, but config.json says num_encoder_layers=10000000"),
+    "num_decoder_layers": (2, "has 1 layers, but config.json says num_decoder_layers=2"),
+    "d_model": (2**40, "has no axis longer than 30, but config.json says d_model=1099511627776"),
+    "d_ff": (
+        7,
+        r"feed_forward\S*: wrong shape, \[5, 6\], expected \[7, 6\]; 5 more tensors are at",
+    ),
+    "qkv_bias": (False, "bias: unexpected.* more tensors are at fault"),
+    "tgt_vocab_size": (29, "wrong shape"),
+    "src_vocab_size": (10**12, "config.json says src_vocab_size=1000000000000"),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_config_that_the_weights_do_not_fit_is_refused(directory, name):
+    """At once, whatever it claims: a config of ten million layers takes hours to build."""
+    value, message = SIZES[name]
+    edit(directory, lambda description: description["config"].update({name: value}))
+    with pytest.raises(InputError, match=message):
         load(directory)
+    assert "model.safetensors: " in refusal(directory)
 
 
-@pytest.mark.parametrize("change", ["another", "two entries swapped", "an entry added"])
-def test_another_tokenizer_is_refused(trained, directory, change):
-    if change == "another":
-        other = Tokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
-        assert other.vocab_size == trained.tokenizer.vocab_size
-        other.save(directory / "tokenizer.json")
-    else:
-        vocab = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
-        swapped = {"a": vocab["e"], "e": vocab["a"]} if "swapped" in change else {"qq": len(vocab)}
-        edit(
-            directory / "tokenizer.json",
-            lambda description: description["model"]["vocab"].update(swapped),
-        )
-        Tokenizer.load(directory / "tokenizer.json")  # in itself it is sound
-    with pytest.raises(InputError, match="is not the tokenizer"):
-        load(directory)
+def test_a_long_position_table_costs_nothing(directory):
+    edit(directory, lambda description: description["config"].update(max_length=10**12))
+    assert load(directory).config.max_length == 10**12
 
 
-def test_parameters_of_another_precision_are_refused(trained, directory):
-    half = trained._replace(
-        params=jax.tree.map(lambda leaf: leaf.astype("float16"), trained.params)
+def test_another_tokenizer_is_refused(trained, directory):
+    another = BytePairTokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
+    assert another.vocab_size == trained.tokenizer.vocab_size
+    another.save(directory)
+    message = refusal(directory)
+    assert message.startswith(f"{directory / 'tokenizer.json'}: is damaged or of another model")
+
+
+def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
+    smaller = BytePairTokenizer.train(["ein kleines Haus", "a small house"], vocab_size=29)
+    save(tmp_path / "model", trained._replace(tokenizer=smaller))
+    assert "src_vocab_size=30 and tgt_vocab_size=30 must be the tokenizer's 29" in refusal(
+        tmp_path / "model"
     )
-    save(directory, half, overwrite=True)
-    with pytest.raises(InputError, match=r"is float16.* it is float32"):
-        load(directory)
 
 
-def test_the_config_is_the_one_saved(directory, trained):
-    description = json.loads((directory / "config.json").read_text())
-    assert description["config"] == dataclasses.asdict(trained.config)
+def test_parameters_of_another_precision_are_refused(trained, tmp_path):
+    half = jax.tree.map(lambda leaf: leaf.astype("float16"), trained.params)
+    save(tmp_path / "model", trained._replace(params=half))
+    assert "is float16, but must be float32" in refusal(tmp_path / "model")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("", "missing", "file"):
+        assert "is not the folder of a trained model" in refusal(tmp_path / name)
+
+
+def test_the_format_of_an_earlier_version_is_named_with_the_remedy(directory):
+    old = {"config": {}, "tokenizer_sha256": "", "parameters_sha256": {"d/0": ""}}
+    (directory / "config.json").write_text(json.dumps(old))
+    message = refusal(directory)
+    assert "the model format of an earlier version, which is no longer read" in message
+    assert f"`jax-transformer train --resume --output {directory}`, or train again" in message
+
+
+def test_an_unfinished_run_is_named_with_the_remedies(tmp_path):
+    output = tmp_path / "runs" / "0"
+    output.mkdir(parents=True)
+    (output / "settings.yaml").touch()
+    assert "training has not finished and has written no checkpoint; start" in refusal(output)
+    runs.save(output / "run", runs.make_settings(), [3])
+    for named in (output, output / "run"):
+        message = refusal(named)
+        assert "training has not finished; resume it with " in message
+        assert f"`jax-transformer train --resume --output {output}`" in message
+        assert f"`jax-transformer average {output} NEW_FOLDER`" in message
+
+
+def test_the_checkpoints_of_a_finished_run_name_the_model(directory):
+    runs.save(directory / "run", runs.make_settings(), [3])
+    assert refusal(directory / "run").endswith(f"its model is in {directory}")
+
+
+def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    monkeypatch.setattr(
+        huggingface,
+        "load_folder",
+        lambda folder: (trained.config, trained.params, trained.tokenizer, {"folder": folder}),
+        raising=False,
+    )
+    model = load(str(tmp_path))
+    assert isinstance(model, TrainedModel)
+    assert model.generation == {"folder": tmp_path}
+    assert model.tokenizer is trained.tokenizer

@@ -1,4 +1,4 @@
-"""Lines in, translations out: in order, each as if it were alone, refused or cut if too long."""
+"""Translation of lines: order, independence of other lines, options, overlong and bad lines."""
 
 import io
 
@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.translate import translate
-from tests.models import tiny_checkpoint
+from tests.models import tiny_model
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 TEXTS = [line for line in LINES if line.strip()]
@@ -21,34 +21,34 @@ BEAM = {"beam_size": 3, "num_hypotheses": 3}
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
+def model():
     """A model of random parameters: some of its translations end, others run to their limit."""
     fields = {"vocab_size": 16, "seed": 128, "max_length": MAX_LENGTH}
-    untrained = tiny_checkpoint(["abc cab fed dab bead"], **fields)
+    untrained = tiny_model(["abc cab fed dab bead"], **fields)
     return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
 
 
 @pytest.fixture(scope="module")
-def found(checkpoint):
+def found(model):
     """What is found for the lines in one batch, by beam size."""
-    best_three = translate(checkpoint, LINES, length_penalty=0.8, **BEAM)
-    return {1: translate(checkpoint, LINES, length_penalty=0.8), 3: best_three}
+    best_three = translate(model, LINES, length_penalty=0.8, **BEAM)
+    return {1: translate(model, LINES, length_penalty=0.8), 3: best_three}
 
 
-def source(checkpoint, line):
-    return [*checkpoint.tokenizer.encode(line), checkpoint.config.eos_id]
+def source(model, line):
+    return [*model.tokenizer.encode(line), model.config.eos_id]
 
 
-def limit(checkpoint, line):
-    """Most tokens of a translation, its end included."""
-    return min(2 * len(source(checkpoint, line)) + 10, MAX_LENGTH)
+def limit(model, line):
+    """Most tokens of a translation, EOS included."""
+    return min(2 * len(source(model, line)) + 10, MAX_LENGTH)
 
 
 def padded(rows):
     return np.array([[*row, *[0] * (max(map(len, rows)) - len(row))] for row in rows], np.int32)
 
 
-def test_order_is_restored_from_batches_of_similar_length(checkpoint, monkeypatch):
+def test_order_is_restored_from_batches_of_similar_length(model, monkeypatch):
     sources = []
 
     def echo(params, config, src, *, max_new_tokens, num_hypotheses, **_):
@@ -61,7 +61,7 @@ def test_order_is_restored_from_batches_of_similar_length(checkpoint, monkeypatc
 
     monkeypatch.setattr(translation, "generate", echo)
     lines = LINES * 2
-    translations = translate(checkpoint, lines, max_tokens=3 * 18, bucket_count=2, **BEAM)
+    translations = translate(model, lines, max_tokens=3 * 18, bucket_count=2, **BEAM)
     for texts in zip(*translations, strict=True):
         assert [one.text for one in texts] == [line.strip() for line in lines]
     shapes = [src.shape for src in sources]
@@ -72,24 +72,24 @@ def test_order_is_restored_from_batches_of_similar_length(checkpoint, monkeypatc
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_translation_does_not_depend_on_the_other_lines(checkpoint, found, beam_size):
+def test_a_translation_does_not_depend_on_the_other_lines(model, found, beam_size):
     at_their_limit = 0
     for others in (["b"], ["bacab", "a"]):
-        apart = translate(checkpoint, others, beam_size=beam_size, length_penalty=0.8)
+        apart = translate(model, others, beam_size=beam_size, length_penalty=0.8)
         for line, (alone,) in zip(others, apart, strict=True):
             together = found[beam_size][LINES.index(line)][0]
             assert alone.text == together.text
             assert alone.score == pytest.approx(together.score, abs=1e-5)
-            assert len(alone.tokens) <= limit(checkpoint, line)
-            at_their_limit += len(alone.tokens) == limit(checkpoint, line)
+            assert len(alone.tokens) <= limit(model, line)
+            at_their_limit += len(alone.tokens) == limit(model, line)
     assert at_their_limit > 1  # which is not that of the batch
 
 
-def test_the_n_best_are_complete_distinct_and_scored_as_the_model_scores_them(checkpoint, found):
-    config, tokenizer, params = checkpoint
+def test_the_n_best_are_complete_distinct_and_scored_as_the_model_scores_them(model, found):
+    config, params, tokenizer, _ = model
     rows = [(line, one) for line in TEXTS for one in found[3][LINES.index(line)]]
     assert len(rows) == 3 * len(TEXTS)
-    src = padded([source(checkpoint, line) for line, _ in rows])
+    src = padded([source(model, line) for line, _ in rows])
     sums = score(params, config, src, padded([one.tokens for _, one in rows]))
     for (_, one), log_probability in zip(rows, sums, strict=True):
         assert one.tokens.tolist().index(config.eos_id) == len(one.tokens) - 1
@@ -102,15 +102,15 @@ def test_the_n_best_are_complete_distinct_and_scored_as_the_model_scores_them(ch
         assert best[0].score > best[1].score > best[2].score
 
 
-def test_translations_that_end_are_what_generate_finds(checkpoint, found):
-    config, _, params = checkpoint
+def test_translations_that_end_are_what_generate_finds(model, found):
+    config, params, *_ = model
     ended = [
         line
         for line in TEXTS
-        if max(len(one.tokens) for one in found[3][LINES.index(line)]) < limit(checkpoint, line)
+        if max(len(one.tokens) for one in found[3][LINES.index(line)]) < limit(model, line)
     ]
     assert len(ended) > 1
-    src = padded([source(checkpoint, line) for line in ended])
+    src = padded([source(model, line) for line in ended])
     options = {"max_new_tokens": MAX_LENGTH, "length_penalty": 0.8}
     hypotheses = jax.device_get(generate(params, config, src, **options, **BEAM))
     for row, line in enumerate(ended):
@@ -120,40 +120,72 @@ def test_translations_that_end_are_what_generate_finds(checkpoint, found):
             assert one.score == pytest.approx(hypotheses.scores[row, index], rel=1e-5)
 
 
-def test_a_blank_line_has_blank_translations(checkpoint, found):
+def test_a_blank_line_has_blank_translations(model, found):
     for beam_size in (1, 3):
         for line in (1, 4):
             shown = [(one.text, one.score, one.tokens.size) for one in found[beam_size][line]]
             assert shown == [("", 0.0, 0)] * beam_size
-    assert translate(checkpoint, []) == []
-    assert [[one.text for one in best] for best in translate(checkpoint, [" "])] == [[""]]
+    assert translate(model, []) == []
+    assert [[one.text for one in best] for best in translate(model, [" "])] == [[""]]
 
 
-def test_each_bucket_is_compiled_once(checkpoint):
+def test_each_bucket_is_compiled_once(model):
     options = {"max_tokens": 30, "bucket_count": 2, "max_new_tokens": 3}
     before = generation._search._cache_size()
-    translate(checkpoint, LINES * 3, **options)
+    translate(model, LINES * 3, **options)
     assert generation._search._cache_size() - before == 2
-    translate(checkpoint, LINES[::-1] * 3, **options)
+    translate(model, LINES[::-1] * 3, **options)
     assert generation._search._cache_size() - before == 2
-    translate(checkpoint, LINES, max_new_tokens=3)  # one batch has room for all
+    translate(model, LINES, max_new_tokens=3)  # one batch has room for all
     assert generation._search._cache_size() - before == 3
 
 
-def test_the_longest_translation_can_be_set(checkpoint):
-    for (one,) in translate(checkpoint, TEXTS, max_new_tokens=3):
-        assert one.tokens[-1] == checkpoint.config.eos_id
+def test_the_longest_translation_can_be_set(model):
+    for (one,) in translate(model, TEXTS, max_new_tokens=3):
+        assert one.tokens[-1] == model.config.eos_id
         assert len(one.tokens) == 3
 
 
-def test_an_overlong_line_is_refused_or_cut(checkpoint, monkeypatch):
-    tokenizer = checkpoint.tokenizer
+def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
+    def texts(translations):
+        return [[(one.text, one.score) for one in best] for best in translations]
+
+    defaults = {"beam_size": 3, "length_penalty": 0.8}
+    with_defaults = model._replace(generation=defaults)
+    best_three = [[(one.text, one.score) for one in best] for best in found[3]]
+    assert texts(translate(with_defaults, LINES, num_hypotheses=3)) == best_three
+    assert texts(translate(with_defaults, LINES, beam_size=1)) == texts(found[1])
+    other = model._replace(generation={"beam_size": 3, "length_penalty": 5.0})
+    assert texts(translate(other, LINES, num_hypotheses=3, length_penalty=0.8)) == best_three
+    short = model._replace(generation={"max_new_tokens": 3})
+    assert {len(best.tokens) for (best,) in translate(short, TEXTS)} == {3}
+    assert {len(best.tokens) for (best,) in translate(short, TEXTS, max_new_tokens=2)} == {2}
+
+
+def test_other_options_of_generate_can_be_defaults(model, monkeypatch):
+    taken = {}
+
+    def record(params, config, src, **options):
+        taken.update(options)
+        raise InputError("enough")
+
+    monkeypatch.setattr(translation, "generate", record)
+    defaults = {"length_normalization": "power", "banned_tokens": (0,)}
+    with pytest.raises(InputError, match="enough"):
+        translate(model._replace(generation=defaults), ["b"])
+    assert taken["length_normalization"] == "power"
+    assert taken["banned_tokens"] == (0,)
+    assert taken["beam_size"] == 1
+
+
+def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
+    tokenizer = model.tokenizer
     overlong, cut = " ".join(["cab"] * 25), " ".join(["cab"] * 19 + ["c"])
     assert tokenizer.encode(cut) == tokenizer.encode(overlong)[: MAX_LENGTH - 1]
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     options = {"overlong": "cut", "max_new_tokens": 5, "console": console}
-    (_,), (_,), (one,), (other,) = translate(checkpoint, ["b", "", overlong, cut], **options)
+    (_,), (_,), (one,), (other,) = translate(model, ["b", "", overlong, cut], **options)
     assert one.tokens.tolist() == other.tokens.tolist()
     assert one.score == other.score
     message = "1 of 4 lines cut to max_length=40 tokens, the first of them line 3\n"
@@ -162,7 +194,7 @@ def test_an_overlong_line_is_refused_or_cut(checkpoint, monkeypatch):
     monkeypatch.setattr(translation, "generate", lambda *_, **__: pytest.fail("work was done"))
     refused = r"line 3 is 51 tokens long, .* max_length=40; split the line or set overlong to 'cut'"
     with pytest.raises(InputError, match=refused):
-        translate(checkpoint, ["b", "", overlong, overlong])
+        translate(model, ["b", "", overlong, overlong])
 
 
 @pytest.mark.parametrize(
@@ -176,26 +208,26 @@ def test_an_overlong_line_is_refused_or_cut(checkpoint, monkeypatch):
         ({"length_penalty": float("nan")}, "length_penalty=nan must be a finite number"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused(checkpoint, options, message):
+def test_an_option_that_cannot_work_is_refused(model, options, message):
     with pytest.raises(InputError, match=message):
-        translate(checkpoint, LINES, **options)
+        translate(model, LINES, **options)
 
 
 @pytest.mark.parametrize("token_id", [16, -1, 2**31, 2**32 + 1])
-def test_an_id_outside_the_vocabulary_is_refused_before_any_cast(checkpoint, monkeypatch, token_id):
-    monkeypatch.setattr(Tokenizer, "encode_batch", lambda *_: [[4, 5], [4, token_id]])
+def test_an_id_outside_the_vocabulary_is_refused_before_any_cast(model, monkeypatch, token_id):
+    monkeypatch.setattr(BytePairTokenizer, "encode_batch", lambda *_: [[4, 5], [4, token_id]])
     with pytest.raises(InputError, match=rf"src\[1, 1\]={token_id} is outside the vocabulary"):
-        translate(checkpoint, ["a", "b"])
+        translate(model, ["a", "b"])
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(checkpoint, beam_size):
+def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(model, beam_size):
     lines = [*LINES, "fed", "aaa"]  # neither the first row of its batch nor the last one
-    others = {token for line in LINES for token in source(checkpoint, line)}
-    (own, *_) = set(source(checkpoint, "fed")) - others
-    params = jax.tree.map(np.array, checkpoint.params)
+    others = {token for line in LINES for token in source(model, line)}
+    (own, *_) = set(source(model, "fed")) - others
+    params = jax.tree.map(np.array, model.params)
     params["source_embedding"]["embedding"][own] = np.nan
-    bad = checkpoint._replace(params=params)
+    bad = model._replace(params=params)
     with pytest.raises(InputError) as raised:
         translate(bad, lines, bucket_count=1, beam_size=beam_size)
     assert str(raised.value) == (
@@ -204,11 +236,11 @@ def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(checkpoint, beam
     )
 
 
-def test_progress_is_live_on_a_terminal_and_nothing_elsewhere(checkpoint):
+def test_progress_is_live_on_a_terminal_and_nothing_elsewhere(model):
     terminal, pipe = io.StringIO(), io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=80)
-    translate(checkpoint, LINES, length_penalty=0.8, console=console)
+    translate(model, LINES, length_penalty=0.8, console=console)
     assert "translating" in terminal.getvalue()
     assert f"{len(TEXTS)}/{len(TEXTS)}" in terminal.getvalue()
-    translate(checkpoint, LINES, length_penalty=0.8, console=Console(file=pipe))
+    translate(model, LINES, length_penalty=0.8, console=Console(file=pipe))
     assert pipe.getvalue() == ""

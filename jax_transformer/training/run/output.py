@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from jax_transformer.convert.files.folder import check_free
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.loop import CHECKPOINTS
 from jax_transformer.training.run.metrics import EVENTS, METRICS_FILE, read_metrics
-from jax_transformer.translation.model_folder import check_free
 
 SETTINGS_FILE = "settings.yaml"  # the settings as they were resolved
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole

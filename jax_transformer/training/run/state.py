@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import EncodedCorpus
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
@@ -164,7 +164,7 @@ def settings_from_json(read: dict[str, Any]) -> RunSettings:
     for name, value in read["training_config"].items():
         if name not in known:
             raise InputError(f"{name}={value!r} is no setting of this version of the library")
-    tokenizer = Tokenizer.from_json(read["tokenizer"], "tokenizer")
+    tokenizer = BytePairTokenizer.from_json(read["tokenizer"], "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:
         raise ValueError("the tokenizer's sha256 differs")
     return RunSettings(

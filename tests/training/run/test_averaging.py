@@ -5,45 +5,22 @@ import sys
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.data.batches import encode_corpus
-from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run import loop
 from jax_transformer.training.run.averaging import average, average_run
 from jax_transformer.training.run.checkpoints import read_step, steps_in
-from jax_transformer.training.run.state import RunSettings, corpus_digest
 from jax_transformer.translation.model_folder import load
-from tests.models import small_config
-
-WORDS = ["ab", "ba", "abba", "baab"]
+from tests.training import runs
 
 
-@pytest.fixture(scope="module", params=[None, 0.5], ids=["parameters", "moving averages"])
+@pytest.fixture(scope="module", params=[None, 0.9], ids=["parameters", "EMA"])
 def run(request, tmp_path_factory):
-    """Return the checkpoints of a run, five of them, a step apart."""
-    directory = tmp_path_factory.mktemp("run")
-    tokenizer = Tokenizer.train(WORDS, vocab_size=8)
-    sizes = {"d_model": 6, "d_ff": 5, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    ids = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
-    config = small_config("vaswani2017", **sizes, **ids)
-    settings = TrainingConfig(
-        steps=5,
-        warmup_steps=2,
-        max_tokens=100,
-        bucket_count=1,
-        evaluation_interval=1,
-        keep_checkpoints=5,
-        ema_decay=request.param,
-    )
-    corpus = encode_corpus(ParallelCorpus(tuple(WORDS), tuple(WORDS)), tokenizer, 20)
-    run = RunSettings(config, settings, tokenizer, corpus_digest(corpus, corpus), {})
-    loop.train(loop.Run(directory, run), corpus, corpus, Console(quiet=True))
-    return directory / loop.CHECKPOINTS
+    """Return the output of an unfinished run, which keeps the last three of its checkpoints."""
+    directory = tmp_path_factory.mktemp("output")
+    runs.save(directory / loop.CHECKPOINTS, runs.make_settings(request.param), [1, 2, 3, 4, 5])
+    return directory
 
 
 def test_the_mean_is_summed_in_double_precision():
@@ -54,38 +31,50 @@ def test_the_mean_is_summed_in_double_precision():
 
 
 def test_the_last_checkpoints_count(run):
-    states = [read_step(run, step).checkpoint.state for step in steps_in(run)[-3:]]
-    assert [int(state.step) for state in states] == [3, 4, 5]
-    found = average_run(run, last=3)
-    expected = jax.tree.map(lambda *leaves: sum(leaves) / 3, *(one.eval_params for one in states))
+    checkpoints = run / loop.CHECKPOINTS
+    states = [read_step(checkpoints, step).checkpoint.state for step in steps_in(checkpoints)[-2:]]
+    assert [int(state.step) for state in states] == [4, 5]
+    found = average_run(run, last=2)
+    assert found.steps == (4, 5)
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *(one.eval_params for one in states))
     for one, other in zip(*map(jax.tree.leaves, (found.params, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_the_command_line_writes_a_model(run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("options", "last"), [((), None), (("--last=2",), 2)])
+def test_the_command_line_writes_a_model(run, tmp_path, monkeypatch, capsys, options, last):
     output = tmp_path / "mean"
     monkeypatch.setattr(
-        sys, "argv", ["jax-transformer", "average", str(run), str(output), "--last=2"]
+        sys, "argv", ["jax-transformer", "average", str(run), str(output), *options]
     )
     cli.main()
-    assert (
-        capsys.readouterr().out == f"mean of the last 2 checkpoints of {run} written to {output}\n"
-    )
-    written = load(output)
-    for one, other in zip(
-        *map(jax.tree.leaves, (written.params, average_run(run, last=2).params)), strict=True
-    ):
+    shown = f"mean of the last {last or 3} checkpoints of {run} written to {output}\n"
+    assert capsys.readouterr().out == shown
+    written, expected = load(output), average_run(run, last)
+    assert written.config == expected.settings.config
+    assert written.tokenizer.digest() == expected.settings.tokenizer.digest()
+    for one, other in zip(*map(jax.tree.leaves, (written.params, expected.params)), strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(SystemExit, match="exists already"):
         cli.main()
 
 
-@pytest.mark.parametrize("last", [0, 6])
+def test_by_default_all_checkpoints_count_and_the_folder_in_the_output_is_as_good(run):
+    assert average_run(run).steps == (3, 4, 5)
+    assert average_run(run / loop.CHECKPOINTS, last=2).steps == (4, 5)
+
+
+@pytest.mark.parametrize("last", [0, 4, 10])
 def test_more_than_there_are_is_refused(run, last):
-    with pytest.raises(InputError, match=f"last={last} must be from 1 to 5, the checkpoints in"):
+    with pytest.raises(InputError) as refused:
         average_run(run, last)
+    assert str(refused.value) == (
+        f"last={last} must be from 1 to 3, the number of checkpoints in {run / 'run'}; a run with "
+        "a larger keep_checkpoints keeps more"
+    )
 
 
-def test_a_directory_of_none_is_refused(tmp_path):
-    with pytest.raises(InputError, match="last=1 must be from 1 to 0"):
-        average_run(tmp_path / "none", last=1)
+@pytest.mark.parametrize("last", [None, 1])
+def test_a_directory_of_none_is_refused(tmp_path, last):
+    with pytest.raises(InputError, match="none: holds no checkpoint of a run; name the output of"):
+        average_run(tmp_path / "none", last)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.run import checkpoints as run_checkpoints
 from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays, restore, steps_in
 from jax_transformer.training.run.state import Position, RunProgress, check_same
@@ -157,7 +157,7 @@ def test_a_cooldown_may_change_until_it_begins(settings, change):
 
 
 def test_another_model_vocabulary_or_text_is_refused(settings):
-    other_tokenizer = Tokenizer.train(("ab", "ac", "bc"), vocab_size=8)
+    other_tokenizer = BytePairTokenizer.train(("ab", "ac", "bc"), vocab_size=8)
     changes = {
         "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
         "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},

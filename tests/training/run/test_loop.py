@@ -15,7 +15,7 @@ from rich.console import Console
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.data.batches import encode_corpus, epoch_plan
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run import loop, progress
@@ -38,7 +38,7 @@ def task():
     """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
     draw = random.Random(0)
     words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
-    tokenizer = Tokenizer.train(words, vocab_size=8)
+    tokenizer = BytePairTokenizer.train(words, vocab_size=8)
     config = TransformerConfig(
         src_vocab_size=8,
         tgt_vocab_size=8,
