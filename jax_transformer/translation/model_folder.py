@@ -12,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import huggingface
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params, init_params
@@ -129,6 +130,9 @@ def load(directory: Path) -> Checkpoint:
         InputError: It is no checkpoint directory, a part is missing or damaged, or the parts do
             not belong together.
     """
+    if huggingface.is_huggingface(directory):
+        config, params, tokenizer, _ = huggingface.load_folder(directory)
+        return Checkpoint(config, tokenizer, params)
     config, tokenizer_digest, digests = _read_config(directory)
     tokenizer = Tokenizer.load(directory / TOKENIZER_FILE)
     if tokenizer.digest() != tokenizer_digest:
