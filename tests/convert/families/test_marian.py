@@ -1,0 +1,160 @@
+"""Marian alone: its real sizes, its peculiarities, its old files; `test_families` has the rest."""
+
+import dataclasses
+import os
+import sys
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import TransformerConfig, apply
+from jax_transformer.commands import main as cli
+from jax_transformer.convert import files
+from jax_transformer.convert.families import marian
+from jax_transformer.convert.families.family import config_from_json
+from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
+from jax_transformer.errors import InputError
+from tests.convert.families.case import (
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+    transformers,
+)
+from tests.convert.families.marian import arguments
+from tests.parity.ladder import bound, error
+
+OPUS_MT = arguments(
+    heads=8,
+    d_ff=2048,
+    pad_id=58_100,
+    eos_id=0,
+    vocab_size=58_101,
+    d_model=512,
+    encoder_layers=6,
+    decoder_layers=6,
+    max_position_embeddings=512,
+)
+forward = jax.jit(apply, static_argnames="config")
+
+
+def test_the_numbers_of_opus_mt(dtype):
+    """In the real widths and depths; in float64 with a smaller vocabulary, to save time."""
+    fewer = {"vocab_size": 997, "pad_token_id": 996, "decoder_start_token_id": 996}
+    changes = OPUS_MT | (fewer if dtype == "float64" else {})
+    model = foreign_model("marian", None, getattr(torch, dtype), **changes)
+    config, params = from_huggingface(model)
+    src, tgt = ragged_tokens(config, 7, 5)
+    logits, _ = foreign_results(model, config, src, tgt)
+    measured = error(forward(params, config, src, tgt), logits)
+    print(f"\nopus-mt {dtype}: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
+    assert measured <= bound("logits", dtype)
+
+
+def test_the_comparison_sees_each_peculiarity():
+    """Without one of Marian's peculiarities the logits are far off: the bounds are no formality."""
+    model = foreign_model("marian")
+    config, params = from_huggingface(model)
+    src, tgt = ragged_tokens(config)
+    logits, _ = foreign_results(model, config, src, tgt)
+    assert error(forward(params, config, src, tgt), logits) <= bound("logits", "float32")
+    for change in (
+        {"embedding_scale": "none"},
+        {"positions": "sinusoidal"},
+        {"activation": "gelu"},
+    ):
+        changed = dataclasses.replace(config, **change)
+        assert error(forward(params, changed, src, tgt), logits) > 1e-3, change
+    bias = params["output_projection"]["bias"]
+    unbiased = params | {"output_projection": {"bias": 0 * bias}}
+    assert error(forward(unbiased, config, src, tgt), logits) > 1e-3
+    attention = params["decoder"]["layers_0"]["cross_attention"]
+    attention["query"], attention["key"] = attention["key"], attention["query"]
+    assert error(forward(params, config, src, tgt), logits) > 1e-3
+
+
+def test_config_of_an_older_transformers_is_read():
+    """The keys that config.json of opus-mt models had in 2020, before some of today's."""
+    values = transformers.MarianConfig(**OPUS_MT).to_dict()
+    for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        del values[key]
+    values |= {
+        "add_bias_logits": False,
+        "add_final_layer_norm": False,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+        "num_beams": 6,
+        "max_length": 512,
+        "bad_words_ids": [[58_100]],
+    }
+    assert config_from_json(marian.FAMILY, values) == TransformerConfig.preset("marian")
+
+
+def test_generation_never_returns_to_padding():
+    config, _ = from_huggingface(foreign_model("marian"))
+    assert marian.FAMILY.generation(config) == {
+        "bad_words_ids": [[52]],
+        "decoder_start_token_id": 52,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "max_length": 37,
+        "pad_token_id": 52,
+    }
+
+
+def test_the_tokenizer_is_refused_in_one_line(tmp_path, monkeypatch):
+    config, params = from_huggingface(foreign_model("marian"))
+    folder = tmp_path / "model"
+    to_huggingface(params, config, folder)
+    message = f"{folder}: this library cannot read the tokenizer of a MarianMTModel"
+    with pytest.raises(InputError, match=message):
+        load_folder(folder)
+    monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", str(folder)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code.startswith(f"error: {message}")
+    assert "\n" not in left.value.code
+    with pytest.raises(InputError, match="cannot write the tokenizer of a MarianMTModel"):
+        to_huggingface(params, config, tmp_path / "other", tokenizer=object())
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_another_models_weights_are_refused_with_every_fault(tmp_path):
+    for name in ("three_heads", "two_tables"):
+        config, params = from_huggingface(foreign_model("marian", name))
+        to_huggingface(params, config, tmp_path / name)
+    source = tmp_path / "two_tables" / "model.safetensors"
+    tensors = files.read(tmp_path / "three_heads" / "model.safetensors")
+    tensors["model.encoder.layers.0.fc1.bias"] = np.ones(60, np.float32)
+    tensors["model.decoder.layers.1.fc2.bias"][3] = np.nan
+    del tensors["model.decoder.layers.0.encoder_attn.k_proj.bias"]
+    files.write(tmp_path / "three_heads" / "model.safetensors", tensors, overwrite=True)
+    with pytest.raises(InputError) as refused:
+        from_huggingface(tmp_path / "three_heads")
+    for fault in (
+        r"model.encoder.layers.0.fc1.bias  [60], expected [61]",
+        r"model.decoder.layers.1.fc2.bias  nan at [3]",
+        r"missing         model.decoder.layers.0.encoder_attn.k_proj.bias",
+    ):
+        assert fault in str(refused.value)
+    os.replace(source, tmp_path / "three_heads" / "model.safetensors")
+    with pytest.raises(InputError):
+        from_huggingface(tmp_path / "three_heads")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "tied"),
+    [("model.decoder.embed_tokens.weight", True), ("model.encoder.embed_positions.weight", False)],
+)
+def test_an_untied_copy_or_other_positions_are_refused(tmp_path, leaf, tied):
+    model = foreign_model("marian")
+    model.config.save_pretrained(tmp_path)
+    state_dict = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save(state_dict, tmp_path / "pytorch_model.bin")
+    from_huggingface(tmp_path)  # equal copies are fine
+    state_dict[leaf][4, 3] += 0.01
+    torch.save(state_dict, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=f"{'not tied' if tied else 'not as computed'} .*{leaf}"):
+        from_huggingface(tmp_path)
