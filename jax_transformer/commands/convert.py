@@ -1,13 +1,43 @@
 """`jax-transformer convert`: weights from one layout to another."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from jax_transformer.convert import weights
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import check_config, files, get_layout, to_params, to_tensors
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.files.checks import faults_named
+from jax_transformer.convert.huggingface import (
+    from_huggingface,
+    is_huggingface,
+    read_config,
+    to_huggingface,
+)
+from jax_transformer.convert.report import Report
+from jax_transformer.errors import InputError
+
+CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
 Prefixes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="PREFIX ...")]
+
+
+class Source(NamedTuple):
+    """A model that was read.
+
+    Attributes:
+        config: The shape of the model.
+        params: Its parameters.
+        tokenizer: Its tokenizer; None where the source is not a model that this library trained.
+        report: What reading a weight file did with each tensor; None for a folder.
+    """
+
+    config: TransformerConfig
+    params: dict[str, Any]
+    tokenizer: Any = None
+    report: Report | None = None
 
 
 def convert(
@@ -21,22 +51,94 @@ def convert(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Read weights in one layout, write them in another, and print what went where.
+    """Read weights in one layout, write them in another, and print what became of each tensor.
 
     Args:
-        source: Weights to read: .safetensors, .pt, .pth or .bin; with --layout marian a folder of
-            Hugging Face; or a checkpoint of train.py, whatever the layout.
-        output: Weights to write: a file of one of these kinds, or a folder with
-            --output-layout marian.
+        source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
+            a folder that training has written. The config.json of a folder says which it is.
+        output: Weights to write: a file of one of these kinds; with the name of a Hugging Face
+            family as --output-layout, a folder.
         layout: Names and shapes in the source.
-        output_layout: Names and shapes wanted in the output.
-        config: JSON file of the config's fields, as {"preset": "torch_nn", "num_heads": 8}, where
-            the source does not record them.
-        strip_prefixes: Taken off every name of the source that begins with them, as module.
+        output_layout: Names and shapes to write.
+        config: JSON file of the config's fields, as {"preset": "torch_nn", "num_heads": 8}, for a
+            source that does not record them.
+        strip_prefixes: Prefixes that are removed from every name of the source that begins with
+            them, as module.
         dtype: Floating-point type to convert to; if None, each tensor keeps its own.
         overwrite: Replace an existing output.
     """
-    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "overwrite": overwrite}
-    for report in weights.convert(source, output, layout, output_layout, config, **options):
+    get_layout(layout)
+    target = get_layout(output_layout)
+    model = read_source(source, layout, config, strip_prefixes, dtype)
+    if model.report:
+        print(model.report)
+    if family := FAMILIES.get(output_layout):
+        tokenizer = model.tokenizer if family.tokenizer else None
+        options = {"family": output_layout, "tokenizer": tokenizer, "overwrite": overwrite}
+        to_huggingface(model.params, model.config, output, **options)
+    else:
+        tensors, report = to_tensors(model.params, model.config, target, dtype=dtype)
+        recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
+        metadata = recorded if output.suffix == ".safetensors" else None
+        files.write(output, tensors, overwrite=overwrite, metadata=metadata)
         print(report)
     print(f"{output} written, and read back equal")
+
+
+def read_source(
+    source: Path,
+    layout: str,
+    config_file: Path | None,
+    strip_prefixes: tuple[str, ...],
+    dtype: str | None = None,
+) -> Source:
+    """Return the model in a weight file or folder; arguments as for `convert`.
+
+    Raises:
+        InputError: The source or its config cannot be used.
+    """
+    if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
+        raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
+    if is_huggingface(source):
+        return Source(*from_huggingface(source, dtype=dtype))
+    if source.is_dir():
+        from jax_transformer.translation.model_folder import load
+
+        model = load(source)
+        return Source(model.config, model.params, model.tokenizer)
+    tensors = files.read(source)
+    config = file_config(source, config_file)
+    options = {"strip_prefixes": strip_prefixes, "dtype": dtype}
+    params, report = to_params(tensors, config, get_layout(layout), **options)
+    return Source(config, params, report=report)
+
+
+def file_config(source: Path, config_file: Path | None) -> TransformerConfig:
+    """Return the config that a weight file records, or the config in the JSON file.
+
+    Raises:
+        InputError: There is neither, the JSON is damaged, or the two contradict each other.
+    """
+    recorded = files.read_metadata(source).get(CONFIG_KEY)
+    if config_file is None:
+        if recorded is None:
+            raise InputError(f"{source}: records no config; name a JSON file of it by --config")
+        return _config(source, recorded)
+    with faults_named(config_file, "cannot be read", OSError, ValueError):
+        config = _config(config_file, config_file.read_text(encoding="utf-8"))
+    if recorded is not None:
+        check_config(config, _config(source, recorded).to_dict())
+    return config
+
+
+def _config(path: Path, text: str) -> TransformerConfig:
+    with faults_named(path, "holds a config that is no JSON", ValueError, RecursionError):
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise InputError(f"{path}: the config must be a JSON object of fields")
+        try:
+            if "preset" in fields:
+                return TransformerConfig.preset(fields.pop("preset"), **fields)
+            return TransformerConfig.from_dict(fields)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error

@@ -1,22 +1,21 @@
 """Weights from torch and back: state_dict <-> params by a layout.
 
-A layout is named by one of `layouts()` or written by the caller as a `Layout` of `Row`s.
+A layout is named by one of `layouts()`, or is a `Layout` of `Row`s that the caller writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax, as_torch
-from jax_transformer.convert.families import marian
+from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
-from jax_transformer.convert.layouts import from_scratch, reference, torch_nn
-from jax_transformer.convert.layouts.torch_nn_module import torch_nn_config, torch_nn_module
-from jax_transformer.convert.metadata import ConfigMismatch, check_config
+from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
     Buffer,
@@ -26,7 +25,12 @@ from jax_transformer.convert.table import (
     identity,
     transpose,
 )
-from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.convert.transfer import (
+    ConfigMismatch,
+    check_config,
+    to_params,
+    to_tensors,
+)
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +61,7 @@ __all__ = [
 ]
 
 
+@no_type_check  # `check_state_dict` has the messages
 def from_torch(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,
@@ -70,18 +75,19 @@ def from_torch(
 ) -> dict[str, Any]:
     """Return the parameters in a state_dict, as a nested dict of jax arrays.
 
-    Gradients and Adam moments come the same way, by the names of their parameters, with
-    `buffers=False`. `to_params` also gives a report.
+    Gradients and Adam moments are read in the same way, by the names of their parameters and
+    with `buffers=False`. `to_params` also returns a report.
 
     Args:
         state_dict: Tensors by name: of torch, numpy or jax.
         config: The shape of the model.
         layout: The names and shapes in the state_dict: one of `layouts()`, or a `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each tensor.
-        strip_prefixes: Taken off every name that begins with them, as "module.".
+        strip_prefixes: Prefixes that are removed from every name that begins with them, as
+            "module.".
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are in the state_dict.
-        metadata: Fields of the config that are recorded with the weights; `config` must agree.
+        metadata: Fields of the config that are saved with the weights; `config` must agree.
 
     Returns:
         The parameters, or the part of them that the layout's scope names; they share no memory
@@ -89,8 +95,9 @@ def from_torch(
 
     Raises:
         ConfigMismatch: The metadata differ from the config.
-        ConversionError: The tensors do not fit; lists every fault.
-        InputError: The layout is unknown, or float64 tensors meet a jax without jax_enable_x64.
+        ConversionError: The tensors do not fit; its report lists every fault.
+        InputError: The layout is unknown, `state_dict` is a path or a module, or tensors are
+            float64 and jax runs without jax_enable_x64.
     """
     if metadata is not None:
         check_config(config, metadata)
@@ -118,7 +125,7 @@ def to_torch(
     Args:
         params: Nested dict of arrays: parameters, gradients or Adam moments.
         config: The shape of the model.
-        layout: The names and shapes wanted: one of `layouts()`, or a `Layout`.
+        layout: The names and shapes to write: one of `layouts()`, or a `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each array.
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are written too.
@@ -127,7 +134,8 @@ def to_torch(
         Contiguous tensors that share no memory with `params`; tied names share one tensor.
 
     Raises:
-        ConversionError: The parameters are not those of the config; lists every fault.
+        ConversionError: The parameters are not those of the config; its report lists every
+            fault.
         InputError: The layout is unknown.
     """
     options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}
@@ -137,7 +145,7 @@ def to_torch(
 
 
 def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments."""
+    """Return the names of the layouts that need no arguments, the families' layouts among them."""
     return tuple(_layouts())
 
 
@@ -152,19 +160,8 @@ def get_layout(layout: str | Layout) -> Layout:
     known = _layouts()
     if layout not in known:
         raise InputError(f"layout={layout!r} is unknown; choose one of {', '.join(known)}")
-    return known[layout]()
+    return known[layout]
 
 
-def _layouts() -> dict[str, Callable[[], Layout]]:
-    return {
-        "reference": lambda: reference.LAYOUT,
-        "torch_nn": torch_nn.transformer,
-        "torch_nn_encoder": torch_nn.encoder,
-        "torch_nn_decoder": torch_nn.decoder,
-        "torch_nn_attention": torch_nn.attention,
-        "shared_heads": from_scratch.shared_heads,
-        "pre_norm": from_scratch.pre_norm,
-        "pre_norm_memory_norm": from_scratch.pre_norm_memory_norm,
-        "pre_norm_log_softmax": from_scratch.pre_norm_log_softmax,
-        "marian": lambda: marian.LAYOUT,
-    }
+def _layouts() -> dict[str, Layout]:
+    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}

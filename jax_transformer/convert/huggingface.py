@@ -1,7 +1,12 @@
-"""Folders and models of Hugging Face transformers, which need not be installed for the former."""
+"""Folders and models of Hugging Face transformers, by the families of `convert.families`.
 
+Folders are read and written without transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,145 +15,211 @@ from typing import TYPE_CHECKING, Any
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax
-from jax_transformer.convert.families import marian
+from jax_transformer.convert.families import FAMILIES, get_family
+from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import MarianMTModel
+    from transformers import PreTrainedModel
 
+    from jax_transformer.data.tokenizer import Tokenizer
+
+_CONFIG = "config.json"
+_GENERATION = "generation_config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_LONGEST_CONFIG = 2**20  # bytes of a config.json
+_OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
+_LONGEST_JSON = 2**20  # bytes of a config.json
 
 
 def from_huggingface(
-    source: "str | os.PathLike | MarianMTModel", *, dtype: str | None = None
+    source: str | os.PathLike[str] | PreTrainedModel, *, dtype: str | None = None
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Return the config and the parameters of a Marian translation model.
+    """Return the config and the parameters of a model of a known family.
 
-    Nothing is downloaded, and no tokenizer is read.
+    Nothing is downloaded, and no tokenizer is read; `load_folder` reads it.
 
     Args:
-        source: A folder with config.json and model.safetensors or pytorch_model.bin, or a
-            transformers.MarianMTModel.
-        dtype: Floating-point type to convert the weights to; None keeps theirs.
+        source: A folder with config.json and model.safetensors or pytorch_model.bin, or a model
+            of transformers.
+        dtype: Floating-point type to convert the weights to; None keeps their type.
 
     Raises:
-        InputError: A file is missing, damaged or hostile, config.json has a value that the model
-            cannot honour (names it), or the weights are not those of the config (lists every
-            fault).
+        InputError: A file is missing, damaged or hostile; the family is unknown; config.json has
+            a value that the model cannot have (names it); or the weights do not fit the config
+            (lists the faults).
     """
     if isinstance(source, str | os.PathLike):
-        values, tensors = _read_folder(Path(source))
+        values, tensors = read_config(Path(source)), _read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
         values, tensors = source.config.to_dict(), source.state_dict()
     else:
-        raise InputError(f"{type(source).__name__} is neither a folder nor a MarianMTModel")
-    config = marian.config_from_json(values)
-    _check_sizes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    buffers = any(buffer.foreign in tensors for buffer in marian.LAYOUT.buffers)
-    params, _ = to_params(tensors, config, marian.LAYOUT, dtype=dtype, buffers=buffers, leaf=as_jax)
+        raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
+    family = _family_of(values)
+    config = config_from_json(family, values)
+    # transformers computes buffers again: a file may hold all of them, some or none.
+    present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
+    layout = dataclasses.replace(family.layout, buffers=present)
+    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax)
     return config, params
+
+
+def load_folder(
+    folder: str | os.PathLike[str],
+) -> tuple[TransformerConfig, dict[str, Any], Tokenizer, dict[str, Any]]:
+    """Return everything that translation needs from a folder of a known family.
+
+    Returns:
+        The config, the parameters, the tokenizer, and the content of generation_config.json in
+        the words of transformers; where the folder has no such file, what the family writes.
+
+    Raises:
+        InputError: As for `from_huggingface`, or this library cannot read the tokenizer.
+    """
+    folder = Path(folder)
+    family = _family_of(read_config(folder))
+    if family.tokenizer is None:
+        raise InputError(
+            f"{folder}: this library cannot read the tokenizer of a {family.architecture}; "
+            "convert.from_huggingface reads the model alone"
+        )
+    config, params = from_huggingface(folder)
+    tokenizer = family.tokenizer.read(folder, config)
+    path = folder / _GENERATION
+    generation = _read_json(path) if path.exists() else family.generation(config)
+    return config, params, tokenizer, generation
 
 
 def to_huggingface(
     params: Mapping[str, Any],
     config: TransformerConfig,
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     *,
+    family: str | None = None,
+    tokenizer: Tokenizer | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a folder that transformers.MarianMTModel.from_pretrained loads.
+    """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
-    It holds model.safetensors, config.json and generation_config.json; a tokenizer's files are
-    left to their owner.
+    It holds model.safetensors, config.json and generation_config.json, and the tokenizer's files
+    where a tokenizer is given.
 
     Args:
         params: Parameters, as from `from_huggingface`.
         config: Their shape.
         directory: The folder, created where its parent exists.
+        family: Model type of the family; None is the only family that has models of this config.
+        tokenizer: The model's tokenizer, of a family whose tokenizer this library can write.
         overwrite: Whether files of those names may be replaced.
 
     Raises:
-        InputError: A file exists, the parent folder does not, no MarianMTModel has this config
-            (names the fields), or the parameters are not those of the config.
+        InputError: A file exists, the parent folder does not, no family has this config (names
+            the fields), several have it and `family` is None, the tokenizer cannot be written,
+            or the parameters are not those of the config.
     """
     directory = Path(directory)
-    values = marian.config_to_json(config)
-    generation = {
-        "bad_words_ids": [[config.pad_id]],  # the decoder starts from it, but never returns to it
-        "decoder_start_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "forced_eos_token_id": config.eos_id,
-        "max_length": config.max_length,
-        "pad_token_id": config.pad_id,
+    chosen = _family_for(config) if family is None else get_family(family)
+    texts = {
+        _CONFIG: config_to_json(chosen, config),
+        _GENERATION: chosen.generation(config),
     }
-    texts = {"config.json": values, "generation_config.json": generation}
-    taken = [name for name in (_WEIGHTS[0], *texts) if os.path.lexists(directory / name)]
+    names = [_WEIGHTS[0], *texts]
+    if tokenizer is not None:
+        if chosen.tokenizer is None:
+            raise InputError(
+                f"this library cannot write the tokenizer of a {chosen.architecture}; leave it out"
+            )
+        names += chosen.tokenizer.names
+    taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(
             f"{directory} already holds {', '.join(taken)}; choose another folder or allow "
             "overwriting"
         )
-    tensors, _ = to_tensors(params, config, marian.LAYOUT, buffers=False)
-    names: dict[int, str] = {}
+    tensors, _ = to_tensors(params, config, chosen.layout, buffers=False)
+    first_names: dict[int, str] = {}
     for name, tensor in tensors.items():
-        names.setdefault(id(tensor), name)  # transformers ties the copies again by itself
+        first_names.setdefault(id(tensor), name)  # transformers ties the copies again
     with faults_named(directory, "cannot be written", OSError):
         directory.mkdir(exist_ok=True)
         files.write(
             directory / _WEIGHTS[0],
-            {name: tensors[name] for name in names.values()},
+            {name: tensors[name] for name in first_names.values()},
             overwrite=overwrite,
             metadata={"format": "pt"},
         )
-        for name, content in texts.items():
+        for name in names[1:]:
             (directory / name).unlink(missing_ok=True)  # a link is replaced, not followed
+        for name, content in texts.items():
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(json.dumps(content, indent=2) + "\n")
+        if tokenizer is not None:
+            chosen.tokenizer.write(tokenizer, directory)
 
 
-def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what config.json holds, and the tensors."""
+def is_huggingface(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers, of a known family or another.
+
+    The "model_type" in config.json says so; a folder of this library has its own.
+    """
+    try:
+        return read_config(folder).get("model_type") not in (None, _OWN_TYPE)
+    except InputError:  # whoever reads the folder next reports what is wrong with it
+        return False
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's config.json.
+
+    Raises:
+        InputError: The folder is missing, or the file is missing, damaged or too long.
+    """
     if not folder.is_dir():
         raise InputError(
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
             "with `hf download`"
         )
-    path = folder / "config.json"
+    return _read_json(folder / _CONFIG)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     with faults_named(path, "is no readable JSON", OSError, ValueError, RecursionError):
-        if path.stat().st_size > _LONGEST_CONFIG:
-            raise InputError(f"{path} is longer than {_LONGEST_CONFIG} bytes")
+        if path.stat().st_size > _LONGEST_JSON:
+            raise InputError(f"{path} is longer than {_LONGEST_JSON} bytes")
         values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold a JSON object")
+    return values
+
+
+def _read_weights(folder: Path) -> dict[str, Any]:
     for name in _WEIGHTS:
         if (folder / name).exists():
-            return values, files.read(folder / name)
+            return files.read(folder / name)
     raise InputError(f"{folder} holds neither {' nor '.join(_WEIGHTS)}")
 
 
-def _check_sizes(config: TransformerConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a config that claims a model far beyond the weights, before it takes memory or time.
+def _family_of(values: Mapping[str, Any]) -> Family:
+    """Return the family that a config.json names."""
+    try:
+        return get_family(values.get("model_type"))
+    except InputError as error:
+        raise InputError(f"{_CONFIG}: {error}") from error
 
-    What is left is found tensor by tensor.
-    """
-    layers = config.num_encoder_layers + config.num_decoder_layers
-    largest = max((math.prod(shape) for shape in shapes.values()), default=0)
-    sizes = {
-        "encoder_layers and decoder_layers": (layers, len(shapes) // 16),  # tensors of a layer
-        "d_model": (config.d_model, largest),
-        "encoder_ffn_dim": (config.d_ff, largest),
-        "vocab_size": (config.src_vocab_size, largest),
-        "decoder_vocab_size": (config.tgt_vocab_size, largest),
-    }
-    for buffer in marian.LAYOUT.buffers:
-        if buffer.foreign in shapes:
-            sizes["max_position_embeddings"] = (config.max_length, max(shapes[buffer.foreign]))
-    for name, (claimed, found) in sizes.items():
-        if claimed > found:
-            raise InputError(
-                f"config.json: {name}={claimed}, but the {len(shapes)} weights allow at most "
-                f"{found}"
-            )
+
+def _family_for(config: TransformerConfig) -> Family:
+    """Return the only family that has models of this config."""
+    fitting, reasons = [], []
+    for family in FAMILIES.values():
+        try:
+            config_to_json(family, config)
+            fitting.append(family)
+        except InputError as error:
+            reasons.append(str(error))
+    if not fitting:
+        raise InputError("; ".join(reasons))
+    if len(fitting) > 1:
+        names = ", ".join(family.model_type for family in fitting)
+        raise InputError(f"several families have this config: choose one by family= from {names}")
+    return fitting[0]

@@ -1,7 +1,7 @@
 """The rule language: a layout is a table of rows, and both directions are read from it.
 
-A foreign tensor is one of another program's, known by its name; a parameter is one of this
-library's, known by its path: the keys of the nested dict joined by slashes. `transfer` moves
+A foreign tensor belongs to another program and is known by its name. A parameter belongs to this
+library and is known by its path: the keys of the nested dict, joined by slashes. `transfer` moves
 tensors through a layout.
 """
 
@@ -11,13 +11,15 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
 from jax_transformer.model import init_params
 
@@ -25,16 +27,17 @@ Shape = tuple[int, ...]
 Tree = Mapping[str, Any]
 
 WORD = re.compile(r"\{(\w+)\}")
+LAYER = re.compile(r"\blayers_(\d+)\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """How a foreign tensor lies, seen from its parameter: transposed first, then reshaped.
+    """How a parameter becomes its foreign tensor: it is transposed first, then reshaped.
 
     Attributes:
         transposed: Whether the two axes change places.
-        shape: The foreign shape, where reshaping is needed: lengths, -1 for one that follows
-            from the others, or the names of config fields, as "num_heads".
+        shape: The foreign shape, where reshaping is needed. Each entry is a length, the name of
+            a config field, as "num_heads", or -1 for the one length that follows from the others.
     """
 
     transposed: bool = False
@@ -65,16 +68,16 @@ transpose = Operation(transposed=True)
 class Row:
     """A foreign tensor and the parameter that it holds.
 
-    A word in braces stands for one name or number, the same on both sides: a row serves every
-    parameter of the model that it fits, and none where the config has no such parameter. Several
-    rows for one parameter are tied copies: all are written; of those that are read, one is
-    enough and all must be equal.
+    A word in braces stands for one name or number, the same on both sides. A row applies to every
+    parameter whose path it matches; it is skipped where the config has no such parameter. Several
+    rows for one parameter are tied copies: `to_tensors` writes all of them, `to_params` needs one
+    of them, and those that are present must be equal.
 
     Attributes:
         foreign: Name of the foreign tensor, as "encoder.layers.{i}.self_attn.out_proj.weight".
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
-            several paths where the foreign tensor stacks several along its first axis.
-        operation: How the foreign tensor, or each part of it, lies.
+            several paths where the foreign tensor stacks several parameters along its first axis.
+        operation: How each parameter becomes the foreign tensor, or its part of the stack.
     """
 
     foreign: str
@@ -96,12 +99,12 @@ class Row:
 class Buffer:
     """A foreign buffer that is computed and not learned, as a position table.
 
-    It is compared with the computed value when read, and that value is written.
+    `to_params` compares it with the computed value; `to_tensors` writes the computed value.
 
     Attributes:
         foreign: Its name.
-        value: Returns the array for a config; a float64 one is written in the dtype of the
-            parameters, any other as it is.
+        value: Returns the array for a config. A float64 array is written in the dtype of the
+            parameters, any other array in its own.
     """
 
     foreign: str
@@ -113,11 +116,11 @@ class Layout:
     """Another program's names and shapes for the model, or for a part of it.
 
     Attributes:
-        name: What messages call it.
-        rows: One for each kind of tensor.
+        name: Its name in messages.
+        rows: One row for each kind of tensor.
         buffers: Buffers that are computed and not learned.
-        scope: Path of the part of the parameters that is converted; the paths of the rows begin
-            there. "" is the whole model.
+        scope: Path of the part of the parameters that is converted; the paths of the rows are
+            relative to it. "" is the whole model.
     """
 
     name: str
@@ -128,12 +131,12 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A row at work in one model: a foreign tensor and the parameters that it holds.
+    """A row applied to one model: a foreign tensor and the parameters that it holds.
 
     Attributes:
         foreign: Name of the foreign tensor.
-        paths: Paths of the parameters, stacked along the first axis where there are several.
-        operation: How each part lies.
+        paths: Paths of the parameters; several parameters are stacked along the first axis.
+        operation: How each parameter becomes its part of the foreign tensor.
         shapes: Shape of each parameter.
         parts: Foreign shape of each part.
     """
@@ -151,7 +154,7 @@ class Pair:
 
     @property
     def kind(self) -> str:
-        """What a report calls it."""
+        """The kind of its entry in a report."""
         if len(self.paths) > 1:
             return "split"
         if self.operation.shape:
@@ -167,7 +170,7 @@ class Pair:
         ]
 
     def write(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the foreign tensor that holds these parameters, fresh and C-contiguous."""
+        """Return a new C-contiguous foreign tensor that holds these parameters."""
         parts = [
             self.operation.to_foreign(parameter, shape)
             for parameter, shape in zip(parameters, self.parts, strict=True)
@@ -177,21 +180,30 @@ class Pair:
 
 
 def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
-    """Return the layout's rows for this config, one for each foreign tensor.
+    """Return the layout's rows for this config: one pair for each foreign tensor.
 
     Raises:
-        InputError: Two rows give one foreign name, or a parameter has no row.
+        InputError: Two rows give one foreign name, a parameter has no row, or a row names a path
+            that is no parameter of any config.
     """
     shapes = parameter_shapes(config, layout.scope)
     pairs: dict[str, Pair] = {}
     for row in layout.rows:
-        first = _pattern(row.paths[0])
-        for match in filter(None, map(first.fullmatch, shapes)):
+        matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
+        if not matches:
+            _check_possible(layout, row)
+        for match in matches:
             words = match.groupdict()
             foreign = row.foreign.format(**words)
             if foreign in pairs:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
             paths = tuple(path.format(**words) for path in row.paths)
+            if any(path not in shapes for path in paths):
+                _check_possible(layout, row)
+                absent = ", ".join(path for path in paths if path not in shapes)
+                raise InputError(
+                    f"layout {layout.name!r}: {foreign!r} stacks {absent} of a model that lacks it"
+                )
             own = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
             pairs[foreign] = Pair(foreign, paths, row.operation, own, parts)
@@ -199,6 +211,40 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
     return tuple(pairs.values())
+
+
+def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
+    """Return how many layers of each stack foreign tensors of these names can hold.
+
+    It reads the layout's rows and no config, so it bounds what a config claims. A prefix before
+    the names does not matter.
+
+    Args:
+        layout: The foreign names.
+        names: Names of foreign tensors.
+
+    Returns:
+        The number of different layers by stack ("encoder", "decoder"), for the stacks whose
+        layers the layout has rows for.
+    """
+    indices: dict[str, set[str]] = {}
+    inside = f"{layout.scope}/" if layout.scope else ""
+    templates = []
+    for row in layout.rows:
+        stack, *rest = f"{inside}{row.paths[0]}".split("/")
+        if rest and (word := WORD.search(rest[0])):
+            stacks = ("encoder", "decoder") if WORD.fullmatch(stack) else (stack,)
+            for name in stacks:
+                indices.setdefault(name, set())
+            templates.append((stack, word[1], _name_pattern(row.foreign)))
+    for name in names:
+        for stack, word, pattern in templates:
+            if match := pattern.search(name):
+                words = match.groupdict()
+                found = stack.format(**words)
+                if found in indices and words[word].isdecimal():
+                    indices[found].add(words[word])
+    return {stack: len(found) for stack, found in indices.items()}
 
 
 def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Shape]:
@@ -222,38 +268,81 @@ def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Sh
     return shapes
 
 
-def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+@functools.lru_cache
+def possible_paths() -> tuple[str, ...]:
+    """Return the path of every parameter that some config has, with "{i}" for a layer's number."""
+    everything = {
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 1,
+        "final_norm": True,
+        "memory_norm": True,
+    }
+    configs = [
+        TransformerConfig(**everything, token_embeddings=tables)
+        for tables in ("separate", "shared")
+    ]
+    paths = [path for config in configs for path in parameter_shapes(config)]
+    return tuple(dict.fromkeys(LAYER.sub("layers_{i}", path) for path in paths))
+
+
+def flatten(tree: Tree) -> dict[str, Any]:
     """Return the leaves of a nested dict by their paths."""
-    leaves = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        leaves |= flatten(value, f"{path}/") if isinstance(value, Mapping) else {path: value}
-    return leaves
+    return traverse_util.flatten_dict(dict(tree), sep="/")
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested dict of leaves by their paths: the inverse of `flatten`."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        branch = tree
-        for key in parents:
-            branch = branch.setdefault(key, {})
-        branch[last] = leaf
-    return tree
+    return traverse_util.unflatten_dict(leaves, sep="/")
 
 
 @functools.lru_cache
 def _all_shapes(config: TransformerConfig) -> tuple[tuple[str, Shape], ...]:
-    tree = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
-    return tuple((path, leaf.shape) for path, leaf in flatten(tree).items())
+    # Layers of one stack are alike from the second on: two of each are traced, the others copied.
+    counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    traced = {f"num_{stack}_layers": min(2, count) for stack, count in counts.items()}
+    few_layers = dataclasses.replace(config, **traced)
+    tree = jax.eval_shape(lambda: init_params(jax.random.key(0), few_layers))
+    shapes = {path: leaf.shape for path, leaf in flatten(tree).items()}
+    for stack, count in counts.items():
+        second = {path: shape for path, shape in shapes.items() if f"{stack}/layers_1/" in path}
+        for path, shape in second.items():
+            for index in range(2, count):
+                shapes[path.replace("/layers_1/", f"/layers_{index}/")] = shape
+    return tuple(sorted(shapes.items(), key=lambda item: item[0].split("/")))
+
+
+def _check_possible(layout: Layout, row: Row) -> None:
+    """Refuse a row that can match no parameter of any config: its path is misspelt."""
+    inside = f"{layout.scope}/" if layout.scope else ""
+    for path in row.paths:
+        if not _is_possible(f"{inside}{path}"):
+            raise InputError(
+                f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
+                f"parameter of any config; {nearest(f'{inside}{path}', possible_paths())}"
+            )
+
+
+@functools.lru_cache
+def _is_possible(path: str) -> bool:
+    pattern = _pattern(LAYER.sub("layers_0", path))
+    return any(pattern.fullmatch(known.replace("{i}", "0")) for known in possible_paths())
 
 
 @functools.lru_cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return what a template matches: a word in braces is whatever holds no slash."""
+    """Return what the template of a path matches: a word in braces is any key."""
+    return re.compile(_expression(template, "[^/]+"))
+
+
+@functools.lru_cache
+def _name_pattern(template: str) -> re.Pattern[str]:
+    """Return what ends as the template of a foreign name; a word in braces holds no dot."""
+    return re.compile(rf"(?:^|\.){_expression(template, '[^./]+')}$")
+
+
+def _expression(template: str, word: str) -> str:
     pieces = WORD.split(template)  # literal, word, literal, word, ..., literal
-    pattern = re.escape(pieces[0])
+    expression = re.escape(pieces[0])
     for index in range(1, len(pieces), 2):
-        pattern += f"(?P<{pieces[index]}>[^/]+){re.escape(pieces[index + 1])}"
-    return re.compile(pattern)
+        expression += f"(?P<{pieces[index]}>{word}){re.escape(pieces[index + 1])}"
+    return expression

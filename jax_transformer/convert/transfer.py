@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy
-from jax_transformer.convert.report import ConversionError, Report, nearest
+from jax_transformer.convert.report import MOST_LINES, ConversionError, Report, nearest
 from jax_transformer.convert.table import (
+    LAYER,
     Buffer,
     Layout,
     Pair,
@@ -18,18 +23,60 @@ from jax_transformer.convert.table import (
     Tree,
     expand,
     flatten,
+    layers_held,
     nest,
     parameter_shapes,
 )
 from jax_transformer.errors import InputError
 
-WRAPPERS = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, a usual attribute
-HINTS = 50  # names that are compared with others in search of the nearest
-# Sinusoids of some thousand positions, computed in float32, are off by up to this much.
+# Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
+# Fields that change neither the parameters nor what they compute at the positions both can hold:
+# weights may be trained on with another dropout or read with a longer position table.
+FREE_FIELDS = (
+    "max_length",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "dropout_placement",
+    "embedding_dropout",
+    "initialization",
+)
 
 
+class ConfigMismatch(InputError):
+    """A config that differs from the config that was saved with the weights."""
+
+
+def check_config(config: TransformerConfig, saved: Mapping[str, Any]) -> None:
+    """Refuse a config that contradicts the config saved with the tensors.
+
+    Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
+    another.
+
+    Args:
+        config: The config to load with.
+        saved: Saved fields of `TransformerConfig` by name, any subset; `FREE_FIELDS` are not
+            compared.
+
+    Raises:
+        ConfigMismatch: A field differs or is unknown; names every such field with both values.
+    """
+    own = config.to_dict()
+    differing = [
+        f"{name}={own.get(name, 'no such field')!r} (saved: {value!r})"
+        for name, value in saved.items()
+        if name not in FREE_FIELDS and (name not in own or own[name] != value)
+    ]
+    if differing:
+        raise ConfigMismatch(
+            f"the config does not match the config saved with the weights: {'; '.join(differing)}"
+        )
+
+
+@no_type_check  # `check_state_dict` has the messages
 def to_params(
     tensors: Mapping[str, Any],
     config: TransformerConfig,
@@ -48,22 +95,27 @@ def to_params(
             moments.
         config: The shape of the model.
         layout: The foreign names and shapes.
-        dtype: Floating-point type to convert to, the rounding error goes to the report; None
-            keeps the type of each tensor and refuses whole numbers.
-        strip_prefixes: Taken off every name that begins with them, one after the other.
+        dtype: Floating-point type to convert to; the report has the rounding error. None keeps
+            the type of each tensor and refuses integers.
+        strip_prefixes: Prefixes that are removed, one after the other, from every name that
+            begins with them.
         allow_nonfinite: Whether NaN and infinity pass.
-        buffers: Whether the layout's computed buffers are there: gradients have none.
-        leaf: Makes a leaf from an array whose memory it must not keep; the default is numpy.
+        buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
+        leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
 
     Returns:
-        The parameters as a nested dict of fresh arrays, and the report.
+        The parameters as a nested dict of new arrays, and the report.
 
     Raises:
-        ConversionError: The tensors do not fit; lists every fault.
+        ConversionError: The tensors do not fit; its report lists every fault.
+        InputError: `tensors` is no mapping of names to tensors, or the config claims far more
+            than the tensors hold.
     """
+    check_state_dict(tensors)
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
     named = _strip(tensors, strip_prefixes, report)
+    config = _within_tensors(config, layout, named, report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
     _compare_names(named, pairs, computed, report)
@@ -114,11 +166,12 @@ def to_tensors(
         buffers: Whether the layout's computed buffers are written too.
 
     Returns:
-        Fresh C-contiguous numpy arrays by foreign name, and the report. Tied copies are one
-        array under several names; no other two share memory.
+        New C-contiguous numpy arrays by foreign name, and the report. Tied copies are one array
+        under several names; no other two arrays share memory.
 
     Raises:
-        ConversionError: The parameters are not those of the config; lists every fault.
+        ConversionError: The parameters are not those of the config; its report lists every
+            fault.
     """
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
@@ -156,10 +209,10 @@ def to_tensors(
 
 
 class _Check:
-    """What every tensor goes through, in both directions.
+    """The checks of every tensor, in both directions.
 
     Attributes:
-        report: Where faults and rounding errors go.
+        report: Receives faults and rounding errors.
         dtype: Type to convert to, or None.
         allow_nonfinite: Whether NaN and infinity pass.
     """
@@ -172,7 +225,7 @@ class _Check:
             raise InputError(f"dtype={dtype!r} must be one of {', '.join(FLOATS)}")
 
     def __call__(self, name: str, value: object, shape: Shape) -> np.ndarray | None:
-        """Return the value as a numpy array, or None where it is at fault."""
+        """Return the value as a numpy array, or None where it has a fault."""
         try:
             array = as_numpy(value)
         except InputError as error:
@@ -220,6 +273,26 @@ class _Check:
         return array
 
 
+@no_type_check
+def check_state_dict(tensors: Mapping[str, Any]) -> None:
+    """Refuse what is often passed in place of a state_dict, and name the remedy.
+
+    Raises:
+        InputError: It is a path, a module, or anything else that is no mapping.
+    """
+    if isinstance(tensors, str | os.PathLike):
+        raise InputError(
+            f"{os.fspath(tensors)!r} is a path, not a state_dict: read the file with "
+            "jax_transformer.convert.files.read(path) and pass what it returns"
+        )
+    if hasattr(tensors, "state_dict"):
+        raise InputError(
+            f"a {type(tensors).__name__} is a module, not a state_dict: pass module.state_dict()"
+        )
+    if not isinstance(tensors, Mapping):
+        raise InputError(f"a {type(tensors).__name__} is no mapping of names to tensors")
+
+
 def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) -> dict[str, Any]:
     """Return the tensors without the prefixes of their names."""
     if isinstance(prefixes, str):
@@ -237,6 +310,34 @@ def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) 
     return named
 
 
+def _within_tensors(
+    config: TransformerConfig, layout: Layout, named: Mapping[str, Any], report: Report
+) -> TransformerConfig:
+    """Return the config with no more layers than the tensors hold; missing layers are faults.
+
+    A config may come from a file that nobody checked: reading it must not cost more time or
+    memory than the tensors themselves.
+    """
+    largest = max((math.prod(getattr(value, "shape", ())) for value in named.values()), default=0)
+    if config.d_model > max(largest, TRACED_WIDTH):
+        raise InputError(
+            f"d_model={config.d_model}, but the largest tensor has only {largest} elements"
+        )
+    held = layers_held(layout, named)
+    fields = {}
+    for stack in ("encoder", "decoder"):
+        field = f"num_{stack}_layers"
+        claimed = getattr(config, field)
+        if stack in held and claimed > held[stack]:
+            detail = f"the tensors hold {held[stack]} layers of the {stack}"
+            report.add("missing", f"{field}={claimed}", detail)
+        # Of a stack that the layout does not convert, only the layer of its scope is needed.
+        index = LAYER.search(layout.scope)
+        needed = held.get(stack, 1 + int(index[1]) if index else 1)
+        fields[field] = min(claimed, max(1, needed))
+    return dataclasses.replace(config, **fields)
+
+
 def _compare_names(
     named: Mapping[str, Any],
     pairs: Sequence[Pair],
@@ -250,23 +351,40 @@ def _compare_names(
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}
     unexpected = [name for name in named if name not in expected]
-    for wrapper in WRAPPERS:
-        if unexpected and all(name.startswith(wrapper) for name in named):
-            report.add("unexpected", wrapper, f"before every name: strip_prefixes=({wrapper!r},)")
+    report.hint = _prefix_hint(named, unexpected, set(missing))
     _add_names(report, "missing", missing, unexpected)
     _add_names(report, "unexpected", unexpected, missing or expected)
 
 
+def _prefix_hint(named: Mapping[str, Any], unexpected: Sequence[str], missing: set[str]) -> str:
+    """Return the remedy where a prefix keeps at least half of the missing names from matching."""
+    prefixes: Counter[str] = Counter()
+    for name in unexpected:
+        ends = (index + 1 for index, character in enumerate(name) if character == ".")
+        prefixes.update(name[:end] for end in ends if name[end:] in missing)
+    if not prefixes:
+        return ""
+    prefix, count = prefixes.most_common(1)[0]
+    if 2 * count < len(missing):
+        return ""
+    begin = sum(name.startswith(prefix) for name in named)
+    who = "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
+    return (
+        f"{who} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
+        f"--strip-prefixes {prefix}"
+    )
+
+
 def _add_names(report: Report, kind: str, names: Sequence[str], others: Iterable[str]) -> None:
-    candidates = list(others)[: 10 * HINTS]
+    candidates = list(others)
     for index, name in enumerate(names):
-        report.add(kind, name, nearest(name, candidates) if index < HINTS else "")
+        report.add(kind, name, nearest(name, candidates) if index < MOST_LINES else "")
 
 
 def _compare_copies(
     pair: Pair, owner: Pair, arrays: Mapping[str, np.ndarray], report: Report
 ) -> None:
-    """Tell whether a tied copy has the bits of the tensor that it is tied to."""
+    """Report whether a tied copy has the bits of the tensor that it is tied to."""
     copy, original = arrays[pair.foreign], arrays[owner.foreign]
     if copy.ctypes.data == original.ctypes.data and copy.strides == original.strides:
         report.add("tied", pair.foreign, f"to {owner.foreign}")
@@ -282,26 +400,30 @@ def _compare_copies(
 
 
 def _find_untied(names: Sequence[str], arrays: Mapping[str, np.ndarray], report: Report) -> None:
-    """Tell which parameters of their own share memory, that is, were tied, where they come from."""
+    """Report tensors that share memory, but become separate parameters in this config."""
     seen: dict[tuple[int, Shape], str] = {}
     for name in names:
         place = (arrays[name].ctypes.data, arrays[name].shape)
         other = seen.setdefault(place, name)
         if other != name:
-            report.add("untied", name, f"from {other}: they become parameters of their own")
+            report.add("untied", name, f"from {other}: they become separate parameters")
 
 
 def _compare_computed(
     buffer: Buffer, value: object, config: TransformerConfig, report: Report
 ) -> None:
-    own = buffer.value(config)
     try:
         found = as_numpy(value)
     except InputError as error:
         report.add("wrong dtype", buffer.foreign, str(error))
         return
+    # A claimed length of 10**12 must not take memory: one row too many shows the fault as well.
+    rows = min(config.max_length, 1 + max(found.shape, default=0))
+    own = buffer.value(dataclasses.replace(config, max_length=rows))
     if found.shape != own.shape:
         detail = f"{list(found.shape)}, expected {list(own.shape)}"
+        if rows < config.max_length:
+            detail = f"{list(found.shape)}, but max_length={config.max_length}"
         report.add("wrong shape", buffer.foreign, detail)
         return
     if found.dtype.name not in FLOATS and found.dtype.kind not in "iub":

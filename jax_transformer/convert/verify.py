@@ -1,11 +1,15 @@
-"""Both frameworks side by side on the same weights: the error of every block."""
+"""Both frameworks side by side on the same weights: the error of every block.
+
+Both models are built from one config, so agreement shows that the conversion is right, and not
+that the config describes the model from which the weights came.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +18,16 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, get_layout, to_torch
 from jax_transformer.convert.arrays import as_numpy, as_torch
-from jax_transformer.convert.layouts.torch_nn_module import torch_nn_module
+from jax_transformer.convert.layouts.torch_nn import torch_nn_module
 from jax_transformer.convert.table import Layout, flatten
 from jax_transformer.masks import causal_mask
 from jax_transformer.model import Transformer
 
 BOUNDS = {"float32": 1e-5, "float64": 1e-11}
+NOTE = (
+    "note: this tests the conversion. It does not test whether the config describes your model: "
+    "both sides are built from the same config."
+)
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 
 
@@ -29,8 +37,8 @@ class Block:
 
     Attributes:
         name: The block's name in `torch_reference`.
-        error: max|jax - torch| / max(1, max|torch|) of its output. Errors of earlier blocks are
-            in it: each model runs on its own.
+        error: max|jax - torch| / max(1, max|torch|) of its output. It includes the errors of
+            earlier blocks, because each model runs on its own.
     """
 
     name: str
@@ -43,7 +51,7 @@ class Verification:
 
     Attributes:
         blocks: The errors.
-        bound: The largest error that rounding explains.
+        bound: The largest error that rounding can cause.
     """
 
     blocks: tuple[Block, ...]
@@ -62,9 +70,10 @@ class Verification:
             for block in self.blocks
         ]
         verdict = "differs" if self.first_differing else "agrees"
-        return "\n".join([*lines, f"{verdict}: the bound is {self.bound:.0e}"])
+        return "\n".join([*lines, NOTE, f"{verdict}: the bound is {self.bound:.0e}"])
 
 
+@no_type_check  # `check_state_dict` has the messages
 def verify(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,
@@ -75,16 +84,18 @@ def verify(
 ) -> Verification:
     """Run the model in jax and in torch on a state_dict and compare every block.
 
-    The torch side is `torch_reference`; for the layout "torch_nn" the last row compares with
-    torch.nn.Transformer itself, loaded with the state_dict as it is. Inputs are random, ragged
-    and padded. Weights narrower than float32 are widened.
+    Both sides are built from `config`: this tests the conversion, not whether the config
+    describes the model from which the weights came. The torch side is `torch_reference`; for the
+    layout "torch_nn" the last row compares with torch.nn.Transformer itself, loaded with the
+    state_dict as it is. Inputs are random, of different lengths, and padded. Weights narrower
+    than float32 are converted to float32.
 
     Args:
-        state_dict: Tensors of torch, numpy or jax by name; of the whole model.
+        state_dict: Tensors of torch, numpy or jax by name, of the whole model.
         config: The shape of the model.
         layout: The names and shapes in the state_dict.
         strip_prefixes: As for `from_torch`.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
 
     Raises:
         ConversionError: The tensors do not fit the layout.
@@ -132,7 +143,7 @@ def _random_inputs(
 def _run_jax(
     params: Mapping[str, Any], config: TransformerConfig, inputs: tuple[np.ndarray, ...]
 ) -> tuple[dict[str, list[np.ndarray]], np.ndarray]:
-    """Return every module's outputs by its torch name, and the model's."""
+    """Return every module's outputs by its torch name, and the model's output."""
     model = Transformer(config)
     run = jax.jit(
         functools.partial(model.apply, capture_intermediates=True, mutable="intermediates")
@@ -171,7 +182,10 @@ def _run_torch(
 
 
 def _is_block(name: str, module: object) -> bool:
-    """Whether the table has a row for this module: sublayers, norms of stacks, ends."""
+    """Return whether the table has a row for this module.
+
+    It has rows for sublayers, the norms of the stacks, embeddings and the output projection.
+    """
     from torch import nn
 
     if isinstance(module, nn.Dropout | nn.Identity):

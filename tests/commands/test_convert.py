@@ -1,6 +1,7 @@
 """The command line's convert and verify: files in, files out, faults in one place."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -59,7 +60,13 @@ def test_verify_agrees_block_by_block(weights, run):
     code, printed = run("verify", "weights.pt", *TORCH_NN)
     assert code == 0
     assert "decoder.layers.0.cross_attention " in printed
-    assert printed.endswith("agrees: the bound is 1e-05\n")
+    *_, note, verdict = printed.splitlines()
+    assert verdict == "agrees: the bound is 1e-05"
+    said = "this tests the conversion. It does not test whether the config describes your model"
+    assert said in note
+    code, printed = run("verify", "--help")
+    assert code == 0
+    assert said in " ".join(re.sub("[│\\s]+", " ", printed).split()).replace("This", "this")
 
 
 def test_verify_refuses_a_weight_that_is_not_finite(weights, run):
@@ -131,4 +138,4 @@ def test_a_config_that_contradicts_the_recorded_one_is_refused(weights, run, tmp
     fields = {"preset": "torch_nn", **FIELDS, "num_heads": 3}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     code, _ = run("verify", "own.safetensors", "--config=config.json")
-    assert "num_heads=3 against recorded 2" in code
+    assert "saved with the weights: num_heads=3 (saved: 2)" in code

@@ -1,5 +1,11 @@
 """The rule language: operations, rows, their expansion, and a layout written by a user."""
 
+import contextlib
+import dataclasses
+import inspect
+import re
+from typing import get_args
+
 import hypothesis
 import jax
 import numpy as np
@@ -8,10 +14,17 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from jax_transformer import InputError, apply, convert
+from jax_transformer import InputError, TransformerConfig, apply, convert, init_params
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
-from jax_transformer.convert.table import expand, flatten, nest, parameter_shapes
+from jax_transformer.convert.table import (
+    _check_possible,
+    expand,
+    flatten,
+    nest,
+    parameter_shapes,
+    possible_paths,
+)
 from jax_transformer.functional import sinusoidal_positions
 from tests.convert.tools import (
     assert_same_params,
@@ -69,6 +82,61 @@ def test_a_parameter_without_a_row_is_named():
     rows = tuple(row for row in LAYOUT.rows if "output_projection" not in row.foreign)
     with pytest.raises(InputError, match="no row for output_projection/bias, output_projection/k"):
         expand(Layout("x", rows), config)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            Row("x.{i}", "encoder/layers_{i}/feed_forward/iner/kernel"),
+            r"the row 'x\.{i}' names 'encoder/layers_{i}/feed_forward/iner/kernel', which is no "
+            r"parameter of any config; nearest: encoder/layers_{i}/feed_forward/inner/kernel",
+        ),
+        (Row("y", "encoder/layer_0/feed_forward/inner/kernel"), "the row 'y' names 'encoder/lay"),
+        (
+            Row("z", tuple(f"encoder/layers_0/self_attention/{n}/bias" for n in ("query", "kee"))),
+            "the row 'z' names 'encoder/layers_0/self_attention/kee/bias', which is no parameter",
+        ),
+    ],
+    ids=["leaf", "layer", "second of a stack"],
+)
+def test_a_row_that_fits_no_parameter_of_any_config_is_named(row, message):
+    config = small_config("pre_norm")
+    with pytest.raises(InputError, match=message):
+        convert.from_torch({}, config, Layout("x", (*LAYOUT.rows, row)))
+
+
+def test_a_row_of_a_layer_or_option_that_the_config_lacks_is_skipped():
+    config = small_config("vaswani2017")
+    rows = (Row("x", "encoder/layers_7/self_attention/query/bias"), Row("y", "encoder/norm/bias"))
+    assert expand(Layout("x", (*LAYOUT.rows, *rows)), config) == expand(LAYOUT, config)
+
+
+def test_possible_paths_are_those_of_every_preset_and_every_option():
+    """A new option with a parameter of its own must be switched on in `possible_paths`."""
+    possible = set(possible_paths())
+    configs = [small_config(preset) for preset in TransformerConfig.presets()]
+    base = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+    for field, hint in inspect.get_annotations(TransformerConfig, eval_str=True).items():
+        for value in (True, False) if hint is bool else get_args(hint):
+            with contextlib.suppress(InputError):
+                configs.append(dataclasses.replace(base, **{field: value}))
+    assert len(configs) > 40
+    found = {path for config in configs for path in parameter_shapes(config)}
+    assert {re.sub(r"layers_\d+", "layers_{i}", path) for path in found} <= possible
+
+
+def test_the_shapes_of_many_layers_are_those_of_the_model():
+    config = small_config("pre_norm", num_encoder_layers=12, num_decoder_layers=3)
+    expected = flatten(jax.eval_shape(lambda: init_params(jax.random.key(0), config)))
+    assert parameter_shapes(config) == {path: leaf.shape for path, leaf in expected.items()}
+
+
+@pytest.mark.parametrize("name", convert.layouts())
+def test_every_row_of_every_layout_can_match(name):
+    layout = convert.get_layout(name)
+    for row in layout.rows:
+        _check_possible(layout, row)
 
 
 def test_every_layout_has_one_foreign_tensor_for_each_parameter_or_stack():

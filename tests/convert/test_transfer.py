@@ -1,6 +1,9 @@
 """Tensors through a layout: every bit arrives, every fault is refused, nothing is half done."""
 
+import dataclasses
 import itertools
+import pathlib
+import time
 import warnings
 
 import jax
@@ -15,6 +18,7 @@ from jax_transformer.convert import ConversionError
 from jax_transformer.convert.arrays import as_torch
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest
+from jax_transformer.convert.verify import verify
 from tests.convert.foreign import MODELS
 from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
 from tests.models import random_params, small_config
@@ -145,7 +149,8 @@ def test_many_faults_stay_readable_and_fast():
     report = refused(state_dict | strangers, config)
     assert len(report.faults) == 100_000
     message = str(ConversionError(report))
-    assert message.splitlines()[-1] == "  and 99800 more"
+    assert message.splitlines()[-1] == "  ... and 99983 more unexpected"
+    assert len(message.splitlines()) <= 20
     assert max(map(len, message.splitlines())) < 300
 
 
@@ -248,7 +253,7 @@ def test_a_stack_of_different_types_is_refused():
         convert.to_torch(params, config, "torch_nn")
 
 
-def test_ties_are_kept_told_or_refused():
+def test_ties_are_kept_reported_or_refused():
     config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
     extra = (convert.Row("generator.weight", "token_embedding/embedding"),)
     layout = convert.Layout("tied", LAYOUT.rows + extra)
@@ -272,7 +277,7 @@ def test_ties_are_kept_told_or_refused():
     assert refused(neither, config, layout).names("missing") == ["token_embedding.weight"]
 
 
-def test_a_tie_that_the_config_does_not_have_is_told():
+def test_a_tie_that_the_config_does_not_have_is_reported():
     config = small_config("pre_norm", src_vocab_size=41)
     tensors = convert.to_torch(random_params(config), config)
     tensors["target_embedding.weight"] = tensors["source_embedding.weight"]
@@ -280,22 +285,107 @@ def test_a_tie_that_the_config_does_not_have_is_told():
     assert report.names("untied") == ["target_embedding.weight"]
 
 
-def test_prefixes_are_taken_off_where_asked_and_told():
+def test_prefixes_are_stripped_where_asked_and_suggested_where_missing():
     config, params, state_dict = reference_case()
-    for prefixes in (("module.",), ("_orig_mod.",), ("model.",), ("module.", "_orig_mod.")):
-        wrapped = {"".join(prefixes) + name: tensor for name, tensor in state_dict.items()}
-        report = refused(wrapped, config)
-        assert report.faults[0].detail == f"before every name: strip_prefixes=({prefixes[0]!r},)"
-        assert len(report.faults) == 2 * len(state_dict) + 1
+    for prefixes in (("module.",), ("body.transformer.",), ("module.", "_orig_mod.")):
+        prefix = "".join(prefixes)
+        wrapped = {prefix + name: tensor for name, tensor in state_dict.items()}
+        with pytest.raises(ConversionError) as caught:
+            convert.from_torch(wrapped, config)
+        _, hint, *lines = str(caught.value).splitlines()
+        assert hint.strip() == (
+            f"every name begins with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command "
+            f"line --strip-prefixes {prefix}"
+        )
+        assert len(lines) <= 18
+        assert len(caught.value.report.faults) == 2 * len(state_dict)
+        assert_same_params(convert.from_torch(wrapped, config, strip_prefixes=(prefix,)), params)
         read, report = convert.to_params(wrapped, config, LAYOUT, strip_prefixes=prefixes)
         assert_same_params(read, params)
         assert report.names("stripped") == list(wrapped)
     twice = {f"module.{name}": tensor for name, tensor in state_dict.items()} | state_dict
     report = refused(twice, config, strip_prefixes=("module.",))
     assert len(report.names("unexpected")) == len(state_dict)
+    assert refused(twice | {"extra": state_dict["encoder.norm.bias"]}, config).hint == ""
     with pytest.raises(InputError, match=r"strip_prefixes='module\.' must be a sequence"):
         convert.from_torch(wrapped, config, strip_prefixes="module.")
-    print(f"4 wrappers, {len(state_dict)} names each, all stripped and listed")
+
+
+def test_a_prefix_of_some_names_is_suggested_with_their_number():
+    config, _, state_dict = reference_case()
+    wrapped = {
+        name if "embedding" in name else f"body.{name}": tensor
+        for name, tensor in state_dict.items()
+    }
+    count = sum("embedding" not in name for name in state_dict)
+    report = refused(wrapped, config)
+    assert report.hint.startswith(f"{count} of {len(wrapped)} names begin with 'body.': pass strip")
+
+
+def test_every_line_shown_for_renamed_tensors_has_the_nearest_name():
+    """A model with more names than were once compared: 12 layers a side."""
+    config = small_config("pre_norm", num_encoder_layers=12, num_decoder_layers=12)
+    state_dict = convert.to_torch(random_params(config), config)
+    renamed = {name.replace("_attention", "_attn"): tensor for name, tensor in state_dict.items()}
+    with pytest.raises(ConversionError) as caught:
+        convert.from_torch(renamed, config)
+    message = str(caught.value)
+    print(message)
+    lines = message.splitlines()
+    assert len(lines) <= 20
+    shown = [line for line in lines if line.startswith(("  missing", "  unexpected"))]
+    assert len(shown) == 16
+    assert all("  nearest: " in line for line in shown)
+    count = sum("_attention" in name for name in state_dict)
+    assert [line for line in lines if "more" in line] == [
+        f"  ... and {count - 8} more {kind}" for kind in ("missing", "unexpected")
+    ]
+
+
+class Handed(torch.nn.Linear):
+    """A module where a state_dict belongs."""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("weights.pt", r"'weights.pt' is a path, .*jax_transformer\.convert\.files\.read\(path\)"),
+        (pathlib.Path("weights.pt"), r"is a path, not a state_dict: read the file with"),
+        (Handed(2, 3), r"a Handed is a module, not a state_dict: pass module\.state_dict\(\)"),
+        ([("a", 1)], r"a list is no mapping of names to tensors"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_state_dict_is_refused_with_the_remedy(source, message):
+    config, _, _ = reference_case()
+    for read in (convert.from_torch, lambda *a: convert.to_params(*a, LAYOUT), verify):
+        with pytest.raises(InputError, match=message):
+            read(source, config)
+
+
+@pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
+def test_a_config_that_claims_more_than_the_tensors_hold_is_refused_at_once(layout):
+    config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=2)
+    tensors, _ = convert.to_tensors(random_params(config), config, convert.get_layout(layout))
+    claims = {
+        "num_encoder_layers": (10**9, r"num_encoder_layers=1000000000 .* 1 layers of the encoder"),
+        "num_decoder_layers": (3, r"missing +num_decoder_layers=3  the tensors hold 2 layers"),
+        "d_model": (3 * 10**12, r"d_model=3000000000000, but the largest tensor has only \d+ elem"),
+        "d_ff": (10**15, r"wrong shape .*, 1000000000000000\]"),
+    }
+    if layout == "pre_norm":
+        claims["max_length"] = (10**12, r"postitons  \[1, 29, 42\], but max_length=1000000000000")
+    for field, (claim, message) in claims.items():
+        claimed = dataclasses.replace(config, **{field: claim})
+        start = time.monotonic()
+        with pytest.raises(InputError, match=message):
+            convert.from_torch(tensors, claimed, layout)
+        assert time.monotonic() - start < 10
+    # A prefix does not hide the layers.
+    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    report = refused(wrapped, config, layout)
+    assert not any("layers=" in name for name in report.names("missing"))
+    assert report.hint.startswith("every name begins with 'module.'")
 
 
 def strange(array, form):

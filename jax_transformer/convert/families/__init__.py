@@ -1,1 +1,25 @@
-"""Model families of Hugging Face transformers, one file each."""
+"""Model families of Hugging Face transformers: one file each, and one line each in `FAMILIES`.
+
+Whatever differs from family to family is in its `Family`; the reader of folders, the command line
+and the tests look it up here. A program can add its own: `FAMILIES[family.model_type] = family`.
+"""
+
+from jax_transformer.convert.families import marian
+from jax_transformer.convert.families.family import Family
+from jax_transformer.errors import InputError
+
+FAMILIES: dict[str, Family] = {
+    "marian": marian.FAMILY,
+}
+
+
+def get_family(model_type: object) -> Family:
+    """Return the family of a model type.
+
+    Raises:
+        InputError: The model type is unknown; lists the known model types.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")
+    return FAMILIES[model_type]

@@ -1,6 +1,23 @@
-"""The layouts of torch.nn.Transformer and of its parts."""
+"""torch.nn.Transformer and its parts: their layouts, and the config that a module implies.
 
+A state_dict does not record heads, epsilon, activation or norm placement. `torch_nn_config` reads
+them from the module.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Layout, Row, transpose
+from jax_transformer.convert.transfer import FREE_FIELDS
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def transformer(
@@ -14,13 +31,13 @@ def transformer(
     """Return the layout of torch.nn.Transformer, bare or inside a module.
 
     Args:
-        prefix: What stands before its names inside a module, as "transformer.".
+        prefix: What precedes its names inside a module, as "transformer.".
         source_embedding: Name of the table of source tokens, as "source_embedding.weight".
         target_embedding: Name of the table of target tokens. Several names are tied copies: a
             tied output projection is another name of this table.
         token_embedding: Names of a table that source and target share.
-        output_projection: Module of an output projection with a matrix of its own, or with the
-            bias that stands beside a tied one, as "generator".
+        output_projection: Module of an output projection that has its own matrix, or that adds a
+            bias to a tied matrix, as "generator".
     """
     tables = {
         "source_embedding": source_embedding,
@@ -78,6 +95,77 @@ def norm(foreign: str, path: str, scale: str = "weight", bias: str = "bias") -> 
     return [Row(f"{foreign}.{scale}", f"{path}/scale"), Row(f"{foreign}.{bias}", f"{path}/bias")]
 
 
+def torch_nn_config(module: nn.Module) -> TransformerConfig:
+    """Return the config of a torch.nn.Transformer, TransformerEncoder or TransformerDecoder.
+
+    The stack that a single encoder or decoder lacks has one layer in the config.
+
+    Raises:
+        InputError: The module is of another class (names the part of it to pass, where it holds
+            a torch.nn.Transformer), or has a setting that the model cannot have.
+    """
+    from torch import nn
+
+    if type(module) is nn.Transformer:
+        stacks = {"encoder": module.encoder, "decoder": module.decoder}
+    elif type(module) is nn.TransformerEncoder:
+        stacks = {"encoder": module}
+    elif type(module) is nn.TransformerDecoder:
+        stacks = {"decoder": module}
+    else:
+        raise InputError(_wrong_class(module))
+    agreed: dict[str, Any] = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    agreed |= {f"num_{side}_layers": len(stack.layers) for side, stack in stacks.items()}
+    for side, stack in stacks.items():
+        for part, fields in _stack_fields(side, stack):
+            for name, value in fields.items():
+                if agreed.setdefault(name, value) != value:
+                    raise InputError(
+                        f"{part}: {name}={value!r}, but {agreed[name]!r} elsewhere in the module; "
+                        "the model has one for all"
+                    )
+    return TransformerConfig.preset("torch_nn", **agreed)
+
+
+def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
+    """Return a torch.nn.Transformer of this config, for tensors [batch, length, d_model].
+
+    Its weights are random; load those of `to_torch(params, config, "torch_nn")` into it.
+
+    Raises:
+        InputError: torch.nn.Transformer has no such model.
+    """
+    from torch import nn
+
+    # Functions: where the activation is a module, torch's decoder layers fall back to ReLU.
+    functions = {
+        "relu": nn.functional.relu,
+        "gelu": nn.functional.gelu,
+        "gelu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+        "silu": nn.functional.silu,
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # no fault of the caller
+        module = nn.Transformer(
+            d_model=config.d_model,
+            nhead=config.num_heads,
+            num_encoder_layers=config.num_encoder_layers,
+            num_decoder_layers=config.num_decoder_layers,
+            dim_feedforward=config.d_ff,
+            dropout=config.dropout,
+            activation=functions[config.activation],
+            layer_norm_eps=config.norm_epsilon,
+            batch_first=True,
+            norm_first=config.norm_placement == "pre",
+            bias=config.qkv_bias,
+        )
+    own, free = torch_nn_config(module).to_dict(), ("src_vocab_size", "tgt_vocab_size")
+    for name, value in config.to_dict().items():
+        if name not in (*FREE_FIELDS, *free) and own[name] != value:
+            raise InputError(f"{name}={value!r}, but torch.nn.Transformer has {own[name]!r}")
+    return module
+
+
 def _attention(foreign: str, path: str) -> list[Row]:
     projections = ("query", "key", "value")
     return [
@@ -111,3 +199,83 @@ def _decoder(foreign: str, path: str) -> list[Row]:
         *norm(f"{layer}.norm3", f"{own}/feed_forward_residual/norm"),
         *norm(f"{foreign}norm", f"{path}norm"),
     ]
+
+
+def _wrong_class(module: nn.Module) -> str:
+    """Return the message for a module that is no torch.nn.Transformer or stack."""
+    from torch import nn
+
+    message = f"{type(module).__name__} is no torch.nn.Transformer or stack of one"
+    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        if type(part) is nn.Transformer:
+            return (
+                f"{message}, but holds one: pass module.{name}, and for its weights the layout "
+                f'torch_nn.transformer(prefix="{name}.") of jax_transformer.convert.layouts'
+            )
+        if type(part) in (nn.TransformerEncoder, nn.TransformerDecoder):
+            return f"{message}, but holds a stack: pass module.{name}"
+    return message
+
+
+def _stack_fields(side: str, stack: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each part of a stack with the fields of the config that it determines."""
+    from torch import nn
+
+    layer_type = nn.TransformerEncoderLayer if side == "encoder" else nn.TransformerDecoderLayer
+    yield f"{side}.norm", {"final_norm": stack.norm is not None}
+    if stack.norm is not None:
+        yield f"{side}.norm", _module_fields(f"{side}.norm", stack.norm)
+    for index, layer in enumerate(stack.layers):
+        part = f"{side}.layers.{index}"
+        if type(layer) is not layer_type:
+            raise InputError(f"{part} is a {type(layer).__name__}, not a {layer_type.__name__}")
+        yield (
+            part,
+            {
+                "d_model": layer.linear1.in_features,
+                "d_ff": layer.linear1.out_features,
+                "activation": _activation(layer.activation),
+                "norm_placement": "pre" if layer.norm_first else "post",
+                "activation_dropout": layer.dropout.p,
+            },
+        )
+        for name, module in layer.named_children():
+            if name not in ("dropout", "activation"):
+                yield f"{part}.{name}", _module_fields(f"{part}.{name}", module)
+
+
+def _module_fields(part: str, module: nn.Module) -> dict[str, Any]:
+    from torch import nn
+
+    if type(module) is nn.LayerNorm and module.elementwise_affine:
+        return {"norm_epsilon": module.eps, "norm_bias": module.bias is not None}
+    if type(module) is nn.Linear:
+        return {"feed_forward_bias": module.bias is not None}
+    if type(module) is nn.Dropout:
+        return {"dropout": module.p}
+    if type(module) is nn.MultiheadAttention and not module.add_zero_attn:
+        return {
+            "num_heads": module.num_heads,
+            "qkv_bias": module.in_proj_bias is not None,
+            "attention_output_bias": module.out_proj.bias is not None,
+            "attention_dropout": module.dropout,
+        }
+    raise InputError(f"{part}: this {type(module).__name__} has no counterpart in the model")
+
+
+def _activation(function: object) -> str:
+    """Return the config's name of a torch activation."""
+    from torch import nn
+    from torch.nn import functional
+
+    if function is functional.relu or isinstance(function, nn.ReLU):
+        return "relu"
+    if function is functional.silu or isinstance(function, nn.SiLU):
+        return "silu"
+    if function is functional.gelu:
+        return "gelu"
+    if isinstance(function, nn.GELU):
+        return "gelu" if function.approximate == "none" else "gelu_tanh"
+    if isinstance(function, functools.partial) and function.func is functional.gelu:
+        return "gelu_tanh" if function.keywords == {"approximate": "tanh"} else "gelu"
+    raise InputError(f"activation={function!r} must be relu, gelu or silu")

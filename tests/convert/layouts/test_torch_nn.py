@@ -104,7 +104,11 @@ def draw_masks(kind, random, heads, source, target):
 
 
 def draw_configurations():
-    """Yield 20 (config, source length, target length, masks): all primes, every mask twice."""
+    """Yield 20 (config, source length, target length, masks): all primes, every mask twice.
+
+    The first ten have every mask and every choice of placement, activation and bias; so have the
+    last ten.
+    """
     random = np.random.default_rng(20)
     options = itertools.cycle(itertools.product(("post", "pre"), ("relu", "gelu"), (True, False)))
     for number in range(20):
@@ -131,9 +135,10 @@ def draw_configurations():
 
 
 CONFIGURATIONS = list(draw_configurations())
+DTYPES = ["float64"] * 10 + ["float32"] * 10  # every mask and every choice in both
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize(("number", "dtype"), list(enumerate(DTYPES)), indirect=["dtype"])
 def test_random_configurations_agree_in_both_directions(number, dtype):
     config, source, target, kind = CONFIGURATIONS[number]
     random = np.random.default_rng(number)
@@ -221,11 +226,19 @@ def after_adam(run, params, call, module):
     return run(params)[1], call(module).detach()
 
 
-def test_the_configurations_cover_what_they_promise():
-    configs = [config for config, *_ in CONFIGURATIONS]
-    for field in ("norm_placement", "activation", "qkv_bias"):
-        assert len({getattr(config, field) for config in configs}) == 2
-    assert {kind for *_, kind in CONFIGURATIONS} == set(MASKS)
+@pytest.mark.parametrize("dtype_name", ["float64", "float32"])
+def test_the_configurations_cover_what_they_promise(dtype_name):
+    drawn = [
+        configuration
+        for configuration, dtype in zip(CONFIGURATIONS, DTYPES, strict=True)
+        if dtype == dtype_name
+    ]
+    configs = [config for config, *_ in drawn]
+    choices = {(one.norm_placement, one.activation, one.qkv_bias) for one in configs}
+    assert len(choices) == 2**3
+    assert {kind for *_, kind in drawn} == set(MASKS)
+    assert {one.num_encoder_layers for one in configs} == {1, 2}
+    assert {one.num_decoder_layers for one in configs} == {1, 2}
 
 
 def small_module(**overrides):

@@ -12,7 +12,8 @@ from torch import nn
 
 from jax_transformer import InputError, apply, convert
 from jax_transformer.convert import ConfigMismatch
-from jax_transformer.convert.metadata import FREE_FIELDS, check_config
+from jax_transformer.convert.layouts import torch_nn
+from jax_transformer.convert.transfer import FREE_FIELDS, check_config
 from tests.convert.foreign import randomized
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import error
@@ -110,7 +111,7 @@ def test_every_argument_is_read_and_a_config_that_differs_is_refused(arguments, 
     state_dict = module.state_dict()
     convert.from_torch(state_dict, config, "torch_nn", metadata=config.to_dict())
     if field not in FREE_FIELDS:
-        with pytest.raises(ConfigMismatch, match=f"{field}=.* against recorded {value!r}"):
+        with pytest.raises(ConfigMismatch, match=rf"{field}=.* \(saved: {value!r}\)"):
             convert.from_torch(state_dict, other, "torch_nn", metadata=config.to_dict())
 
 
@@ -228,8 +229,29 @@ def test_activation_modules_are_read(activation):
 
 
 def test_another_module_is_refused():
-    with pytest.raises(InputError, match="Linear is no torch"):
-        convert.torch_nn_config(nn.Linear(2, 3))
+    for other in (nn.Linear(2, 3), "transformer"):
+        with pytest.raises(InputError, match=f"{type(other).__name__} is no torch"):
+            convert.torch_nn_config(other)
+
+
+def test_a_module_that_holds_a_transformer_is_refused_with_the_part_to_pass():
+    holder = nn.ModuleDict({"table": nn.Embedding(5, 12)})
+    holder["body"] = nn.ModuleDict({"inner": nn.Transformer(**SMALL, batch_first=True)})
+    with pytest.raises(InputError) as refused:
+        convert.torch_nn_config(holder)
+    assert str(refused.value) == (
+        "ModuleDict is no torch.nn.Transformer or stack of one, but holds one: pass "
+        "module.body.inner, and for its weights the layout "
+        'torch_nn.transformer(prefix="body.inner.") of jax_transformer.convert.layouts'
+    )
+    # What the message says works.
+    config = convert.torch_nn_config(holder["body"].inner)
+    layout = torch_nn.transformer(prefix="body.inner.")
+    tensors = {name: t for name, t in holder.state_dict().items() if name.startswith("body")}
+    convert.from_torch(tensors, config, layout)
+    stack = nn.ModuleDict({"enc": holder["body"].inner.encoder})
+    with pytest.raises(InputError, match=r"but holds a stack: pass module\.enc$"):
+        convert.torch_nn_config(stack)
 
 
 def test_every_field_that_shapes_cannot_tell_is_compared():
@@ -252,8 +274,8 @@ def test_every_field_that_shapes_cannot_tell_is_compared():
             check_config(config, config.to_dict() | {field: value})
     check_config(config, config.to_dict())
     check_config(dataclasses.replace(config, dropout=0.5, max_length=99), config.to_dict())
-    with pytest.raises(ConfigMismatch, match="num_heads=3 against recorded 6; norm_epsilon="):
+    with pytest.raises(ConfigMismatch, match=r"num_heads=3 \(saved: 6\); norm_epsilon="):
         check_config(config, others)
-    with pytest.raises(ConfigMismatch, match="rotary='no such field' against recorded True"):
+    with pytest.raises(ConfigMismatch, match=r"rotary='no such field' \(saved: True\)"):
         check_config(config, {"rotary": True})
     print(f"{len(others)}/{len(others)} fields refused where they differ")

@@ -1,0 +1,185 @@
+"""A model family of Hugging Face transformers as one description, and config.json by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Layout
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_transformer.data.tokenizer import Tokenizer
+
+# The activations of transformers that this library has, in the form of `Family.words`.
+ACTIVATIONS = {
+    "relu": {"activation": "relu"},
+    "gelu": {"activation": "gelu"},
+    "gelu_new": {"activation": "gelu_tanh"},
+    "gelu_pytorch_tanh": {"activation": "gelu_tanh"},
+    "silu": {"activation": "silu"},
+    "swish": {"activation": "silu"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFiles:
+    """How a family's tokenizer is read and written.
+
+    Attributes:
+        names: Names of its files in the folder of a model.
+        read: Returns the tokenizer of a folder, given the folder and the model's config.
+        write: Writes a tokenizer's files into a folder.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[Path, TransformerConfig], Tokenizer]
+    write: Callable[[Tokenizer, Path], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A model family of Hugging Face transformers.
+
+    A key of config.json that none of the attributes names is not read: it belongs to generation,
+    training or bookkeeping. A key without a default must be present.
+
+    Attributes:
+        model_type: The value of "model_type" in config.json; the layout has the same name.
+        architecture: Class of transformers that loads the folder.
+        preset: Preset of `TransformerConfig`; it has every field that config.json does not set.
+        layout: Names and shapes of the weights. Its buffers may be absent from a folder.
+        generation: Returns the content of generation_config.json for a config.
+        fields: Keys whose value is a number, with the fields of the config that have this number:
+            one field or several. Several keys of one field must agree.
+        words: Keys with few possible values: for each value, the fields that it sets. Where two
+            values set the same fields, the last is written.
+        fixed: Keys that must have one of these values; the first is written, and is what an
+            absent key means.
+        defaults: What an absent key means, as the class in transformers defines it.
+        computed: Keys that follow from other keys where they are absent or null: the function
+            gets the values of config.json with the defaults.
+        tokenizer: Reads and writes the tokenizer's files; None where this library cannot.
+    """
+
+    model_type: str
+    architecture: str
+    preset: str
+    layout: Layout
+    generation: Callable[[TransformerConfig], dict[str, Any]]
+    fields: Mapping[str, str | tuple[str, ...]]
+    words: Mapping[str, Mapping[Any, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(
+        default_factory=dict
+    )
+    tokenizer: TokenizerFiles | None = None
+
+
+def config_from_json(family: Family, values: Mapping[str, Any]) -> TransformerConfig:
+    """Return the config that a config.json describes.
+
+    Args:
+        family: The family of the model.
+        values: The content of config.json.
+
+    Raises:
+        InputError: A key is missing, or has a value that the model cannot have.
+    """
+    for key, accepted in family.fixed.items():
+        if key in values and values[key] not in accepted:
+            raise InputError(f"config.json: {key}={values[key]!r} must be {_one_of(accepted)}")
+    values = {**family.defaults, **values}
+    for key, value in family.computed.items():
+        if values.get(key) is None:
+            values[key] = value(values)
+    fields: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key in family.fields:
+        for field in _names(family.fields[key]):
+            value = _number(values, key, field)
+            if fields.setdefault(field, value) != value:
+                raise InputError(
+                    f"config.json: {key}={value!r} must equal {sources[field]}={fields[field]!r}"
+                )
+            sources.setdefault(field, key)
+    for key, words in family.words.items():
+        value = _get(values, key)
+        matching = [word for word in words if type(word) is type(value) and word == value]
+        if not matching:
+            raise InputError(f"config.json: {key}={value!r} must be {_one_of(words)}")
+        fields |= words[matching[0]]
+    try:
+        return TransformerConfig.preset(family.preset, **fields)
+    except InputError as error:
+        raise InputError(f"config.json: {error}") from error
+
+
+def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
+    """Return the content of config.json for a config: the inverse of `config_from_json`.
+
+    Raises:
+        InputError: The family has no model of this config; names the fields.
+    """
+    wanted = _explicit(config)
+    values = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **{key: accepted[0] for key, accepted in family.fixed.items()},
+        **{key: wanted[_names(fields)[0]] for key, fields in family.fields.items()},
+    }
+    for key, words in family.words.items():
+        for word, fields in words.items():
+            if fields.items() <= wanted.items():
+                values[key] = word
+        values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
+    possible = _explicit(config_from_json(family, values))
+    differing = [
+        f"{name}={value!r} must be {possible[name]!r}"
+        for name, value in wanted.items()
+        if name != "initialization" and value != possible[name]
+    ]
+    if differing:
+        raise InputError(f"no {family.architecture} has this config: {'; '.join(differing)}")
+    return values
+
+
+def _explicit(config: TransformerConfig) -> dict[str, Any]:
+    """Return the fields of a config, with the dropout rates that follow from others."""
+    return config.to_dict() | {
+        "attention_dropout": config.attention_dropout_rate,
+        "activation_dropout": config.activation_dropout_rate,
+    }
+
+
+def _names(fields: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (fields,) if isinstance(fields, str) else fields
+
+
+def _one_of(values: Mapping[Any, Any] | tuple[Any, ...]) -> str:
+    """Return possible values as config.json spells them."""
+    spelt = [json.dumps(value) for value in values]
+    return spelt[0] if len(spelt) == 1 else f"one of {', '.join(spelt)}"
+
+
+def _get(values: Mapping[str, Any], key: str) -> Any:
+    if key not in values:
+        raise InputError(f"config.json has no {key!r}; add it")
+    return values[key]
+
+
+def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
+    """Return the value of a key: an integer where the config's field is one, else a float."""
+    value = _get(values, key)
+    if isinstance(getattr(TransformerConfig, field), int):
+        if type(value) is not int:
+            raise InputError(f"config.json: {key}={value!r} must be an integer")
+        return value
+    if type(value) not in (int, float):
+        raise InputError(f"config.json: {key}={value!r} must be a number")
+    return float(value)

@@ -1,0 +1,97 @@
+"""What the tests of a family need to know about it, and its models with random numbers.
+
+The case of a family is `CASE` in the module beside this one that has the name of its model type.
+"""
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer.convert.families import FAMILIES
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Small models of a family, and what must be refused.
+
+    Attributes:
+        shapes: Arguments of the configuration class in transformers for small models that differ
+            in every size; the first is used where one model is enough.
+        refused: A value that the model cannot have for keys of config.json.
+        required: Keys of config.json that may not be absent.
+        impossible: Fields of TransformerConfig that no model of the family has.
+        tables: Ends of names of tensors that transformers computes in float32, with a function
+            (rows, columns) that computes them in float64.
+    """
+
+    shapes: Mapping[str, Mapping[str, Any]]
+    refused: Mapping[str, Any]
+    required: tuple[str, ...]
+    impossible: tuple[Mapping[str, Any], ...]
+    tables: Mapping[str, Callable[[int, int], torch.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+def case_of(model_type):
+    return importlib.import_module(f"tests.convert.families.{model_type}").CASE
+
+
+def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
+    """Return a model of transformers whose every leaf is random, the biases and the norms too."""
+    case = case_of(model_type)
+    values = dict(case.shapes[shape or next(iter(case.shapes))]) | changes
+    model_class = getattr(transformers, FAMILIES[model_type].architecture)
+    model = model_class(model_class.config_class(**values)).to(dtype).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, leaf in [*model.named_parameters(), *model.named_buffers()]:
+        computed = [table for end, table in case.tables.items() if name.endswith(end)]
+        if computed:
+            leaf.data = computed[0](*leaf.shape).to(dtype)
+        else:
+            deviation = leaf.shape[-1] ** -0.5 if name.endswith("weight") and leaf.ndim > 1 else 0.3
+            leaf.data.normal_(1.0 if "norm.weight" in name else 0.0, deviation, generator=generator)
+    return model
+
+
+def ragged_tokens(config, source_length=13, target_length=11):
+    """Return sources padded on the right to different lengths, and targets from the start id."""
+    random = np.random.default_rng(0)
+    batch = 3
+    src = random.integers(6, config.src_vocab_size - 3, (batch, source_length)).astype(np.int32)
+    tgt = random.integers(6, config.tgt_vocab_size - 3, (batch, target_length)).astype(np.int32)
+    for ids in (src, tgt):
+        ids[ids == config.pad_id] = config.eos_id
+    for row, length in enumerate((source_length, 5, 1)):
+        src[row, length - 1 :] = config.pad_id
+        src[row, length - 1] = config.eos_id
+    tgt[:, 0] = config.bos_id
+    return src, tgt
+
+
+def as_inputs(config, src):
+    """Return sources as the arguments of transformers."""
+    return {
+        "input_ids": torch.tensor(src, dtype=torch.int64),
+        "attention_mask": torch.tensor(src != config.pad_id).long(),
+    }
+
+
+def foreign_results(model, config, src, tgt):
+    """Return logits and encoder states (embedded, then after each layer) of transformers."""
+    with torch.no_grad():
+        result = model(
+            **as_inputs(config, src),
+            decoder_input_ids=torch.tensor(tgt, dtype=torch.int64),
+            output_hidden_states=True,
+        )
+    return result.logits, result.encoder_hidden_states

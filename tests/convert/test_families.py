@@ -1,0 +1,359 @@
+"""Every family beside transformers: the same numbers, and weights that travel both ways.
+
+No model is downloaded: each is built from a configuration with random numbers in every leaf.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import random
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import TransformerConfig, convert, decode, encode
+from jax_transformer.convert import files
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families.family import config_from_json, config_to_json
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.errors import InputError
+from jax_transformer.layers import EncoderLayer
+from jax_transformer.masks import source_mask
+from tests.convert.families.case import (
+    as_inputs,
+    case_of,
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+    transformers,
+)
+from tests.convert.tools import assert_same_params, same_bits
+from tests.parity.ladder import bound, error
+
+SHAPES = [(name, shape) for name in FAMILIES for shape in case_of(name).shapes]
+FILES = ["config.json", "generation_config.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return FAMILIES[request.param]
+
+
+class Usual(NamedTuple):
+    """The first small model of a family, the same here, and the folder that is written of it."""
+
+    model: torch.nn.Module
+    config: TransformerConfig
+    params: dict
+    folder: Path
+    json: dict
+
+
+@pytest.fixture(scope="module")
+def usual(family, tmp_path_factory):
+    model = foreign_model(family.model_type)
+    config, params = from_huggingface(model)
+    folder = tmp_path_factory.mktemp(family.model_type) / "model"
+    to_huggingface(params, config, folder)
+    return Usual(model, config, params, folder, json.loads((folder / "config.json").read_text()))
+
+
+# Compiled whole: thousands of small compilations would take longer.
+@functools.partial(jax.jit, static_argnums=0)
+def layer(config, params, x, mask):
+    return EncoderLayer(config).apply({"params": params}, x, mask)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def both(config, params, src, tgt):
+    """Return memory and logits."""
+    memory = encode(params, config, src)
+    return memory, decode(params, config, tgt, memory, src_mask=source_mask(src, config))
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
+def test_the_same_numbers(name, shape, dtype):
+    model = foreign_model(name, shape, getattr(torch, dtype))
+    config, params = from_huggingface(model)
+    src, tgt = ragged_tokens(config)
+    theirs, states = foreign_results(model, config, src, tgt)
+    memory, logits = both(config, params, src, tgt)
+    measured = error(logits, theirs)
+    print(f"\n{name} {shape} {dtype}: logits {measured:.1e}", end="")
+    assert measured <= bound("logits", dtype)
+
+    valid = src != config.pad_id  # outputs at padding are not defined
+    mask = source_mask(jnp.asarray(src), config)
+    for index, (before, after) in enumerate(itertools.pairwise(states)):
+        if config.final_norm and index + 1 == config.num_encoder_layers:
+            break  # the last state of transformers has passed the final norm
+        own = layer(config, params["encoder"][f"layers_{index}"], before.numpy(), mask)
+        measured = error(np.asarray(own)[valid], after.numpy()[valid])
+        print(f", encoder layer {index} {measured:.1e}", end="")
+        assert measured <= bound("block", dtype)
+    measured = error(np.asarray(memory)[valid], states[-1].numpy()[valid])
+    print(f", memory {measured:.1e}")
+    assert measured <= bound("logits", dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype_name"),
+    [
+        *((name, shape, "float32") for name, shape in SHAPES),
+        *((name, None, half) for name in FAMILIES for half in ("float16", "bfloat16")),
+    ],
+)
+def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
+    model = foreign_model(name, shape, getattr(torch, dtype_name))
+    config, params = from_huggingface(model)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {dtype_name}
+    to_huggingface(params, config, tmp_path / "model")
+    assert sorted(os.listdir(tmp_path / "model")) == FILES
+    loaded, report = type(model).from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(report.values()), report
+    assert str(loaded.dtype) == f"torch.{dtype_name}"
+    expected, found = model.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    assert {tensor.dtype for tensor in found.values()} == {loaded.dtype}
+    equal = {key for key in expected if same_bits(expected[key], found[key])}
+    print(f"\n{name} {shape} {dtype_name}: {len(equal)} of {len(expected)} tensors bit-equal")
+    # transformers computes buffers again.
+    buffers = {buffer.foreign for buffer in FAMILIES[name].layout.buffers}
+    assert expected.keys() - buffers <= equal
+    addresses = [{tensor.data_ptr() for tensor in both.values()} for both in (expected, found)]
+    assert len(addresses[0]) == len(addresses[1])  # tied tensors are tied again
+
+    own_config, own_params = from_huggingface(tmp_path / "model")
+    assert own_config == config
+    assert_same_params(own_params, params)
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
+def test_what_transformers_saves_is_read(tmp_path, name, shape):
+    model = foreign_model(name, shape)
+    model.save_pretrained(tmp_path / "new")
+    model.config.save_pretrained(tmp_path / "old")
+    torch.save(model.state_dict(), tmp_path / "old" / "pytorch_model.bin")
+    config, params = from_huggingface(model)
+    to_huggingface(params, config, tmp_path / "own")  # under the same names: no tied copies
+    own, theirs = (files.read(tmp_path / name / "model.safetensors") for name in ("own", "new"))
+    assert own.keys() == theirs.keys()
+    for folder in ("new", "old"):
+        read_config, read_params = from_huggingface(tmp_path / folder)
+        assert read_config == config
+        assert_same_params(read_params, params)
+
+
+def test_the_registry_and_the_description_agree(family):
+    assert FAMILIES[family.model_type] is family
+    assert family.layout.name == family.model_type
+    assert family.model_type in convert.layouts()
+    assert convert.get_layout(family.model_type) is family.layout
+    assert family.preset in TransformerConfig.presets()
+    assert hasattr(transformers, family.architecture)
+
+
+def test_values_that_the_model_cannot_have_are_refused_by_name(family, usual, tmp_path):
+    folder = shutil.copytree(usual.folder, tmp_path / "model")
+    path = folder / "config.json"
+    for key, value in case_of(family.model_type).refused.items():
+        own = family.fields.get(key, key)  # a message of TransformerConfig has the field's name
+        named = "|".join((key, own) if isinstance(own, str) else (key, *own))
+        path.write_text(json.dumps(usual.json | {key: value}))
+        with pytest.raises(InputError, match=rf"config\.json: .*({named})"):
+            from_huggingface(folder)
+
+
+def test_missing_keys_are_refused_by_name(family, usual):
+    for key in case_of(family.model_type).required:
+        values = {name: value for name, value in usual.json.items() if name != key}
+        with pytest.raises(InputError, match=f"config.json has no '{key}'"):
+            config_from_json(family, values)
+
+
+def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
+    folder = shutil.copytree(usual.folder, tmp_path / "model")
+    for value in ("vit", None, ["marian"]):
+        (folder / "config.json").write_text(json.dumps(usual.json | {"model_type": value}))
+        with pytest.raises(InputError) as refused:
+            from_huggingface(folder)
+        assert str(refused.value) == (
+            f"config.json: model_type={value!r} is unknown; this library knows "
+            f"{', '.join(FAMILIES)}"
+        )
+
+
+def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):
+    for changes in case_of(family.model_type).impossible:
+        changed = dataclasses.replace(usual.config, **changes)
+        message = f"no {family.architecture} has this config: {next(iter(changes))}"
+        with pytest.raises(InputError, match=message):
+            to_huggingface(usual.params, changed, tmp_path / "model", family=family.model_type)
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_word_goes_there_and_back(family, usual):
+    """Each value of a key with few values, and a rate that follows from another."""
+    changes = [{"attention_dropout": None}]
+    changes += [fields for words in family.words.values() for fields in words.values()]
+    for fields in changes:
+        changed = dataclasses.replace(usual.config, **fields)
+        back = config_from_json(family, config_to_json(family, changed))
+        assert back.attention_dropout == changed.attention_dropout_rate
+        assert dataclasses.replace(back, attention_dropout=changed.attention_dropout) == changed
+
+
+def test_nothing_is_overwritten(usual, tmp_path):
+    for name in FILES:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("precious")
+        (folder / "source.spm").write_text("a tokenizer")
+        with pytest.raises(InputError, match=f"already holds {name}"):
+            to_huggingface(usual.params, usual.config, folder)
+        assert (folder / name).read_text() == "precious"
+        assert sorted(os.listdir(folder)) == sorted([name, "source.spm"])
+        to_huggingface(usual.params, usual.config, folder, overwrite=True)
+        assert from_huggingface(folder)[0] == usual.config
+        assert (folder / "source.spm").read_text() == "a tokenizer"
+
+
+def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
+    folder, target = tmp_path / "model", tmp_path / "target"
+    folder.mkdir()
+    target.write_text("precious")
+    for name in FILES:
+        (folder / name).symlink_to(target)
+    to_huggingface(usual.params, usual.config, folder, overwrite=True)
+    assert target.read_text() == "precious"
+    assert not any((folder / name).is_symlink() for name in os.listdir(folder))
+
+
+def test_unusable_sources_are_refused(usual, tmp_path):
+    with pytest.raises(InputError, match="opus-mt-en-de is no folder; nothing is downloaded"):
+        from_huggingface("Helsinki-NLP/opus-mt-en-de")
+    with pytest.raises(InputError, match=r"config\.json is no readable JSON.*No such file"):
+        from_huggingface(tmp_path)
+    with pytest.raises(InputError, match=r"cannot be written.*No such file"):
+        to_huggingface(usual.params, usual.config, tmp_path / "missing" / "model")
+    folder = shutil.copytree(usual.folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+        from_huggingface(folder)
+
+
+class Model:
+    """What `from_huggingface` uses of a model, with any tensors."""
+
+    def __init__(self, config, tensors):
+        self.config, self.tensors = config, tensors
+
+    def state_dict(self):
+        return self.tensors
+
+
+@pytest.mark.parametrize("source", ["float64", "int32", "complex64"])
+def test_no_type_is_changed_unasked(usual, source):
+    """float64 would become float32 in jax unasked; numbers of other kinds are no weights."""
+    state_dict = usual.model.state_dict()
+    tensors = {name: tensor.numpy().astype(source) for name, tensor in state_dict.items()}
+    with pytest.raises(InputError, match=r"float64 tensors need|wrong dtype"):
+        from_huggingface(Model(usual.model.config, tensors))
+
+
+@pytest.mark.parametrize("source", ["float16", "bfloat16", "float64"])
+def test_types_are_changed_on_request(usual, source):
+    state_dict = usual.model.state_dict()
+    tensors = {name: tensor.to(getattr(torch, source)) for name, tensor in state_dict.items()}
+    _, params = from_huggingface(Model(usual.model.config, tensors), dtype="float32")
+    expected = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(jnp.dtype(source)).astype(np.float32), usual.params
+    )
+    assert_same_params(params, expected)
+
+
+def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
+    usual.model.config.save_pretrained(tmp_path)
+    torch.save(usual.model.state_dict(), tmp_path / "pytorch_model.bin")
+    claims = {
+        ("num_encoder_layers", "num_decoder_layers"): r"num_encoder_layers=\d+ .* hold \d+ layers",
+        ("d_model",): r"d_model=\d+, but the largest tensor has",
+        ("d_ff",): r"wrong shape .*expected \[\d{12}",
+        ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*\d{12}",
+        ("max_length",): r"wrong shape .*but max_length=\d+",
+    }
+    for fields, message in claims.items():
+        claimed = {
+            key: usual.json[key] * 10**12
+            for key, own in family.fields.items()
+            if set(fields) & ({own} if isinstance(own, str) else set(own))
+        }
+        (tmp_path / "config.json").write_text(json.dumps(usual.json | claimed))
+        start = time.monotonic()
+        with pytest.raises(InputError, match=message):
+            from_huggingface(tmp_path)
+        assert time.monotonic() - start < 10
+
+
+def test_mutated_configs_raise_nothing_else(usual, tmp_path):
+    folder = shutil.copytree(usual.folder, tmp_path / "model")
+    path = folder / "config.json"
+    whole = path.read_bytes()
+    chance = random.Random(0)
+    outcomes = {"read": 0, "refused": 0}
+    for _ in range(200):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            at = chance.randrange(len(data))
+            if chance.random() < 0.7:
+                data[at] = chance.choice(b'0123456789-.eE"{}[],:ntfu\x00\xff')
+            else:
+                del data[at : at + chance.randrange(1, 30)]
+        path.write_bytes(data)
+        try:
+            from_huggingface(folder)
+        except InputError:
+            outcomes["refused"] += 1
+        else:
+            outcomes["read"] += 1
+    print(f"\n200 mutated config.json: {outcomes}")
+    assert outcomes["refused"] > 50
+
+
+def test_all_works_offline(usual, tmp_path, monkeypatch):
+    connections = []
+
+    def refuse(*arguments):
+        connections.append(arguments)
+        raise OSError("the network is off")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    config, params = from_huggingface(usual.model)
+    to_huggingface(params, config, tmp_path / "model")
+    from_huggingface(tmp_path / "model")
+    type(usual.model).from_pretrained(tmp_path / "model")
+    print(f"\n{len(connections)} connections tried")
+    assert not connections
+
+
+def test_translation_goes_on_in_transformers(family, usual):
+    """An exported model generates as the model it came from, by its own generation_config.json."""
+    loaded = type(usual.model).from_pretrained(usual.folder)
+    settings = family.generation(usual.config)
+    assert settings.items() <= loaded.generation_config.to_dict().items()
+    source = as_inputs(usual.config, ragged_tokens(usual.config)[0])
+    options = transformers.GenerationConfig(**settings | {"max_length": 17})
+    expected = usual.model.generate(**source, generation_config=options)
+    assert torch.equal(loaded.generate(**source, max_length=17), expected)

@@ -1,0 +1,254 @@
+"""A family that only this file knows: converted both ways, verified and translated by commands.
+
+Its model is the paper's Transformer under names of its own; its tokenizer is this library's.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import sys
+from functools import partial
+
+import pytest
+
+from jax_transformer import convert
+from jax_transformer.commands import main as cli
+from jax_transformer.convert import Layout, Operation, Row, files, transpose
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families.family import ACTIVATIONS, Family, TokenizerFiles
+from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import InputError
+from jax_transformer.presets import PRESETS
+from jax_transformer.translation.model_folder import save
+from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.models import tiny_checkpoint
+
+
+def toy_rows():
+    yield Row("words", "token_embedding/embedding")
+    yield Row("head", "token_embedding/embedding")
+    attentions = {"encoder": ("self_attention",), "decoder": ("self_attention", "cross_attention")}
+    for stack, names in attentions.items():
+        for name in names:
+            foreign, path = f"{stack}.{{i}}.{name}", f"{stack}/layers_{{i}}/{name}"
+            heads = Operation(transposed=True, shape=("num_heads", "head_dim", "d_model"))
+            yield Row(f"{foreign}.q", f"{path}/query/kernel", heads)
+            yield Row(f"{foreign}.kv", (f"{path}/key/kernel", f"{path}/value/kernel"), transpose)
+            yield Row(f"{foreign}.out", f"{path}/output/kernel")
+        for name in (*names, "feed_forward"):
+            for own, leaf in (("g", "scale"), ("b", "bias")):
+                path = f"{stack}/layers_{{i}}/{name}_residual/norm/{leaf}"
+                yield Row(f"{stack}.{{i}}.{name}.norm.{own}", path)
+        for own, part in (("up", "inner"), ("down", "outer")):
+            path = f"{stack}/layers_{{i}}/feed_forward/{part}"
+            yield Row(f"{stack}.{{i}}.{own}.w", f"{path}/kernel")
+            yield Row(f"{stack}.{{i}}.{own}.b", f"{path}/bias")
+
+
+TOY = Family(
+    model_type="toy",
+    architecture="ToyForTranslation",
+    preset="vaswani2017",
+    layout=Layout("toy", tuple(toy_rows())),
+    generation=lambda config: {"num_beams": 4, "decoder_start_token_id": config.bos_id},
+    fields={
+        "vocabulary": ("src_vocab_size", "tgt_vocab_size"),
+        "width": "d_model",
+        "heads": "num_heads",
+        "inner_width": "d_ff",
+        "layers": "num_encoder_layers",
+        "decoder_layers": "num_decoder_layers",
+        "positions": "max_length",
+        "dropout_rate": "dropout",
+    },
+    words={
+        "activation": ACTIVATIONS,
+        "scaled": {
+            True: {"embedding_scale": "sqrt_d_model"},
+            False: {"embedding_scale": "none"},
+        },
+    },
+    fixed={"version": (2, 1), "tied": (True,)},
+    defaults={"scaled": True, "positions": 512},
+    computed={"decoder_layers": lambda values: values["layers"]},
+    tokenizer=TokenizerFiles(
+        names=("tokenizer.json",),
+        read=lambda folder, config: Tokenizer.load(folder / "tokenizer.json"),
+        write=lambda tokenizer, folder: tokenizer.save(folder / "tokenizer.json"),
+    ),
+)
+LINES = ["abc cab", "", "üß abc", "b"]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    return TOY
+
+
+@pytest.fixture(scope="module")
+def trained():
+    fields = PRESETS["vaswani2017"] | {"max_length": 23, "num_encoder_layers": 1}
+    return tiny_checkpoint(["abc cab üß"], vocab_size=12, seed=3, num_decoder_layers=2, **fields)
+
+
+@pytest.fixture
+def own(trained, tmp_path):
+    save(tmp_path / "own", trained)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def run(monkeypatch, capsysbinary):
+    """Run a command in this process; return its exit code or refusal, and what it printed."""
+
+    def run(*arguments, text=""):
+        monkeypatch.setattr(sys, "argv", ["jax-transformer", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code
+        return code, capsysbinary.readouterr().out.decode()
+
+    return run
+
+
+def test_the_command_line_converts_verifies_and_translates(toy, trained, own, run, tmp_path):
+    folder = tmp_path / "toy"
+    assert run("convert", own, folder, "--output-layout", "toy")[0] == 0
+    assert sorted(os.listdir(folder)) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    written = files.read(folder / "model.safetensors")
+    assert "decoder.1.cross_attention.kv" in written
+    assert "head" not in written  # a tied copy
+
+    # Back, with and without the name of the layout: the same bits.
+    expected = convert.to_torch(trained.params, trained.config)
+    for number, layout in enumerate((["--layout", "toy"], [])):
+        back = tmp_path / f"back{number}.safetensors"
+        assert run("convert", folder, back, *layout)[0] == 0
+        assert_same_tensors(files.read(back), expected)
+    config, params = from_huggingface(folder)
+    assert dataclasses.replace(config, initialization=trained.config.initialization) == config
+    assert_same_params(params, trained.params)
+
+    code, printed = run("verify", folder)
+    assert code == 0
+    assert "decoder.layers.1.cross_attention " in printed
+    assert printed.endswith("agrees: the bound is 1e-05\n")
+
+    options = {"text": "\n".join(LINES)}
+    code, translations = run("translate", folder, "--scores", **options)
+    assert code == 0
+    assert len(translations.splitlines()) == len(LINES)
+    assert translations == run("translate", own, "--scores", **options)[1]
+    print(translations)
+
+
+def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
+    write = partial(to_huggingface, trained.params, trained.config, tokenizer=trained.tokenizer)
+    write(tmp_path / "toy")  # the only family that has models of this config
+    _, params, tokenizer, generation = load_folder(tmp_path / "toy")
+    assert_same_params(params, trained.params)
+    assert tokenizer.digest() == trained.tokenizer.digest()
+    assert generation == {"num_beams": 4, "decoder_start_token_id": trained.config.bos_id}
+    (tmp_path / "toy" / "generation_config.json").write_text('{"num_beams": 2}')
+    assert load_folder(tmp_path / "toy")[3] == {"num_beams": 2}
+    (tmp_path / "toy" / "generation_config.json").unlink()
+    assert load_folder(tmp_path / "toy")[3] == generation
+
+    # A tokenizer's file is not overwritten either, and a link is replaced, not followed.
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "toy" / name).unlink()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "toy" / "tokenizer.json").unlink()
+    (tmp_path / "toy" / "tokenizer.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"already holds tokenizer\.json"):
+        write(tmp_path / "toy")
+    write(tmp_path / "toy", overwrite=True)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_absent_keys_have_the_meaning_that_the_family_gives_them(toy, trained, tmp_path):
+    to_huggingface(trained.params, trained.config, tmp_path / "toy", tokenizer=trained.tokenizer)
+    path = tmp_path / "toy" / "config.json"
+    whole = json.loads(path.read_text())
+    assert whole == {
+        "architectures": ["ToyForTranslation"],
+        "model_type": "toy",
+        "version": 2,
+        "tied": True,
+        "vocabulary": 12,
+        "width": 8,
+        "heads": 2,
+        "inner_width": 9,
+        "layers": 1,
+        "decoder_layers": 2,
+        "positions": 23,
+        "dropout_rate": 0.1,
+        "activation": "relu",
+        "scaled": True,
+    }
+
+    def read(**changes):
+        values = {key: value for key, value in (whole | changes).items() if value != "absent"}
+        path.write_text(json.dumps(values))
+        return from_huggingface(tmp_path / "toy")[0]
+
+    assert read(version=1) == read(version="absent", tied="absent", scaled="absent") == read()
+    assert read(positions="absent").max_length == 512
+    assert read(scaled=False).embedding_scale == "none"
+    refused = {
+        r"version=3 must be one of 2, 1": {"version": 3},
+        r"tied=False must be true": {"tied": False},
+        r"scaled=1 must be one of true, false": {"scaled": 1},
+        r"has no 'layers'": {"layers": "absent"},
+        r"does not fit.* unexpected": {"decoder_layers": None},  # one layer, as the encoder
+    }
+    for message, changes in refused.items():
+        with pytest.raises(InputError, match=message):
+            read(**changes)
+    # Where both stacks have one layer, the absent or null key says so.
+    one = tiny_checkpoint(["abc cab üß"], 12, **PRESETS["vaswani2017"])
+    to_huggingface(one.params, one.config, tmp_path / "one")
+    path, whole = tmp_path / "one" / "config.json", json.loads(path.read_text())
+    for value in ("absent", None):
+        values = whole | {"decoder_layers": value}
+        values = {key: value for key, value in values.items() if value != "absent"}
+        path.write_text(json.dumps(values))
+        assert from_huggingface(tmp_path / "one")[0].num_decoder_layers == 1
+
+
+def test_the_registry_is_asked_everywhere(toy, trained, own, run, tmp_path, monkeypatch):
+    assert convert.layouts()[-1] == "toy"
+    assert convert.get_layout("toy") is TOY.layout
+    folder = tmp_path / "toy"
+    to_huggingface(trained.params, trained.config, folder, tokenizer=trained.tokenizer)
+    monkeypatch.setitem(FAMILIES, "toy2", dataclasses.replace(TOY, model_type="toy2"))
+    refusal, _ = run("convert", folder, tmp_path / "x.pt", "--layout", "toy2")
+    assert refusal == f"error: {folder}: model_type='toy' contradicts --layout toy2"
+    refusal, _ = run("convert", own, tmp_path / "x", "--layout", "toy")
+    assert refusal.endswith("contradicts --layout toy")
+    with pytest.raises(InputError, match="choose one by family= from toy, toy2"):
+        to_huggingface(trained.params, trained.config, tmp_path / "two")
+    to_huggingface(trained.params, trained.config, tmp_path / "two", family="toy2")
+    assert json.loads((tmp_path / "two" / "config.json").read_text())["model_type"] == "toy2"
+
+    monkeypatch.setitem(FAMILIES, "toy", dataclasses.replace(TOY, tokenizer=None))
+    refusal, _ = run("translate", folder)
+    assert f"{folder}: this library cannot read the tokenizer of a ToyForTranslation" in refusal
+    monkeypatch.delitem(FAMILIES, "toy2")
+    monkeypatch.delitem(FAMILIES, "toy")
+    known = ", ".join(FAMILIES)
+    message = f"error: config.json: model_type='toy' is unknown; this library knows {known}"
+    for command in (["verify", folder], ["translate", folder], ["convert", folder, "x.pt"]):
+        assert run(*command)[0] == message
+    assert "toy" not in convert.layouts()
