@@ -71,8 +71,9 @@ def load_folder(
     """Return everything that translation needs from a folder of a known family.
 
     Returns:
-        The config, the parameters, the tokenizer, and the content of generation_config.json in
-        the words of transformers; where the folder has no such file, what the family writes.
+        The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
+        of `jax_transformer.generate` (see `generation_options`); where the folder has no
+        generation_config.json, the defaults are those that the family writes.
 
     Raises:
         InputError: As for `from_huggingface`, or this library cannot read the tokenizer.
@@ -88,7 +89,28 @@ def load_folder(
     tokenizer = family.tokenizer.read(folder, config)
     path = folder / _GENERATION
     generation = _read_json(path) if path.exists() else family.generation(config)
-    return config, params, tokenizer, generation
+    return config, params, tokenizer, generation_options(generation)
+
+
+def generation_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `generate` that a generation_config.json sets.
+
+    Keys that have no counterpart are not read. A length penalty of transformers is a power of the
+    length.
+    """
+    names = {
+        "num_beams": "beam_size",
+        "length_penalty": "length_penalty",
+        "repetition_penalty": "repetition_penalty",
+        "no_repeat_ngram_size": "no_repeat_ngram_size",
+    }
+    off = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}  # written by transformers as well
+    found = {
+        own: values[key]
+        for key, own in names.items()
+        if values.get(key) is not None and values[key] != off.get(key)
+    }
+    return {"length_penalty": 1.0, **found, "length_normalization": "power"}
 
 
 def to_huggingface(

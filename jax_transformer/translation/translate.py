@@ -16,6 +16,7 @@ from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.decoding import generate, options
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
+from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.runtime.sharding import make_mesh, row_shards, shardings
 from jax_transformer.translation.model_folder import TrainedModel
 
@@ -94,6 +95,8 @@ def translate(
     console = console or Console(quiet=True)
     mesh = mesh or make_mesh()
     params = jax.device_put(params, shardings(params, mesh, config))
+    dtype = jax.tree.leaves(params)[0].dtype.name
+    execution = execution_on(mesh.devices.flat[0], dtype, config.head_dim, dropped=False)
     most_tokens = max_tokens * row_shards(mesh) // beam_size
     sources = _encode(model, lines, overlong, console)
     blank = Translation("", 0.0, np.zeros(0, np.int32))
@@ -111,6 +114,7 @@ def translate(
                         max_new_tokens=ends.shape[1],
                         prefix=ends,
                         num_hypotheses=num_hypotheses,
+                        execution=execution,
                         **chosen,
                     )
             except NonFiniteError as error:

@@ -18,12 +18,12 @@ from jax_transformer.convert import Layout, Operation, Row, files, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, TokenizerFiles
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.translation.model_folder import save
 from tests.convert.tools import assert_same_params, assert_same_tensors
-from tests.models import tiny_checkpoint
+from tests.models import tiny_model
 
 
 def toy_rows():
@@ -52,7 +52,11 @@ TOY = Family(
     architecture="ToyForTranslation",
     preset="vaswani2017",
     layout=Layout("toy", tuple(toy_rows())),
-    generation=lambda config: {"num_beams": 4, "decoder_start_token_id": config.bos_id},
+    generation=lambda config: {
+        "num_beams": 3,
+        "length_penalty": 0.0,
+        "decoder_start_token_id": config.bos_id,
+    },
     fields={
         "vocabulary": ("src_vocab_size", "tgt_vocab_size"),
         "width": "d_model",
@@ -75,8 +79,8 @@ TOY = Family(
     computed={"decoder_layers": lambda values: values["layers"]},
     tokenizer=TokenizerFiles(
         names=("tokenizer.json",),
-        read=lambda folder, config: Tokenizer.load(folder / "tokenizer.json"),
-        write=lambda tokenizer, folder: tokenizer.save(folder / "tokenizer.json"),
+        read=lambda folder, config: BytePairTokenizer.load(folder),
+        write=lambda tokenizer, folder: tokenizer.save(folder),
     ),
 )
 LINES = ["abc cab", "", "üß abc", "b"]
@@ -91,7 +95,7 @@ def toy(monkeypatch):
 @pytest.fixture(scope="module")
 def trained():
     fields = PRESETS["vaswani2017"] | {"max_length": 23, "num_encoder_layers": 1}
-    return tiny_checkpoint(["abc cab üß"], vocab_size=12, seed=3, num_decoder_layers=2, **fields)
+    return tiny_model(["abc cab üß"], vocab_size=12, seed=3, num_decoder_layers=2, **fields)
 
 
 @pytest.fixture
@@ -145,12 +149,12 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     assert "decoder.layers.1.cross_attention " in printed
     assert printed.endswith("agrees: the bound is 1e-05\n")
 
-    options = {"text": "\n".join(LINES)}
-    code, translations = run("translate", folder, "--scores", **options)
+    text = "\n".join(LINES)
+    code, translations = run("translate", folder, "--scores", text=text)  # by the folder's defaults
     assert code == 0
+    options = ["--scores", "--beam", 3, "--length-penalty", 0]
+    assert run("translate", own, *options, text=text) == (0, translations)
     assert len(translations.splitlines()) == len(LINES)
-    assert translations == run("translate", own, "--scores", **options)[1]
-    print(translations)
 
 
 def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
@@ -159,9 +163,12 @@ def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
     _, params, tokenizer, generation = load_folder(tmp_path / "toy")
     assert_same_params(params, trained.params)
     assert tokenizer.digest() == trained.tokenizer.digest()
-    assert generation == {"num_beams": 4, "decoder_start_token_id": trained.config.bos_id}
-    (tmp_path / "toy" / "generation_config.json").write_text('{"num_beams": 2}')
-    assert load_folder(tmp_path / "toy")[3] == {"num_beams": 2}
+    power = {"length_normalization": "power"}
+    assert generation == {"beam_size": 3, "length_penalty": 0.0} | power
+    (tmp_path / "toy" / "generation_config.json").write_text(
+        '{"num_beams": 2, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "_from": "x"}'
+    )
+    assert load_folder(tmp_path / "toy")[3] == {"beam_size": 2, "length_penalty": 1.0} | power
     (tmp_path / "toy" / "generation_config.json").unlink()
     assert load_folder(tmp_path / "toy")[3] == generation
 
@@ -217,7 +224,7 @@ def test_absent_keys_have_the_meaning_that_the_family_gives_them(toy, trained, t
         with pytest.raises(InputError, match=message):
             read(**changes)
     # Where both stacks have one layer, the absent or null key says so.
-    one = tiny_checkpoint(["abc cab üß"], 12, **PRESETS["vaswani2017"])
+    one = tiny_model(["abc cab üß"], 12, **PRESETS["vaswani2017"])
     to_huggingface(one.params, one.config, tmp_path / "one")
     path, whole = tmp_path / "one" / "config.json", json.loads(path.read_text())
     for value in ("absent", None):
