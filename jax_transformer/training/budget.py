@@ -248,7 +248,6 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
     return 3.0 * 2 * products * rows * length
 
 
-@cache
 def activations_per_row(
     config: TransformerConfig, length: int, compute_dtype: str, tensor: int
 ) -> dict[str, float]:
@@ -275,6 +274,7 @@ def activations_per_row(
     return {remat: size + layers["none"] - layers[remat] for remat, size in kept.items()}
 
 
+@cache
 def _residuals(
     config: TransformerConfig,
     length: int,

@@ -4,12 +4,12 @@ import dataclasses
 from typing import Literal, get_args
 
 from jax_transformer.errors import InputError
-from jax_transformer.layer_stack import Remat
 
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu"]
+Remat = Literal["none", "layers", "dots"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """The rule that chooses attention, and what is handed to cuDNN: computed by XLA, and lowered."""
 
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import train
 from jax_transformer import apply, functional
+from jax_transformer.commands import train
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import attention_backend
 from jax_transformer.runtime.attention_backend import Choice, choose
@@ -59,10 +58,9 @@ def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
         raise InputError("enough")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(train.loop, "train", stop)
     with pytest.raises(SystemExit):
-        train.main()
+        train.train()
     choice = attention_backend.choose_here("float32", 16, False)
     assert f"\n{choice}\n" in capsys.readouterr().out
 
