@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import train
 from benchmarks.systems import processor, spread
 from jax_transformer.checks import check_ids
+from jax_transformer.commands import train
 from jax_transformer.data.batches import (
     EncodedCorpus,
     encode_corpus,
@@ -36,7 +36,6 @@ from jax_transformer.data.corpus import ParallelCorpus, read_parallel
 from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.settings_file import read_settings
 from jax_transformer.training.step import init_state, train_step
 
 RECIPE = Path("configs/multi30k_en_de.yaml")
@@ -72,7 +71,7 @@ def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
 def encode(corpus: ParallelCorpus, arguments: train.Arguments) -> tuple[Tokenizer, EncodedCorpus]:
     """Return the vocabulary of a recipe, and the text in it."""
     tokenizer = BytePairTokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
-    return tokenizer, encode_corpus(corpus, tokenizer, arguments.max_length)
+    return tokenizer, encode_corpus(corpus, tokenizer, arguments.model.max_length)
 
 
 def compare(
@@ -91,7 +90,7 @@ def compare(
         batching: In which mode, whatever the recipe's is.
         rounds: How often an epoch is made, and the step of its first batch run, in turn.
     """
-    config = train.model_config(arguments, tokenizer)
+    config = train.model_config(arguments.model, tokenizer)
     settings = replace(arguments.training, batching=batching)
     batch = make_batch(encoded, plan_epoch(encoded, settings, epoch=0)[0])
     tokens = int(np.count_nonzero(batch.src) + np.count_nonzero(batch.tgt_out))
@@ -147,7 +146,7 @@ def main(
     keep_freed_memory()
     console = Console()
     corpus = read_parallel(source, target)
-    recipes = {"train.py": train.Arguments(), RECIPE.stem: read_settings(RECIPE, train.Arguments())}
+    recipes = {"train.py": train.Arguments(), RECIPE.stem: train.defaults([f"--config={RECIPE}"])}
     texts = {name: encode(corpus, arguments) for name, arguments in recipes.items()}
     _, encoded = texts[RECIPE.stem]
     console.print(f"{corpus.report()}; {encoded.report()}")

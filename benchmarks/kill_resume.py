@@ -41,7 +41,8 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run import loop
-from jax_transformer.training.run.checkpoints import named_arrays, read_step, restore, steps_in
+from jax_transformer.training.run.checkpoint_format import named_arrays
+from jax_transformer.training.run.checkpoints import read_step, restore, steps_in
 from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
 from jax_transformer.training.run.output import HALF_WRITTEN
 from jax_transformer.training.run.signals import Stopped, stop_requests
@@ -292,15 +293,15 @@ def _temporary(directory: Path) -> list[str]:
 
 
 def survive(directory: Path, kills: int, task: Task) -> Survey:
-    """Kill and resume runs until so many kills are made and each run has come to its end.
+    """Kill and resume runs until so many kills are made and each run has ended.
 
     Args:
-        directory: Where the runs are kept; empty.
+        directory: Where the runs are kept; holds only "unbroken", the run that was never killed,
+            with all of its checkpoints.
         kills: Processes to kill.
         task: Which run; its seed is also that of the moments.
     """
     unbroken = directory / "unbroken"
-    finish(unbroken, task._replace(keep=task.steps))
     steps_kept = steps_in(unbroken / loop.CHECKPOINTS)
     expected = {step: state_digest(unbroken, step) for step in steps_kept}
     draw, survey = random.Random(task.seed), Survey()
@@ -352,6 +353,7 @@ def main(kills: int = 50, steps: int = 150) -> None:
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
+        finish(Path(directory) / "unbroken", Task(steps, keep=steps))
         survey = survive(Path(directory), kills, Task(steps))
     Console().print(show(survey, time.monotonic() - started))
     same = (survey.same_after_kill, survey.same_at_end, survey.epochs_exact)

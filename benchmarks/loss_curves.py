@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-import train
 from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
+from jax_transformer.commands import train
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 
@@ -47,18 +48,15 @@ def main() -> None:
     """Train, draw, print, and write the section of the document."""
     jax.config.update("jax_enable_x64", True)
     defaults = train.NUMBER_WORDS
-    config = TransformerConfig.preset(
-        defaults.preset,
+    model = dataclasses.replace(
+        defaults.model,
         src_vocab_size=defaults.vocab_size,
         tgt_vocab_size=defaults.vocab_size,
-        d_model=defaults.d_model,
-        num_heads=defaults.num_heads,
-        d_ff=defaults.d_ff,
-        num_encoder_layers=defaults.num_encoder_layers,
-        num_decoder_layers=defaults.num_decoder_layers,
-        max_length=defaults.max_length,
-        dropout=0.0,
+        pad_id=BytePairTokenizer.pad_id,
+        bos_id=BytePairTokenizer.bos_id,
+        eos_id=BytePairTokenizer.eos_id,
     )
+    config = TransformerConfig(**dataclasses.asdict(model))
     settings = dataclasses.replace(
         defaults.training, steps=STEPS, label_smoothing=0.1, learning_rate_factor=0.25
     )

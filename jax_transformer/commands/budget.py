@@ -1,4 +1,4 @@
-"""`jax-transformer budget`: memory, FLOPs and time of training, computed and not measured."""
+"""`jax-transformer budget`: estimates memory, FLOPs and time of training."""
 
 from typing import Literal
 
@@ -24,12 +24,12 @@ def budget(
     steps: int | None = None,
     utilisation: float = 0.4,
 ) -> None:
-    """Print the memory, FLOPs and time that training a model takes, computed and not measured.
+    """Print the estimated memory, FLOPs and time of training a model; nothing is run.
 
     The batch is by default the paper's, about 25,000 source and 25,000 target tokens (section 5.1).
 
     Args:
-        size: Model of Vaswani et al. 2017, table 3; the sizes below replace its.
+        size: Model of Vaswani et al. 2017, table 3; the sizes below replace its own.
         preset: The described implementation.
         vocab_size: Entries of both vocabularies.
         d_model: Width of the residual stream.
@@ -38,11 +38,11 @@ def budget(
         num_encoder_layers: Layers of the encoder.
         num_decoder_layers: Layers of the decoder.
         mesh: Sizes of the mesh's axes, as in data=8,fsdp=4; their product is the devices.
-        batch_rows: Rows of the batch, of all devices together.
+        batch_rows: Rows of the batch on all devices together.
         length: Length of a source and of a target, in tokens.
-        compute_dtype: What the model computes in; parameters and optimizer are float32.
+        compute_dtype: Dtype that the model computes in; parameters and optimizer are float32.
         steps: Steps of the training; if None, the paper's.
-        utilisation: Share of a device's peak that is reached.
+        utilisation: Share of the peak of a device that is reached.
     """
     given = {
         "src_vocab_size": vocab_size,

@@ -1,34 +1,47 @@
-"""The front door of the command line: `jax-transformer COMMAND ...`."""
+"""The command line: `jax-transformer COMMAND ...`."""
 
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
+from jax_transformer.commands.extras import missing_library
 from jax_transformer.errors import InputError
 
-# The module beside this one that has the command's name also has its function. Only the module of
-# the chosen command is imported.
+# Each command is a function in the module of the same name beside this one. Only the module of the
+# chosen command is imported.
 COMMANDS = {
+    "train": "train a model on parallel text, or on the embedded number words",
     "translate": "translate the lines of standard input",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
     "verify": "run JAX and PyTorch on the same weights and compare every block",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
+PARSES_ITSELF = ("train",)  # its defaults depend on its arguments
 
 
-def main() -> None:
-    """Run a command; an input error is one line on standard error and exit code 1."""
-    arguments = sys.argv[1:]
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; an input error is one line on standard error and exit code 1.
+
+    Args:
+        arguments: The name of the command and its arguments; None takes those of the program.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return
     try:
         run_command(*arguments)
-        sys.stdout.flush()  # here, and not at exit, a reader that has left can be dealt with
+        sys.stdout.flush()  # a reader that has left is noticed here and not at the exit
     except InputError as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
+    except ModuleNotFoundError as error:
+        missing = missing_library(f"jax-transformer {arguments[0]}", error)
+        if missing is None:
+            raise
+        sys.exit(f"error: {missing}")
+    except BrokenPipeError:  # the reader of standard output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -38,16 +51,20 @@ def run_command(name: str, *arguments: str) -> None:
 
     Args:
         name: One of `COMMANDS`.
-        *arguments: What follows it on the command line.
+        *arguments: The arguments that follow it on the command line.
 
     Raises:
         InputError: The command is unknown.
+        ModuleNotFoundError: A library of an extra is not installed.
     """
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")
+    command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
+    if name in PARSES_ITSELF:
+        command(*arguments)
+        return
     import tyro
 
-    command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
     tyro.cli(
         command,
         prog=f"jax-transformer {name}",

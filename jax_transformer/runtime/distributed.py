@@ -1,6 +1,6 @@
-"""Several processes, one on each host, that train one model together, on `jax.distributed`.
+"""Several processes, one on each host, that train one model together with `jax.distributed`.
 
-All of them run the same program. Process 0, the main one, prints and writes for all.
+All of them run the same program. Process 0, the main process, prints and writes for all.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ import jax_transformer
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.watchdog import Watchdog
 
-GRACE = 5  # seconds in which the watchdog, with its one line, comes before JAX, which aborts
+GRACE = 5  # seconds by which the watchdog, with its one line, is earlier than JAX, which aborts
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable holds a step's tasks
 TPU_HOSTS = "TPU_WORKER_HOSTNAMES"  # separated by commas
-# In the messages of errors that JAX raises when a process it talks to has gone.
+# Words in the errors that JAX raises when the process it communicates with has ended.
 LOST = ("gloo", "nccl", "connection", "unavailable", "deadline_exceeded", "heartbeat")
 
 
@@ -38,17 +38,17 @@ def initialize(
     start_timeout: int = 300,
     lost_after: int = 120,
 ) -> None:
-    """Join the processes of a run; before JAX touches a device. Nothing where there is but one.
+    """Join the processes of a run, before JAX uses a device. A single process does nothing.
 
-    `jax.distributed.initialize` aborts the process on a failure, with a stack trace; what can go
-    wrong is found before it, as far as it can be.
+    `jax.distributed.initialize` aborts the process with a stack trace when it fails. This function
+    therefore checks first what can be checked.
 
     Args:
-        coordinator: host:port of process 0, the port being free there. None, with the other two,
-            leaves all to JAX where Slurm, Open MPI or a TPU slice has started several tasks.
-        num_processes: How many processes there are.
-        process_id: Which of them this is, from 0.
-        start_timeout: Seconds in which all processes must have come.
+        coordinator: host:port of process 0; the port must be free there. If all three are None and
+            Slurm, Open MPI or a TPU slice has started several tasks, JAX finds the values.
+        num_processes: Number of processes.
+        process_id: Number of this process, from 0.
+        start_timeout: Seconds within which all processes must have joined.
         lost_after: Seconds of silence after which a process counts as lost.
 
     Raises:
@@ -82,10 +82,10 @@ def initialize(
             _wait_for(host, port, start_timeout)
         start_timeout -= int(time.monotonic() - started)
         where = f"at coordinator={coordinator}"
-        # Where the cluster is not asked, it is not asked for the devices either.
+        # Named processes do not use what JAX detects of a cluster, not even its devices.
         named["cluster_detection_method"] = "deactivate"
 
-    # Its handler of SIGTERM would take the place of Python's, and of the system's until then.
+    # The handler of SIGTERM of this service would replace Python's handler.
     jax.config.update("jax_enable_preemption_service", False)
     start_timeout = max(start_timeout, 1)
     message = (
@@ -99,7 +99,7 @@ def initialize(
                 **named,
                 initialization_timeout=start_timeout + GRACE,
                 heartbeat_timeout_seconds=lost_after + GRACE,
-                # The others wait here for what process 0 still writes; heartbeats go on.
+                # At the end the others wait for what process 0 still writes; heartbeats continue.
                 shutdown_timeout_seconds=24 * 60 * 60,
             )
         except (ValueError, RuntimeError) as error:
@@ -108,22 +108,22 @@ def initialize(
                 f"the processes cannot be joined {where} ({line}); name coordinator, "
                 "num_processes and process_id"
             ) from error
-        jax.devices()  # here the processes tell each other of their devices
+        jax.devices()  # here the processes exchange the lists of their devices
 
 
 def is_main() -> bool:
-    """Return whether this is the process that prints and writes: the only one, or process 0."""
+    """Return whether this process prints and writes: the only process, or process 0."""
     return _alone() or jax.process_index() == 0
 
 
 def check_agreement(facts: dict[str, str]) -> None:
-    """Refuse, on every process alike, to go on where they do not have the same facts.
+    """Refuse to continue, on every process, if their facts differ.
 
     Args:
-        facts: What all processes must have in common, by name.
+        facts: Values that must be the same on all processes, by name.
 
     Raises:
-        InputError: A fact differs; names it, and the processes that have it otherwise than
+        InputError: A fact differs; the message names it and the processes that differ from
             process 0.
     """
     if _alone():
@@ -138,14 +138,14 @@ def check_agreement(facts: dict[str, str]) -> None:
             continue
         if isinstance(names, str):
             raise InputError("the processes run different versions of the library; use one")
-        told = "; ".join(
+        differences = "; ".join(
             f"{name} on process {', '.join(map(str, np.flatnonzero(column)))}"
             for name, column in zip(names, differing.T, strict=True)
             if column.any()
         )
         raise InputError(
-            f"not the same as on process 0: {told}; start all processes with the same settings, "
-            "files and version"
+            f"not the same as on process 0: {differences}; start all processes with the same "
+            "settings, files and version"
         )
 
 
@@ -158,10 +158,10 @@ def library_digest() -> str:
 
 
 def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
-    """Return the signal that any of the processes has received; the same one on all of them.
+    """Return the signal that any of the processes has received, the same on all of them.
 
-    All processes must ask after the same step. It waits for the device, so ask where the host
-    does anyway.
+    All processes must call this after the same step. It waits for the device, so call it where the
+    host waits anyway.
     """
     if _alone():
         return received
@@ -170,21 +170,21 @@ def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
 
 
 def to_host(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
-    """Return a copy of an array, whole, wherever its parts lie.
+    """Return a copy of the whole array, on whatever devices its parts are.
 
-    All processes must ask for an array that is spread over them, and each gets it.
+    All processes must call this for an array that is spread over them; each gets the whole array.
     """
-    at_hand = not isinstance(array, jax.Array) or (
+    is_local = not isinstance(array, jax.Array) or (
         array.is_fully_addressable or array.is_fully_replicated
     )
-    return np.array(array if at_hand else multihost_utils.process_allgather(array, tiled=True))
+    return np.array(array if is_local else multihost_utils.process_allgather(array, tiled=True))
 
 
 def from_main(content: bytes | None) -> bytes:
-    """Return what the main process has handed in, on every process; bit for bit.
+    """Return the content of the main process, on every process, bit for bit.
 
     Args:
-        content: At most 2 GiB; of other processes it is not looked at.
+        content: At most 2 GiB; the content of other processes is ignored.
     """
     if _alone():
         return content
@@ -195,7 +195,7 @@ def from_main(content: bytes | None) -> bytes:
 
 
 def orbax_alone() -> ocp.options.MultiprocessingOptions:
-    """Return the options with which orbax reads or writes in one process, and asks no other."""
+    """Return the options with which orbax works in one process, without waiting for others."""
     index = 0 if _alone() else jax.process_index()
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process{index}"
@@ -203,9 +203,9 @@ def orbax_alone() -> ocp.options.MultiprocessingOptions:
 
 
 def step_watchdog(lost_after: int) -> Watchdog:
-    """Return the watchdog over the steps of a run; it watches nothing in a single process.
+    """Return the watchdog of the steps of a run; in a single process it watches nothing.
 
-    Another process may be stopped or hang, and a step then never ends.
+    If another process is stopped or hangs, a step never ends.
 
     Args:
         lost_after: Seconds without a step, as for `initialize`.
@@ -215,35 +215,35 @@ def step_watchdog(lost_after: int) -> Watchdog:
     return Watchdog(
         float(lost_after),
         f"error: {_name()} has seen no step end for {lost_after} s: another process hangs or "
-        "is lost; end what is left of them and start all again with --resume, or raise "
-        "--lost-after where steps are so slow",
+        "is lost; end the remaining processes and start all again with --resume, or raise "
+        "--lost-after if a step takes so long",
     )
 
 
 def fail(error: Exception) -> NoReturn:
     """End the program with an error: an `InputError` as one line, and exit code 1.
 
-    Of several processes this one ends at once, since Python's exit would wait for the others,
-    which wait for it.
+    One of several processes ends at once: Python's exit would wait for the others, which wait for
+    this one.
 
     Raises:
-        Exception: The error itself, in a single process, where it is no `InputError`.
+        Exception: The error itself, in a single process, if it is no `InputError`.
     """
     if _alone():
         if isinstance(error, InputError):
             sys.exit(f"error: {error}")
         raise error
-    told = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]
     if isinstance(error, InputError):
-        line = f"error: {_name()}: {told}"
-    elif any(word in told.lower() for word in LOST):
+        line = f"error: {_name()}: {message}"
+    elif any(word in message.lower() for word in LOST):
         line = (
-            f"error: {_name()} has lost another process ({told}); see what that one says, and "
+            f"error: {_name()} has lost another process ({message}); read its output, and "
             "start all again with --resume"
         )
     else:
         traceback.print_exception(error)
-        line = f"error: {_name()} has failed, and the others end with it"
+        line = f"error: {_name()} has failed; the others end as well"
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
@@ -275,7 +275,7 @@ def _checked_address(coordinator: str) -> tuple[str, int]:
 
 
 def _check_is_here(host: str, port: int) -> None:
-    """Refuse a port that is taken, and an address that does not lead to this process."""
+    """Refuse a port that is in use, and an address that does not lead to this process."""
     try:
         listener = socket.create_server(("", port))
     except OSError as error:
@@ -294,7 +294,7 @@ def _check_is_here(host: str, port: int) -> None:
 
 
 def _wait_for(host: str, port: int, seconds: int) -> None:
-    """Return when the coordinator can be reached, which may start later than this process."""
+    """Return when the coordinator, which may start later than this process, can be reached."""
     deadline = time.monotonic() + seconds
     while True:
         try:

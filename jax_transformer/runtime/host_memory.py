@@ -1,4 +1,4 @@
-"""How the process keeps the memory that XLA's CPU backend works in."""
+"""Makes the process keep the memory that XLA's CPU backend has freed."""
 
 import ctypes
 import sys
@@ -9,13 +9,13 @@ MOST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed for the next request, and return whether it does.
+    """Make the C library keep freed memory for the next request; return whether it does.
 
-    On a CPU, XLA asks for the temporary memory of a step anew at every call. By default glibc
-    gives so large a piece back to the system each time, which must clear its pages again for the
-    next. Kept in one heap it stays mapped, and the process holds the most it ever needed. To be
-    called before JAX starts its threads, since a thread that has a heap of its own stays with it;
-    only glibc on Linux is told anything.
+    On a CPU, XLA allocates the temporary memory of a step at every call. By default glibc returns
+    so large a block to the system each time, and the system must clear its pages again. Kept in one
+    heap the block stays mapped, and the process holds the largest amount that it ever needed. Call
+    this before JAX starts its threads, because a thread keeps the heap that it has. It changes
+    glibc on Linux only.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Ends a process that has stopped to make progress, whatever its main thread waits for."""
+"""Ends a process that makes no progress any more, whatever its main thread waits for."""
 
 import contextlib
 import os
@@ -9,42 +9,42 @@ from collections.abc import Iterator
 
 
 class Watchdog:
-    """Ends the process with exit code 1 when it has not been `alive` for a time; a context.
+    """Ends the process with exit code 1 if `alive` is not called for some time; a context.
 
-    A main thread that waits for a device, or for another process, runs no Python and so cannot
-    give up by itself: a thread of the watchdog's does it for it.
+    A main thread that waits for a device or for another process runs no Python and cannot give up
+    by itself. A thread of the watchdog ends the process instead.
     """
 
     def __init__(self, seconds: float | None, message: str) -> None:
-        """Describe the watchdog; the context lets it loose.
+        """Store the limit; the context starts the watching.
 
         Args:
-            seconds: Longest time without a sign of life; None watches nothing.
-            message: The line on standard error that it leaves with.
+            seconds: Longest time between two calls of `alive`; None watches nothing.
+            message: The line on standard error when the process is ended.
         """
         self._seconds, self._message = seconds, message
         self._deadline = float("inf")
         self._ended = threading.Event()
 
     def __enter__(self) -> "Watchdog":
-        """Begin to watch; the time counts from here."""
+        """Start to watch; the time starts here."""
         self.alive()
         if self._seconds is not None:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._ended.set()
 
     def alive(self) -> None:
-        """Count the time anew."""
+        """Restart the time."""
         if self._seconds is not None:
             self._deadline = time.monotonic() + self._seconds
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let a work of unknown length take its time; then count anew."""
+        """Suspend the limit during work of unknown length; then restart the time."""
         self._deadline = float("inf")
         try:
             yield
@@ -54,6 +54,6 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / 10)):
             if time.monotonic() > self._deadline:
-                # Past Python's buffers and its exit, which both may wait for the main thread.
+                # Without Python's buffers and its exit, which may both wait for the main thread.
                 os.write(sys.__stderr__.fileno(), f"{self._message}\n".encode())
                 os._exit(1)

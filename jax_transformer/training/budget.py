@@ -1,6 +1,6 @@
-"""What training a model takes: memory on each device, FLOPs, and time by a device's data sheet.
+"""Estimates memory, FLOPs and time of training, the time from the data sheets of devices.
 
-Nothing is run: shapes are traced, and no array is made.
+Nothing is computed on a device: shapes are traced, and no array is created.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jax_transformer.model import Params, apply, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.training.objective import cross_entropy
 
-# A prime number of rows, by which the arrays of a traced step that have rows are told from others.
+# A prime number of rows: an array of a traced step has rows if its size is a multiple of it.
 ROWS = 10_007
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
@@ -75,10 +75,10 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A training step, as far as its cost depends on it.
+    """The size of a training step.
 
     Attributes:
-        rows: Rows of the global batch; filled up to a multiple of the mesh's data * fsdp.
+        rows: Rows of the global batch; padded to a multiple of the mesh's data * fsdp.
         length: Length of a source and of a target, in tokens.
         compute_dtype: As `TrainingConfig.compute_dtype`.
         mesh: Sizes of the mesh's axes, as in "data=8,fsdp=4".
@@ -99,19 +99,19 @@ class Workload:
 
 
 class Budget(NamedTuple):
-    """What a training step takes, bytes being those of one device.
+    """The cost of a training step; bytes are those of one device.
 
     Attributes:
-        num_parameters: Of the model, a shared table counted once.
-        num_devices: Of the mesh.
-        rows: Of the global batch, filled up.
-        parameters: In float32.
-        compute_copy: In the type that the model computes in, where that is another one.
-        gradients: In float32.
-        adam_moments: In float32.
-        activations: By what is rematerialised, a value of `LayerLoop.remat`.
-        flops: Of a step on all devices, matrix products alone.
-        flops_per_token: The same by target token, padding counted as one.
+        num_parameters: Parameters of the model; a shared table counts once.
+        num_devices: Devices of the mesh.
+        rows: Rows of the global batch, after padding.
+        parameters: Bytes of the parameters, float32.
+        compute_copy: Bytes of their copy in the compute dtype; 0 if that is float32.
+        gradients: Bytes of the gradients, float32.
+        adam_moments: Bytes of Adam's moments, float32.
+        activations: Bytes kept for the backward pass, for each value of `TrainingConfig.remat`.
+        flops: FLOPs of the matrix products of a step on all devices.
+        flops_per_token: FLOPs for each target token, padding included.
     """
 
     num_parameters: int
@@ -126,7 +126,7 @@ class Budget(NamedTuple):
     flops_per_token: float
 
     def total(self, remat: str) -> float:
-        """Return the bytes on a device in all."""
+        """Return all bytes on a device."""
         state = self.parameters + self.compute_copy + self.gradients + self.adam_moments
         return state + self.activations[remat]
 
@@ -136,15 +136,15 @@ class Budget(NamedTuple):
 
 
 def budget(config: TransformerConfig, workload: Workload) -> Budget:
-    """Return what training a model takes.
+    """Return the cost of training a model.
 
-    Parameters, and with them gradients and moments, are counted as `sharding.shardings` lays them:
-    a dimension that its axis of the mesh does not divide is whole on each device. Roughly that is
-    parameters / (fsdp * tensor). Rows are divided by data * fsdp, and what has heads, inner
-    features or the vocabulary by tensor. What XLA needs to exchange arrays is not counted.
+    Parameters, gradients and moments are counted as `sharding.shardings` places them: a dimension
+    that its mesh axis does not divide is whole on each device. That is about
+    parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
+    vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count.
 
     Raises:
-        InputError: The mesh is none, or the model is one of vectors.
+        InputError: The mesh is not valid, or the model takes vectors in the place of token ids.
     """
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
@@ -181,8 +181,8 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     Args:
         config: The shape of the model.
         workload: The training step.
-        steps: How many of them a training has.
-        utilisation: Share of a device's peak that is reached, above 0, at most 1.
+        steps: Steps of the training.
+        utilisation: Share of a device's peak that is reached, above 0 and at most 1.
 
     Raises:
         InputError: As `budget`, or a number is out of range.
@@ -229,10 +229,10 @@ def _gigabytes(size: float) -> str:
 
 
 def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
-    """Return the FLOPs of a training step's matrix products, a multiplication and addition being 2.
+    """Return the FLOPs of a training step's matrix products; a multiply-add counts as 2.
 
-    Backward is twice forward: a product has two factors with a gradient each. Padding counts, and
-    so do the scores that a causal mask hides; what rematerialisation does again does not.
+    The backward pass costs twice the forward pass: each of the two factors of a product has a
+    gradient. Padding and scores that a causal mask hides count; recomputation does not.
 
     Args:
         config: The shape of the model.
@@ -248,23 +248,24 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
     return 3.0 * 2 * products * rows * length
 
 
-@cache
 def activations_per_row(
     config: TransformerConfig, length: int, compute_dtype: str, tensor: int
 ) -> dict[str, float]:
-    """Return, by `LayerLoop.remat`, the bytes kept for the backward pass for each row of a batch.
+    """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
 
-    They are those of the residuals that `jax.vjp` keeps of the loss, and, where layers are
-    rematerialised, of what the backward pass makes again of the layer it is in. That is more than
-    is needed: XLA finds what is kept twice, and shares memory. On a CPU it took half as much.
+    They are the residuals that `jax.vjp` keeps of the loss and, with rematerialisation, the
+    residuals of the one layer that the backward pass recomputes at a time. This is an upper bound:
+    XLA removes duplicates and reuses memory. On a CPU it took half as much.
 
     Args:
         config: The shape of the model.
         length: Length of a source and of a target.
         compute_dtype: What the model computes in.
-        tensor: Devices that heads, inner features and vocabulary are spread over.
+        tensor: Devices among which heads, inner features and vocabulary are divided.
     """
-    traced = partial(_residuals, config, length, compute_dtype, tensor)
+    # Without the numbers of layers, so that models that differ in nothing else share the traces.
+    shallow = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
+    traced = partial(_residuals, shallow, length, compute_dtype, tensor)
     kept, layers = {}, {}
     for remat in get_args(Remat):
         least = traced(1, 1, remat)
@@ -275,6 +276,7 @@ def activations_per_row(
     return {remat: size + layers["none"] - layers[remat] for remat, size in kept.items()}
 
 
+@cache
 def _residuals(
     config: TransformerConfig,
     length: int,
@@ -284,7 +286,7 @@ def _residuals(
     num_decoder_layers: int,
     remat: Remat,
 ) -> float:
-    """Return the bytes that a model of so many layers keeps for a row of a batch."""
+    """Return the bytes that a model with these numbers of layers keeps for a row of a batch."""
     fields = {"num_encoder_layers": num_encoder_layers, "num_decoder_layers": num_decoder_layers}
     config = dataclasses.replace(config, max_length=max(length, config.max_length), **fields)
 

@@ -23,20 +23,21 @@ class TrainingConfig:
     """Optimizer steps."""
 
     schedule: Schedule = "noam"
-    """How the learning rate goes on after its linear warm-up: "noam" is section 5.3, "cosine" ends
-    at 0 with the last step."""
+    """Learning rate after the linear warm-up: "noam" is section 5.3, "cosine" ends at 0 with the
+    last step."""
 
     warmup_steps: int = 600
-    """Steps over which the learning rate grows (section 5.3)."""
+    """Steps in which the learning rate grows linearly (section 5.3)."""
 
     learning_rate_factor: float = 0.6
-    """With "noam", factor on section 5.3's rate; the peak is this / sqrt(d_model * warm-up)."""
+    """With "noam", factor on the rate of section 5.3; the peak is factor / sqrt(d_model * warm-up
+    steps)."""
 
     learning_rate: float = 1e-3
     """With any other schedule, the peak of the learning rate."""
 
     cooldown_steps: int = 0
-    """Last steps, over which the learning rate also falls linearly to 0; not with "cosine"."""
+    """Number of last steps in which the rate also falls linearly to 0; not with "cosine"."""
 
     adam_beta1: float = 0.9
     """Decay of Adam's first moment."""
@@ -51,68 +52,68 @@ class TrainingConfig:
     """Decoupled weight decay of kernels and embeddings, not of biases and norms (AdamW)."""
 
     clip_norm: float | None = None
-    """Largest global norm of a gradient, a larger one is scaled down to it; None clips nothing."""
+    """Largest global norm of the gradient; a larger gradient is scaled down. None: no clipping."""
 
     spike_factor: float | None = None
-    """A step with a loss above this many times the median of the 32 before it is left out; None
-    leaves out only losses and gradients that are not finite."""
+    """Reject a step whose loss is above this factor times the median of the 32 losses before it;
+    None rejects only losses and gradients that are not finite."""
 
     num_microbatches: int = 1
-    """Parts of a batch whose gradients are added up one after the other, to save memory."""
+    """Split each batch into this many parts and accumulate their gradients, to save memory."""
 
     ema_decay: float | None = None
-    """Decay of the exponential moving average of the parameters, which then is evaluated and kept
-    instead of them; None keeps no average."""
+    """Decay of the exponential moving average (EMA) of the parameters, which is then evaluated and
+    kept in their place; None keeps no EMA."""
 
     compute_dtype: ComputeDtype = "float32"
-    """What the model computes in; parameters, loss and optimizer are float32 throughout."""
+    """Dtype that the model computes in; parameters, loss and optimizer are always float32."""
 
     remat: Remat = "none"
-    """What the backward pass computes anew, to save memory: "none" of it, whole "layers" from their
-    inputs, or "dots", all but the matrix products."""
+    """What the backward pass recomputes, to save memory: "none", whole "layers" from their inputs,
+    or "dots", everything except the matrix products with kernels."""
 
     scan_layers: bool = False
-    """Whether the layers are one compiled loop, which shortens the compilation of a deep model;
-    dropout then has other masks."""
+    """Compile the layers as one loop, which shortens the compilation of a deep model; the dropout
+    masks are then different ones."""
 
     label_smoothing: float = 0.1
     """Probability spread evenly over the vocabulary (section 5.4)."""
 
     max_tokens: int = 2048
-    """Most slots (sentences times length) of a batch, a side."""
+    """Most tokens of a batch on each side, padding included (sentences times length)."""
 
     batching: Batching = "buckets"
-    """A row of a batch is a pair, in "buckets" of similar lengths, or is "packed" with several."""
+    """A row of a batch is one pair, in "buckets" of similar lengths, or several "packed" pairs."""
 
     bucket_count: int = 7
-    """With "buckets", most batch lengths, each with a compilation of its own."""
+    """With "buckets", most batch lengths; each is compiled separately."""
 
     pack_length: int = 128
-    """With "packed", the one batch length, of source and target alike."""
+    """With "packed", the batch length of source and target."""
 
     evaluation_interval: int = 325
-    """Steps between two evaluations of the validation loss, each followed by a run checkpoint."""
+    """Steps between two evaluations of the validation loss; each writes a checkpoint of the run."""
 
     select_by: Criterion = "loss"
-    """What says which evaluation is the best: the validation loss, or the BLEU of the validation
-    text, translated greedily."""
+    """What selects the best evaluation: the validation loss, or the BLEU of the validation text,
+    translated greedily."""
 
     patience: int | None = None
-    """Evaluations in a row that find none better before the run ends; None waits for `steps`."""
+    """End the run after this many evaluations in a row without a better one; None never does."""
 
     keep_checkpoints: int = 3
-    """Run checkpoints kept, the newest ones."""
+    """Number of run checkpoints to keep, the newest ones."""
 
     seed: int = 0
-    """What initialisation, batch order and dropout depend on."""
+    """Seed of initialisation, batch order, dropout and the choice of held-out pairs."""
 
     def check(self) -> None:
         """Refuse settings that cannot train.
 
-        Not done on construction: the command line's parser would hide the message in its own.
+        Not done on construction: the parser of the command line would hide the message.
 
         Raises:
-            InputError: A value is out of range; names the field.
+            InputError: A value is out of range; the message names the field.
         """
         for name in (
             "steps",

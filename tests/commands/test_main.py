@@ -1,21 +1,29 @@
-"""`jax-transformer translate`, in this process and as a program of its own."""
+"""The command line as a whole, and `jax-transformer translate` as a command and a program."""
 
 import contextlib
+import importlib.metadata
 import io
+import json
 import os
 import pty
+import re
+import runpy
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from jax_transformer.commands import main as cli
+from jax_transformer.commands.extras import EXTRA_OF
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
 from tests.models import tiny_model
 
+ROOT = Path(__file__).parents[2]
 LINES = ["cab", "", "üß abc", "b"]
 TEXT = "\n".join(LINES).encode()
 
@@ -193,12 +201,90 @@ def test_what_is_no_checkpoint_is_refused(run, tmp_path):
     assert err.startswith(f"error: {tmp_path}: is not the folder of a trained model")
 
 
-def test_help_needs_no_framework():
-    code = (
-        "import sys; from jax_transformer.commands import main as cli; sys.argv = ['x', '--help']\n"
-        "try: cli.main()\n"
-        "except SystemExit: print('orbax' in ' '.join(sys.modules), 'sacrebleu' in sys.modules)"
+WITHOUT_EXTRAS = """
+import json, sys
+from jax_transformer.commands import main as cli
+from jax_transformer.commands.extras import EXTRA_OF
+
+sys.modules.update(dict.fromkeys(EXTRA_OF))  # their import then fails, as where there are none
+cli.main(["--help"])
+import jax_transformer.training.config
+assert "jax" not in sys.modules, "help and settings need no framework"
+said = {}
+for command in cli.COMMANDS:
+    try:
+        cli.main([command])
+    except SystemExit as left:
+        said[command] = left.code
+for name in [name for name in EXTRA_OF if EXTRA_OF[name] == "train"]:
+    del sys.modules[name]
+try:
+    cli.main(["verify", "weights.pt", "--config=config.json"])
+except SystemExit as left:
+    said["verify of weights"] = left.code
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_extras(tmp_path_factory):
+    """What the help and each command print where no extra is installed."""
+    directory = tmp_path_factory.mktemp("empty")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, cwd=directory, check=False
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert b"translate" in done.stdout
-    assert done.stdout.endswith(b"False False\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown, _, said = done.stdout.decode().strip().rpartition("\n")
+    return shown, json.loads(said)
+
+
+def test_help_needs_no_library(without_extras):
+    shown, _ = without_extras
+    for command in cli.COMMANDS:
+        assert f"  {command} " in shown
+
+
+def test_a_command_without_its_extra_says_which(without_extras):
+    _, said = without_extras
+    for command in cli.COMMANDS:
+        expected = (
+            rf"error: jax-transformer {command} needs (\w+), which is not installed: "
+            rf'pip install "jax-transformer\[(\w+)\]"'
+        )
+        module, extra = re.fullmatch(expected, said[command]).groups()
+        assert EXTRA_OF[module] == extra == "train"
+    assert said["verify of weights"].endswith(
+        'needs torch, which is not installed: pip install "jax-transformer[torch]"'
+    )
+
+
+def test_train_py_is_the_same_command(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "main", seen.append)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps=3"])
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    assert seen == [["train", "--steps=3"]]
+    assert len((ROOT / "train.py").read_text().splitlines()) <= 12
+
+
+def test_every_library_of_an_extra_is_known():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml"}
+    for extra in ("train", "tensorboard", "torch", "hf"):
+        distributions = [re.match(r"[\w-]+", line)[0] for line in extras[extra]]
+        modules = {names.get(name, name) for name in distributions}
+        assert modules == {module for module, own in EXTRA_OF.items() if own == extra}
+    found = importlib.metadata.packages_distributions()
+    assert EXTRA_OF.keys() - found.keys() <= {"tensorboardX", "torch", "transformers"}
+
+
+def test_a_fault_of_the_library_is_no_missing_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_transformer.commands.budget", None)
+    with pytest.raises(ModuleNotFoundError, match="budget"):
+        cli.main(["budget"])
+
+
+def test_an_unknown_command_is_refused():
+    with pytest.raises(SystemExit, match="error: command 'trian' is unknown; choose one of train"):
+        cli.main(["trian"])

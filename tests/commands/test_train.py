@@ -1,30 +1,41 @@
-"""The trainer's front door: a run on real files, on the embedded task, and every bad input."""
+"""`jax-transformer train`: a run on real files, on the embedded task, and every bad input."""
 
+import contextlib
+import dataclasses
 import gzip
 import importlib.util
+import inspect
 import io
-import os
+import itertools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 from unittest import mock
 
 import jax
 import pytest
 import yaml
 
-import train
-from jax_transformer import TransformerConfig
+from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import main as cli
+from jax_transformer.commands import train
+from jax_transformer.data import number_words
 from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.run import output
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.metrics import read_metrics
-from jax_transformer.training.run.settings_file import read_settings
+from jax_transformer.training.run.model_settings import (
+    SPECIAL_IDS,
+    VOCABULARY_SIZES,
+    model_config,
+)
+from jax_transformer.translation import evaluation
 from jax_transformer.translation.model_folder import load
 
-ROOT = Path(train.__file__).parent
+ROOT = Path(__file__).parents[2]
 FILES = ("source", "target", "valid_source", "valid_target")
 SMALL = (
     "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
@@ -33,14 +44,19 @@ SMALL = (
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    """The four files in the working directory: words, and the same words in capitals."""
-    monkeypatch.chdir(tmp_path)
+def write_corpus(directory):
+    """Write the four files: words, and the same words in capitals."""
     text = "".join(f"{word}\n" for word in WORDS)
     for name in FILES:
         content = (text.upper() if name.endswith("target") else text).encode()
-        Path(name).write_bytes(gzip.compress(content) if name == "source" else content)
+        (directory / name).write_bytes(gzip.compress(content) if name == "source" else content)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """The four files in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
     return {name: name for name in FILES}
 
 
@@ -49,9 +65,8 @@ def arguments(files, *options):
     return [*named, *SMALL, *options]
 
 
-def program(monkeypatch, *argv):
-    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
-    train.main()
+def program(*argv):
+    cli.main(["train", *argv])
 
 
 def written():
@@ -59,11 +74,11 @@ def written():
     return {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
 
 
-def refusal(monkeypatch, capsys, *argv):
+def refusal(capsys, *argv):
     """Return the one line that a refused run leaves on standard error; it writes nothing."""
     before = written()
     with pytest.raises(SystemExit) as left:
-        program(monkeypatch, *argv)
+        program(*argv)
     assert isinstance(left.value.code, str)  # Python prints it on standard error and leaves with 1
     assert left.value.code.startswith("error: ")
     assert "\n" not in left.value.code
@@ -72,78 +87,153 @@ def refusal(monkeypatch, capsys, *argv):
     return left.value.code
 
 
-def test_files_to_checkpoint_to_translations(corpus, monkeypatch, capsysbinary):
-    program(monkeypatch, *arguments(corpus, "--output=models/first"))
-    shown = capsysbinary.readouterr().out.decode()
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    """A run of 12 steps at model, beside its four files, and what it has printed."""
+    directory, shown = tmp_path_factory.mktemp("first"), io.StringIO()
+    write_corpus(directory)
+    options = arguments({name: directory / name for name in FILES}, "--evaluation-interval=5")
+    with contextlib.chdir(directory), contextlib.redirect_stdout(shown):
+        program(*options, "--output=model")
+    return directory, shown.getvalue()
+
+
+@pytest.fixture
+def finished(first_run, corpus):
+    """A copy of that run in the working directory."""
+    return Path(shutil.copytree(first_run[0] / "model", "model"))
+
+
+def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinary):
+    directory, shown = first_run
     assert "training: 6 pairs read, 0 dropped for an empty side" in shown
     assert re.search(r"1 batch shapes compiled in \d+\.\d s", shown)
     assert re.search(r"step 12: validation loss \d\.\d{3}", shown)
-    assert "checkpoint of step 12 written to models/first" in shown
+    assert re.search(r"model of step \d+ written to model\n", shown)
     assert re.search(r"  ab\n    .*\n    \(AB\)\n", shown)
     assert re.search(r"BLEU = \d+\.\d\d .*nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp", shown)
+    assert "chrF2 = " in shown
     assert re.search(r"wall time, compilation included: \d+ s", shown)
-    assert sorted(path.name for path in Path("models/first").iterdir()) == [
-        "attention.png",
-        "config.json",
-        "curves.png",
-        "metrics.jsonl",
-        "model.safetensors",
-        "run",
-        "settings.yaml",
-        "tokenizer.json",
-    ]
-    (evaluated,) = [
-        report
-        for report in read_metrics(Path("models/first/metrics.jsonl"))
-        if "validation_loss" in report
-    ]
-    assert evaluated["step"] == 12
-    assert 0 <= evaluated["validation_bleu"] <= 100
-    assert load(Path("models/first")).config.d_model == 8
+    assert shown.endswith(
+        "to translate: jax-transformer translate model < FILE\n"
+        "to score: jax-transformer translate model < FILE | sacrebleu REFERENCE --tokenize 13a\n"
+    )
+    names = {path.name for path in (directory / "model").iterdir()}
+    assert names >= {"config.json", "metrics.jsonl", "run", "settings.yaml", "tokenizer.json"}
+    assert names >= {"attention.png", "curves.png"}
+    reports = read_metrics(directory / "model/metrics.jsonl")
+    evaluated = [report for report in reports if "validation_loss" in report]
+    assert [report["step"] for report in evaluated] == [5, 10, 12]
+    assert all(0 <= report["validation_bleu"] <= 100 for report in evaluated)
+    assert [report["rejected"] for report in reports if "loss" in report] == [0] * 3
 
-    monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", "models/first"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n\nb a\n")))
-    cli.main()
+    cli.main(["translate", str(directory / "model")])
     translated = capsysbinary.readouterr().out.decode().split("\n")
     assert len(translated) == 4
     assert translated[1] == translated[3] == ""
 
 
-def test_a_file_of_settings_is_as_good_as_flags(corpus, monkeypatch, capsys):
-    program(monkeypatch, *arguments(corpus, "--output=flags", "--bleu-tokenization=none"))
-    flags = capsys.readouterr().out
-    settings = Path("flags/settings.yaml").read_text()
-    assert settings in flags
+def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
+    _, shown = first_run
+    (best,) = re.findall(r"model of step (\d+) written", shown)
+    evaluations = 3
+    assert shown.count("BLEU = ") == evaluations + (best != "12")
+    assert shown.count("(ABBA)") == shown.count("chrF2 = ") == shown.count("BLEU = ")
+
+
+def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
+    directory, shown = first_run
+    settings = (directory / "model/settings.yaml").read_text()
+    assert settings in shown
     of_one_start = {"config", "overwrite", "resume", "coordinator", "num_processes", "process_id"}
     assert of_one_start.isdisjoint(yaml.safe_load(settings))
-    Path("mine.yaml").write_text(settings.replace("output: flags", "output: null"))
-    program(monkeypatch, "--config=mine.yaml", "--output", "file", "--steps=13")
+    Path("mine.yaml").write_text(settings.replace("output: model", "output: null"))
+    options = ["--output", "file", "--steps=3", "--bleu-tokenization=none", "--activation=gelu"]
+    program("--config=mine.yaml", *options)
     shown = capsys.readouterr().out
-    assert "step 13: validation loss" in shown
+    assert "step 3: validation loss" in shown
     assert "tok:none" in shown
-    assert "chrF2 = " in shown
-    expected = settings.replace("flags", "file").replace("steps: 12", "steps: 13")
-    assert Path("file/settings.yaml").read_text() == expected
+    expected = yaml.safe_load(settings)
+    expected |= {"output": "file", "bleu_tokenization": "none"}
+    expected["training"]["steps"] = 3
+    expected["model"]["activation"] = "gelu"
+    assert yaml.safe_load(Path("file/settings.yaml").read_text()) == expected
+    assert load(Path("file")).config.activation == "gelu"
 
     Path("mine.yaml").write_text("training: {stepps: 3}")
-    message = refusal(monkeypatch, capsys, "--config=mine.yaml", "--output=other")
+    message = refusal(capsys, "--config=mine.yaml", "--output=other")
     assert message.endswith("training: knows no setting stepps; did you mean steps?")
+
+
+def parsed(*argv):
+    return train.parse(argv, train.defaults(argv))
+
+
+def other_value(name, preset="vaswani2017"):
+    """Return a value of a field that the preset does not have, as a flag has it and as YAML."""
+    hint = inspect.get_annotations(TransformerConfig, eval_str=True)[name]
+    value = getattr(TransformerConfig.preset(preset), name)
+    if isinstance(value, bool):
+        return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
+    if get_origin(hint) is Literal:
+        other = next(word for word in get_args(hint) if word != value)
+    else:
+        other = 6 if isinstance(value, int) else 0.25
+    return [f"--{name.replace('_', '-')}", str(other)], other
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TransformerConfig)])
+def test_every_field_of_the_model_is_a_flag_and_a_line_of_yaml(tmp_path, name):
+    flag, value = other_value(name)
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump({"model": {name: value}}))
+    by_flag, by_file = parsed("--source=x", *flag), parsed("--config", str(path))
+    assert getattr(by_flag.model, name) == getattr(by_file.model, name) == value
+    assert value != getattr(parsed("--source=x").model, name)
+    assert by_flag.model == by_file.model
+    # settings.yaml of the run gives the same model again.
+    path.write_text(train.to_yaml(by_flag.to_mapping()))
+    assert parsed("--config", str(path)).model == by_flag.model
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("preset: pre_norm\nmodel: {final_norm: false, dropout: 0.4, d_ff: 20}\n")
+    model = parsed("--config", str(path), "--dropout=0.3", "--no-memory-norm").model
+    assert (model.norm, model.final_norm, model.dropout, model.d_ff) == ("std_norm", False, 0.3, 20)
+    other = parsed("--config", str(path), "--preset=pre_norm_memory_norm")
+    assert (other.preset, other.model.memory_norm) == ("pre_norm_memory_norm", True)
+    assert (other.model.dropout, other.model.max_length) == (0.4, 100)
+    assert parsed("--source=x", "--preset=shared_heads").model.dropout == 0.2
+    assert (parsed().model.d_model, parsed("--source=x").model.d_model) == (64, 256)
+
+
+def test_files_of_earlier_versions_are_read(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("d_model: 24\ndropout: 0.5\ntraining: {token_budget: 9, average_decay: 0.5}")
+    read = parsed("--config", str(path))
+    assert (read.model.d_model, read.model.dropout) == (24, 0.5)
+    assert (read.training.max_tokens, read.training.ema_decay) == (9, 0.5)
+    path.write_text("d_model: 24\nmodel: {d_model: 32}")
+    with pytest.raises(InputError, match="d_model is there twice; keep the one under model"):
+        train.defaults([f"--config={path}"])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
 def test_the_recipes_are_settings(path):
-    recipe = read_settings(path, train.Arguments())
-    recipe.training.check()
+    recipe = train.defaults([f"--config={path}"])
+    train.check_values(recipe)
     assert recipe.training.max_tokens >= 8192
-    assert recipe.d_model % recipe.num_heads == 0
 
 
 def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, capsys):
     scores = iter([3.0, 5.0, 4.0, 1.0])
-    monkeypatch.setattr(train.scores, "bleu", lambda *_: train.scores.Score(next(scores), "BLEU"))
+    score = evaluation.scores.Score
+    monkeypatch.setattr(evaluation.scores, "bleu", lambda *_: score(next(scores), "BLEU"))
     options = ("--output=model", "--select-by=bleu", "--steps=3", "--evaluation-interval=1")
-    program(monkeypatch, *arguments(corpus, *options))
-    assert "checkpoint of step 2 written to model" in capsys.readouterr().out
+    program(*arguments(corpus, *options))
+    assert "model of step 2 written to model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -154,59 +244,129 @@ def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, cap
         ({"XDG_CACHE_HOME": "cache", "JAX_COMPILATION_CACHE_DIR": "mine"}, "mine"),
     ],
 )
-def test_what_is_compiled_is_kept(tmp_path, environment, folder):
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    code = (
-        "import jax, train; train.keep_compilations()\nprint(jax.config.jax_compilation_cache_dir)"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout.strip() == folder
+def test_what_is_compiled_is_kept(monkeypatch, environment, folder):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        # JAX reads the variable as it is imported.
+        named = environment.get("JAX_COMPILATION_CACHE_DIR")
+        jax.config.update("jax_compilation_cache_dir", named)
+        train.keep_compilations()
+        assert jax.config.jax_compilation_cache_dir == folder
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, capsys):
     refused = arguments(corpus, "--output=model", "--bleu-tokenization=13b")
-    assert "bleu_tokenization='13b' must be one of" in refusal(monkeypatch, capsys, *refused)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert "bleu_tokenization='13b' must be one of" in refusal(capsys, *refused)
+    find_spec = importlib.util.find_spec
     refused = arguments(corpus, "--output=model", "--tensorboard")
-    assert "needs tensorboardX" in refusal(monkeypatch, capsys, *refused)
+    for module, extra in (("tensorboardX", "tensorboard"), ("matplotlib", "train")):
+
+        def without(name, module=module):
+            return None if name == module else find_spec(name)
+
+        with mock.patch.object(importlib.util, "find_spec", without):
+            line = refusal(capsys, *refused)
+        assert line == (
+            f"error: jax-transformer train needs {module}, which is not installed: "
+            f'pip install "jax-transformer[{extra}]"'
+        )
 
 
 def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = [option for option in SMALL if not option.startswith(("--vocab", "--token"))]
-    program(monkeypatch, *small, "--steps=2", "--max-tokens=20000", "--max-length=20")
+    monkeypatch.setattr(number_words, "NUMBERS", 500)
+    monkeypatch.setattr(number_words, "HELD_OUT", 40)
+    small = [option for option in SMALL if not option.startswith("--vocab")]
+    program(*small, "--steps=2", "--max-tokens=20000", "--max-length=20")
     shown = capsys.readouterr().out
-    assert "training: 9,000 pairs read" in shown
-    assert re.search(r"exact match on 1,000 held-out numbers: \d+\.\d\d%", shown)
+    assert "training: 460 pairs read" in shown
+    assert re.search(r"exact match on 40 held-out numbers: \d+\.\d\d%", shown)
+    assert shown.endswith("to translate: jax-transformer translate runs/0 < FILE\n")
     assert load(Path("runs/0")).tokenizer.vocab_size == 90
     assert train.first_free_run() == Path("runs/1")
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return BytePairTokenizer.train(WORDS, vocab_size=8)
+
+
 @pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
-def test_the_ids_of_every_preset_are_the_tokenizers(preset):
-    tokenizer = BytePairTokenizer.train(WORDS, vocab_size=8)
-    arguments = train.Arguments(preset=preset, d_model=24, dropout=0.3)
-    config = train.model_config(arguments, tokenizer)
+def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
+    settings = parsed("--source=x", f"--preset={preset}", "--d-model=24", "--dropout=0.3")
+    config = model_config(settings.model, tokenizer)
     assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
     assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
     assert (config.d_model, config.dropout) == (24, 0.3)
 
 
+@pytest.mark.parametrize("name", [*VOCABULARY_SIZES, *SPECIAL_IDS])
+def test_what_contradicts_the_tokenizer_is_refused(tokenizer, name):
+    right = getattr(model_config(parsed().model, tokenizer), name)
+    flag = f"--{name.replace('_', '-')}"
+    model_config(parsed(flag, str(right)).model, tokenizer)
+    with pytest.raises(InputError, match=f"{name}=5 contradicts the tokenizer, which has {right};"):
+        model_config(parsed(flag, "5").model, tokenizer)
+
+
+def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{'ab'[n % 2]} {'ab'[n // 2 % 2]}{'ab' * (n % 3)} {n}" for n in range(60)]
+    lines[7] = "ab " * 200
+    Path("source").write_text("\n".join([*lines, ""]) + "\n")
+    Path("target").write_text("\n".join([*lines, ""]).upper() + "\n")
+    small = [option for option in SMALL if not option.startswith(("--vocab", "--steps"))]
+    options = ["--source=source", "--target=target", "--vocab-size=40", *small, "--output=model"]
+    program(*options, "--steps=2", "--valid-pairs=30")
+    shown = capsys.readouterr().out
+    read = "61 pairs read, 1 dropped for an empty side, 30 held out for validation; "
+    assert f"training: {read}" in shown
+    assert "validation: 30 pairs of the training text, chosen by the seed; " in shown
+    kept = [int(pairs) for pairs in re.findall(r"(\d+) pairs of [\d,]+ tokens kept", shown)]
+    assert sorted(kept) == [29, 30]  # the overlong pair is in one of them
+    program("--output=model", "--resume", "--steps=3")
+    assert "resumed at step 2 of 3" in capsys.readouterr().out
+    for other, message in {
+        "--valid-pairs=29": "valid_pairs=29 is not the run's, which has 30",
+        "--seed=1": "seed=1 is not the run's, which has 0",
+    }.items():
+        assert message in refusal(capsys, "--output=model", "--resume", other)
+
+
+BAD_SPLITS = {
+    "--valid-pairs=0": "valid_pairs=0 must be at least 1",
+    "--valid-pairs=6": "valid_pairs=6 leaves none of 6 pairs to train on",
+}
+
+
+def test_a_split_that_cannot_be_is_refused(corpus, capsys):
+    for argument, message in BAD_SPLITS.items():
+        line = refusal(capsys, *arguments({"source": "source", "target": "target"}, argument))
+        assert message in line
+    assert "holds pairs out of the training text" in refusal(
+        capsys, *arguments(corpus, "--valid-pairs=2")
+    )
+    assert "holds pairs out of the training text" in refusal(capsys, "--valid-pairs=2")
+
+
+def test_a_run_without_a_usable_evaluation_leaves_with_code_1(corpus, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "_mean_loss", lambda *_: float("nan"))
+    with pytest.raises(SystemExit) as left:
+        program(*arguments(corpus, "--output=model"))
+    assert left.value.code.startswith("error: step 12: the validation loss is not finite, and no")
+    assert not Path("model/config.json").exists()
+
+
 def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypatch, capsys):
     Path("model").mkdir()
     files = dict.fromkeys(FILES, "missing")
-    assert "model: exists already" in refusal(
-        monkeypatch, capsys, *arguments(files, "--output=model")
-    )
+    assert "model: exists already" in refusal(capsys, *arguments(files, "--output=model"))
     assert "model: is not the folder of a trained model" in refusal(
-        monkeypatch, capsys, *arguments(files, "--output=model", "--overwrite")
+        capsys, *arguments(files, "--output=model", "--overwrite")
     )
 
 
@@ -230,7 +390,7 @@ BAD_FILES = {
 def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
     for name, content in contents.items():
         Path(name).write_bytes(content)
-    assert message in refusal(monkeypatch, capsys, *arguments(corpus))
+    assert message in refusal(capsys, *arguments(corpus))
 
 
 BAD_ARGUMENTS = {
@@ -250,20 +410,27 @@ BAD_ARGUMENTS = {
 
 @pytest.mark.parametrize(("argument", "message"), BAD_ARGUMENTS.items(), ids=BAD_ARGUMENTS)
 def test_bad_arguments_are_refused(corpus, monkeypatch, capsys, argument, message):
-    assert message in refusal(monkeypatch, capsys, *arguments(corpus, argument))
+    assert message in refusal(capsys, *arguments(corpus, argument))
 
 
-def test_files_come_in_fours(corpus, monkeypatch, capsys):
-    for name in FILES:
-        others = {other: path for other, path in corpus.items() if other != name}
-        line = refusal(monkeypatch, capsys, *arguments(others))
-        assert line.startswith(f"error: {name}=None: name all four")
+@pytest.mark.parametrize("named", [*itertools.product((False, True), repeat=4)])
+def test_files_come_in_pairs(corpus, monkeypatch, capsys, named):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    files = {name: path for (name, path), kept in zip(corpus.items(), named, strict=True) if kept}
+    if named[0] == named[1] and named[2] == named[3] and named[0] >= named[2]:
+        with pytest.raises(SystemExit, match="enough"):
+            program(*arguments(files, "--vocab-size=90", "--max-length=200"))
+        return
+    line = refusal(capsys, *arguments(files))
+    assert re.match(r"error: \w+=None: name the (file|training text) beside ", line)
 
 
 def test_overlong_and_empty_training_pairs_are_dropped_and_counted(corpus, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
     Path("source").write_text("ab\n\nab\n" + "ab " * 200 + "\nab\n")
     Path("target").write_text("AB\nAB\n \nAB\nAB\n")
-    program(monkeypatch, *arguments(corpus, "--output=model"))
+    with pytest.raises(SystemExit, match="enough"):
+        program(*arguments(corpus, "--output=model"))
     shown = capsys.readouterr().out
     assert "training: 5 pairs read, 2 dropped for an empty side; 2 pairs" in shown
     assert "1 dropped as too long" in shown
@@ -278,20 +445,13 @@ def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def finished(corpus, monkeypatch):
-    """A run of 12 steps at model."""
-    program(monkeypatch, *arguments(corpus, "--output=model", "--evaluation-interval=5"))
-    return Path("model")
-
-
 def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     capsys.readouterr()
-    program(monkeypatch, "--output=model", "--resume", "--steps=17")
+    program("--output=model", "--resume", "--steps=17")
     shown = capsys.readouterr().out
     assert "resumed at step 12 of 17" in shown
     assert re.search(r"(?s)step 15: validation loss .*\nstep 17: validation loss", shown)
-    assert re.search(r"checkpoint of step 1\d written to model", shown)
+    assert re.search(r"model of step 1\d written to model", shown)
     assert load(finished).config.d_model == 8
     steps = [report["step"] for report in read_metrics(finished / "metrics.jsonl")]
     assert steps == sorted(steps)
@@ -300,7 +460,7 @@ def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
 
 def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
     before = load(finished)
-    program(monkeypatch, "--output=model", "--resume")
+    program("--output=model", "--resume")
     assert "resumed at step 12 of 12" in capsys.readouterr().out
     for ours, theirs in zip(
         *map(jax.tree.leaves, (before.params, load(finished).params)), strict=True
@@ -310,7 +470,9 @@ def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
 
 CONTRADICTIONS = {
     "--d-model=16": "d_model=16 is not the run's, which has 8",
-    "--preset=pre_norm": "is not the run's",
+    "--preset=pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
+    "--activation=gelu": "activation='gelu' is not the run's, which has 'relu'",
+    "--norm-placement=pre": "norm_placement='pre' is not the run's, which has 'post'",
     "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
     "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
     "--seed=1": "seed=1 is not the run's, which has 0",
@@ -324,24 +486,24 @@ CONTRADICTIONS = {
 def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
     capsys.readouterr()
     for argument, message in CONTRADICTIONS.items():
-        line = refusal(monkeypatch, capsys, "--output=model", "--resume", argument)
+        line = refusal(capsys, "--output=model", "--resume", argument)
         assert message in line, argument
-    assert "needs --output" in refusal(monkeypatch, capsys, "--resume")
-    line = refusal(monkeypatch, capsys, "--resume", "--output=other")
+    assert "needs --output" in refusal(capsys, "--resume")
+    line = refusal(capsys, "--resume", "--output=other")
     assert line == "error: other/run: holds no checkpoint of a run; start one without resume"
 
 
 def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
     (finished / "run/12/arrays/_METADATA").unlink()
-    program(monkeypatch, "--output=model", "--resume")
+    program("--output=model", "--resume")
     shown = capsys.readouterr().out
     assert "WARNING: model/run/12 is damaged (ValueError: arrays/_METADATA is missing)" in shown
     assert "resumed at step 10 of 12" in shown
 
 
 def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
-    program(monkeypatch, *arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
-    assert "checkpoint of step 3 written to model" in capsys.readouterr().out
+    program(*arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
+    assert "model of step 3 written to model" in capsys.readouterr().out
     assert sorted(path.name for path in (finished / "run").iterdir()) == ["0", "3"]
     assert {report["step"] for report in read_metrics(finished / "metrics.jsonl")} == {3}
 
@@ -351,7 +513,7 @@ def begun(corpus, monkeypatch, capsys):
     """A run at model that ended as it compiled its steps."""
     interrupted = mock.patch.object(train.loop, "_compile_steps", side_effect=KeyboardInterrupt)
     with interrupted, pytest.raises(KeyboardInterrupt):
-        program(monkeypatch, *arguments(corpus, "--output=model"))
+        program(*arguments(corpus, "--output=model"))
     capsys.readouterr()
     assert [path.name for path in Path("model").iterdir()] == ["settings.yaml"]
     return Path("model")
@@ -362,36 +524,37 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_started_again(
 ):
     (begun / "run/0.orbax-checkpoint-tmp-1").mkdir(parents=True)
     (begun / "metrics.jsonl").write_text('{"step": 5, "loss": 5.5}\n')
-    line = refusal(monkeypatch, capsys, "--output=model", "--resume")
+    line = refusal(capsys, "--output=model", "--resume")
     assert line == "error: model/run: holds no checkpoint of a run; start one without resume"
     with locked(begun):
-        line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
+        line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert line.startswith("error: model: another process is training this run")
-    program(monkeypatch, *arguments(corpus, "--output=model"))
-    assert "checkpoint of step 12 written to model" in capsys.readouterr().out
+    program(*arguments(corpus, "--output=model"))
+    assert "model of step 12 written to model" in capsys.readouterr().out
     assert sorted(path.name for path in (begun / "run").iterdir()) == ["0", "12"]
     assert {report["step"] for report in read_metrics(begun / "metrics.jsonl")} == {10, 12}
 
 
-@pytest.mark.parametrize("kept", ["run/4/arrays", "run/damaged/4", "notes", "model.safetensors"])
-def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, monkeypatch, capsys, kept):
-    (begun / kept).mkdir(parents=True)
-    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
-    assert "model: exists already; name another output, overwrite it, or resume" in line
-    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model", "--overwrite"))
-    assert line.endswith("is not overwritten; name another output, or delete it")
+def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, capsys):
+    for kept in ("run/4/arrays", "run/damaged/4", "notes", "model.safetensors"):
+        (begun / kept).mkdir(parents=True)
+        line = refusal(capsys, *arguments(corpus, "--output=model"))
+        assert "model: exists already; name another output, overwrite it, or resume" in line, kept
+        line = refusal(capsys, *arguments(corpus, "--output=model", "--overwrite"))
+        assert line.endswith("is not overwritten; name another output, or delete it"), kept
+        shutil.rmtree(begun / Path(kept).parts[0])
 
 
 def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
     begun, corpus, monkeypatch, capsys
 ):
     (begun / "metrics.jsonl").write_text('{"step": 10, "validation_loss": 5.5}\n')
-    line = refusal(monkeypatch, capsys, *arguments(corpus, "--output=model"))
+    line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert "model: exists already; name another output, overwrite it" in line
     output.check_output(begun, overwrite=True)
 
 
-def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path):
+def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path, capsys):
     command = [sys.executable, ROOT / "train.py"]
     options = ["--output=model", "--steps=100000", "--evaluation-interval=1000"]
     with subprocess.Popen(
@@ -403,15 +566,10 @@ def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tm
         process.terminate()
         shown = process.stdout.read()
     assert process.returncode == 143
+    assert "SIGTERM: stopping after this step, the run is then saved; send SIGTERM again" in shown
     (step,) = re.findall(r"stopped by SIGTERM: step ([\d,]+) is saved in model; resume", shown)
     assert not (tmp_path / "model/config.json").exists()
     steps = int(step.replace(",", "")) + 2
-    done = subprocess.run(
-        [*command, "--output=model", "--resume", f"--steps={steps}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"resumed at step {step} of {steps:,}" in done.stdout
+    program("--output=model", "--resume", f"--steps={steps}")
+    assert f"resumed at step {step} of {steps:,}" in capsys.readouterr().out
     assert load(tmp_path / "model").config.d_model == 8

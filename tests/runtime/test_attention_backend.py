@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 from unittest.mock import Mock
 
 import jax
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import train
 from jax_transformer import apply, functional
+from jax_transformer.commands import train
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution
 from jax_transformer.runtime.attention_backend import Choice, choose, choose_for, execution_on
@@ -61,10 +60,9 @@ def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
         raise InputError("enough")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(train.loop, "train", stop)
     with pytest.raises(SystemExit):
-        train.main()
+        train.train()
     choice = choose_for(jax.devices()[0], "float32", 16, False)
     assert f"\n{choice}\n" in capsys.readouterr().out
 

@@ -124,18 +124,6 @@ def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path, lost, num
         assert seconds < BOUND
 
 
-def test_processes_agree_gather_and_stop_after_the_same_step(tmp_path):
-    with Pair(tmp_path, lost_after=60) as pair:
-        pair.wait_for_steps()
-        pair.processes[1].send_signal(signal.SIGTERM)  # one alone is told
-        codes = [process.wait(timeout=20) for process in pair.processes]
-        ends = [pair.text(index).splitlines()[-1] for index in range(2)]
-        print(ends)
-        assert codes == [0, 0], [pair.text(index) for index in range(2)]
-        assert ends[0] == ends[1]
-        assert re.fullmatch(r"stopped by SIGTERM after step \d+", ends[0])
-
-
 def slurm(index):
     """Return what `srun --ntasks=2` on one node tells a task."""
     return {
@@ -158,14 +146,18 @@ def open_mpi(index):
     }
 
 
-@pytest.mark.parametrize("told", [slurm, open_mpi])
-def test_processes_that_a_cluster_has_started_find_each_other(tmp_path, told):
+@pytest.mark.parametrize(("told", "signalled"), [(slurm, 1), (open_mpi, 0)])
+def test_processes_of_a_cluster_join_and_stop_after_the_same_step(tmp_path, told, signalled):
     port = {"JAX_COORDINATOR_PORT": str(free_port())}
     with Pair(tmp_path, lost_after=60, cluster=lambda index: told(index) | port) as pair:
         pair.wait_for_steps()
-        pair.processes[0].send_signal(signal.SIGTERM)
-        assert [process.wait(timeout=20) for process in pair.processes] == [0, 0]
-        assert pair.text(0).splitlines()[-1] == pair.text(1).splitlines()[-1]
+        pair.processes[signalled].send_signal(signal.SIGTERM)  # only one of them receives it
+        codes = [process.wait(timeout=20) for process in pair.processes]
+        ends = [pair.text(index).splitlines()[-1] for index in range(2)]
+        print(ends)
+        assert codes == [0, 0], [pair.text(index) for index in range(2)]
+        assert ends[0] == ends[1]
+        assert re.fullmatch(r"stopped by SIGTERM after step \d+", ends[0])
 
 
 def test_both_processes_refuse_to_start_when_a_fact_differs(tmp_path):

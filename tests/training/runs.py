@@ -1,5 +1,6 @@
 """Runs for tests: a tiny model's settings, and checkpoints with other numbers at each step."""
 
+import hashlib
 import io
 
 import jax
@@ -11,7 +12,8 @@ from jax_transformer.data.batches import encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays
+from jax_transformer.training.run.checkpoint_format import named_arrays
+from jax_transformer.training.run.checkpoint_writer import RunCheckpoints
 from jax_transformer.training.run.state import (
     Position,
     RunCheckpoint,
@@ -76,6 +78,23 @@ def save(directory, settings, steps):
     with RunCheckpoints(directory, settings) as checkpoints:
         for step in steps:
             checkpoints.save(make_checkpoint(settings, step))
+
+
+def write_golden(directory):
+    """Write the files of golden/format_N with the present version; by hand, for a new format."""
+    settings = make_settings()
+    checkpoint = make_checkpoint(settings, 8)
+    checkpoint = checkpoint._replace(progress=checkpoint.progress._replace(window=()))
+    with RunCheckpoints(directory / "steps", settings) as checkpoints:
+        checkpoints.save(checkpoint)
+    (directory / "sha256").write_text(f"{arrays_digest(checkpoint)}\n")
+    for mark in directory.rglob("commit_success.txt"):
+        mark.write_text("Checkpoint commit was successful")  # without the machine's path
+
+
+def arrays_digest(checkpoint):
+    arrays = named_arrays(checkpoint).values()
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 def quiet():

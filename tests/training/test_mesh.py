@@ -24,8 +24,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
-import train
 from jax_transformer import generate
+from jax_transformer.commands import train
 from jax_transformer.data.batches import (
     Batch,
     EncodedCorpus,
@@ -433,9 +433,8 @@ def test_rows_are_filled_up_until_mesh_and_microbatches_divide_them():
 
 def test_the_trainer_refuses_other_numbers_of_devices(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--mesh=data=2"])
     with pytest.raises(SystemExit) as left:
-        train.main()
+        train.train("--mesh=data=2")
     assert left.value.code.startswith("error: mesh='data=2' is 2 devices, but there are 1; give")
     assert list(tmp_path.iterdir()) == []
 

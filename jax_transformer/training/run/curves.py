@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-AXES = {  # of the picture's panels, from the top: what is drawn in them
+AXES = {  # label of each panel, from the top, and the values that it draws
     "loss, nats a target token": ("loss", "validation_loss"),
     "learning rate": ("learning_rate",),
     "BLEU of the validation text": ("validation_bleu",),
@@ -13,14 +13,14 @@ AXES = {  # of the picture's panels, from the top: what is drawn in them
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
-    """Write a picture of what `read_metrics` returned; a file that is there is replaced.
+    """Draw the reports that `read_metrics` returned; an existing file is replaced.
 
     Args:
         path: A .png, .pdf or .svg file.
-        reports: Objects with "step" and some of the values that are drawn; what none of them has
+        reports: Mappings with "step" and some of the drawn values; a value that no report has
             gets no panel.
     """
-    # Neither pyplot nor a window: a figure of its own leaves no state behind.
+    # A figure without pyplot needs no window and leaves no global state.
     from matplotlib.figure import Figure
 
     known = set().union(*reports)

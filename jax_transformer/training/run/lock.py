@@ -1,4 +1,4 @@
-"""One training in a directory at a time."""
+"""A lock that allows one training in a directory at a time."""
 
 import contextlib
 import fcntl
@@ -11,10 +11,10 @@ from jax_transformer.errors import InputError
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory; the lock goes with the process, however it ends.
+    """Keep other processes out of a directory; the lock ends with the process in every case.
 
     Raises:
-        InputError: Another process keeps this one out.
+        InputError: Another process holds the lock.
     """
     opened = os.open(directory, os.O_RDONLY)
     try:

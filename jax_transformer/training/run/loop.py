@@ -1,13 +1,14 @@
 """The training loop: batches in, progress shown and kept on disk, the best parameters out."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh, undivided
+from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
     EvaluationStep,
@@ -40,39 +42,46 @@ from jax_transformer.training.mesh import (
     state_shapes,
     state_shardings,
 )
-from jax_transformer.training.run.checkpoints import RunCheckpoints, steps_in
+from jax_transformer.training.run.checkpoint_writer import RunCheckpoints
+from jax_transformer.training.run.checkpoints import steps_in
 from jax_transformer.training.run.metrics import MetricsLog
 from jax_transformer.training.run.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
 from jax_transformer.training.run.progress import Progress
 from jax_transformer.training.run.signals import Stopped, StopRequest
-from jax_transformer.training.run.state import Position, RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.training.run.state import (
+    MOST_NONFINITE,
+    Position,
+    RunCheckpoint,
+    RunProgress,
+    RunSettings,
+)
 from jax_transformer.training.step import TrainState
 
-STEPS_PER_REPORT = 10  # metrics are fetched so seldom that the device need not wait for the host
-CHECKPOINTS = "run"  # the run's checkpoints, in its directory
+STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
+CHECKPOINTS = "run"  # folder of the run's checkpoints in its directory
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a training run is made of and where it is kept.
+    """A training run and where it is kept.
 
     Attributes:
-        directory: Where its checkpoints, its log and what stopped it are written.
-        settings: The model, how it is trained, and on what.
-        resumed: Where it goes on from; None starts it.
-        stop: Asks it to stop after the step it is in.
-        measure: What an evaluation measures beside the loss, of the parameters evaluated, as names
-            and values for the log; "validation_bleu" where that selects the best.
+        directory: Where checkpoints, log and the record of non-finite batches are written.
+        settings: The model, how it is trained, and the data.
+        resumed: The checkpoint to continue from; None starts a new run.
+        stop: Asks the run to stop after the current step.
+        measure: Called at each evaluation with the step and the parameters; returns names and
+            values for the log beside the loss, "validation_bleu" if that selects the best.
         tensorboard: Whether the log is written for TensorBoard as well.
-        mesh: The devices; no part of the run, which may go on with others.
-        lost_after: Of several processes, the seconds without a step after which they end.
+        mesh: The devices. They are no part of the run, which may be resumed on others.
+        lost_after: With several processes, the seconds without a step after which they end.
     """
 
     directory: Path
     settings: RunSettings
     resumed: RunCheckpoint | None = None
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
-    measure: Callable[[Params], dict[str, float]] | None = None
+    measure: Callable[[int, Params], dict[str, float]] | None = None
     tensorboard: bool = False
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120
@@ -82,10 +91,10 @@ class Best(NamedTuple):
     """The best evaluation of a run.
 
     Attributes:
-        params: The parameters evaluated, whole and on the host.
+        params: The parameters that were evaluated, whole and on the host.
         step: Number of steps made by then.
         score: The validation loss without dropout, in nats a target token; or BLEU with its sign
-            turned, as `select_by` says.
+            reversed, as `select_by` says.
     """
 
     params: Params
@@ -93,159 +102,248 @@ class Best(NamedTuple):
     score: float
 
 
-def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console: Console) -> Best:
-    """Train a model, from its initial parameters or from where a run was left.
+class _Services(NamedTuple):
+    """What the loop reports to and evaluates with.
 
-    A checkpoint of the run is written before the first step, at every `evaluation_interval` and at
-    the end. A run that is killed and resumed ends with the same bits as one that is not.
+    Attributes:
+        checkpoints: Writes the checkpoints.
+        log: Writes metrics.jsonl.
+        shown: Shows the progress.
+        watchdog: Ends the process when steps stop to end.
+        validation_loss: Returns the mean loss of the validation pairs.
+    """
+
+    checkpoints: RunCheckpoints
+    log: MetricsLog
+    shown: Progress
+    watchdog: Watchdog
+    validation_loss: Callable[[Params], float]
+
+
+class _Ending(NamedTuple):
+    """How the loop ended.
+
+    Attributes:
+        checkpoint: The run after the last step.
+        saved_step: The step of the last checkpoint that was handed to the writer.
+        loss_is_finite: False if a validation loss that was not finite ended the loop.
+    """
+
+    checkpoint: RunCheckpoint
+    saved_step: int
+    loss_is_finite: bool
+
+
+def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console: Console) -> Best:
+    """Train a model, from its initial parameters or from the checkpoint of a run.
+
+    A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
+    A run that is killed and resumed ends with the same bits as one that is not.
 
     Args:
         run: What is trained, and where it is kept.
         training: Pairs to learn from.
-        validation: Pairs whose loss, at every `evaluation_interval` and at the end, says which
-            parameters are the best.
-        console: Shows the progress: live on a terminal, as lines elsewhere. Compilation is timed
-            apart.
+        validation: Pairs whose loss selects the best parameters, at every `evaluation_interval`
+            and at the end.
+        console: Shows the progress: live on a terminal, as lines elsewhere. The time of the
+            compilation is shown by itself.
 
     Raises:
         InputError: A setting is out of range, a checkpoint could not be written, too many steps
-            in a row were not finite, or the loss was not before any evaluation.
-        Stopped: `run.stop` has asked for it; the run is saved.
+            in a row were not finite, or no evaluation had a finite loss.
+        Stopped: `run.stop` asked for it; the run is saved.
     """
-    config, training_config = run.settings.config, run.settings.training_config
-    training_config.check()
-    for line in undivided(state_shapes(config, training_config).params, run.mesh, config):
-        console.print(f"WARNING: {line}")
-    progress, state, best_params = _start(run)
-    stopped_by = None
+    run.settings.training_config.check()
+    _warn_of_undivided(run, console)
+    start = _start(run)
     plan = _plan(training, run, epoch=0)
     console.print(f"{len(plan):,} batches an epoch, {padding_share(training, plan):.1%} padding")
-    started = time.monotonic()
-    with console.status("compiling"):
-        steps = _compile_steps(state, plan, run)
-    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
-    validation_plan = _plan(validation, run, epoch=0)
-    evaluate = sharded_evaluation_step(run.mesh, config, training_config)
-
-    logged = progress.step - len(progress.window)
-    last = training_config.steps
-    with (
-        RunCheckpoints(run.directory / CHECKPOINTS, run.settings) as checkpoints,
-        closing(_log(run, logged)) as log,
-        Progress(console, progress.step, last) as shown,
-        distributed.step_watchdog(run.lost_after) as watchdog,
-    ):
-        checkpoints.save(RunCheckpoint(progress, state, best_params))
-        batches = _batches(training, run, progress)
-        for position, batch in itertools.islice(batches, max(last - progress.step, 0)):
-            if _out_of_patience(progress, training_config):
-                break
-            state, metrics = steps[batch.src.shape](state, batch)
-            progress = progress._replace(
-                step=progress.step + 1,
-                next=Position(position.epoch, position.batch + 1),
-                window=(*progress.window, (position, metrics)),
-            )
-            evaluating = progress.step % training_config.evaluation_interval == 0
-            evaluating |= progress.step == last
-            reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
-            if reporting:
-                progress = progress._replace(window=jax.device_get(progress.window))
-                told = shown.report(progress.step, [metrics for _, metrics in progress.window])
-                log.write(progress.step, **told)
-                progress = _counted(progress)
-                watchdog.alive()
-                if len(progress.nonfinite) >= STEPS_PER_REPORT:
-                    raise _stopped_by_nonfinite(run, progress, training)
-            if evaluating:
-                held_out = sharded_batches(run.mesh, validation, validation_plan)
-                with watchdog.paused():
-                    loss = _mean_loss(state.eval_params, held_out, evaluate)
-                    measured = _measured(run, state.eval_params) if math.isfinite(loss) else {}
-                shown.report_validation(progress.step, loss)
-                log.write(progress.step, validation_loss=loss, **measured)
-                if not math.isfinite(loss):
-                    break
-                by_bleu = training_config.select_by == "bleu"
-                score = -measured["validation_bleu"] if by_bleu else loss
-                progress = progress._replace(
-                    evaluations_since_best=progress.evaluations_since_best + 1
-                )
-                if progress.best_score is None or score < progress.best_score:
-                    # A copy, because the next step's arrays take the place of these.
-                    best_params = jax.tree.map(jnp.copy, state.eval_params)
-                    progress = progress._replace(
-                        best_score=score, best_step=progress.step, evaluations_since_best=0
-                    )
-            if reporting or jax.process_count() == 1:  # all stop after the same step
-                stopped_by = distributed.agreed_signal(run.stop.signal)
-            if evaluating or stopped_by:
-                with watchdog.paused():
-                    checkpoints.save(RunCheckpoint(progress, state, best_params))
-            if stopped_by:
-                break
-        with watchdog.paused():
-            checkpoints.wait()
-            # The last ones to ask, and the others, which wait here for what is written.
+    steps = _compile_and_time(start.state, plan, run, console)
+    with _open_services(run, start.progress, validation, console) as services:
+        services.checkpoints.save(start)
+        ending = _train_steps(run, start, steps, training, services)
+        with services.watchdog.paused():
+            services.checkpoints.wait()
+            # The other processes wait here for the main one, which writes.
             stopped_by = distributed.agreed_signal(run.stop.signal)
     if stopped_by:
         raise Stopped(
-            f"stopped by {stopped_by.name}: step {progress.step:,} is saved in {run.directory}; "
-            "resume goes on from there",
+            f"stopped by {stopped_by.name}: step {ending.saved_step:,} is saved in "
+            f"{run.directory}; resume goes on from there",
             stopped_by,
+        )
+    return _best(run, ending, console)
+
+
+def _train_steps(
+    run: Run,
+    checkpoint: RunCheckpoint,
+    steps: dict[tuple[int, int], TrainStep],
+    training: EncodedCorpus,
+    services: _Services,
+) -> _Ending:
+    """Make the remaining steps, with reports, evaluations and checkpoints between them."""
+    training_config = run.settings.training_config
+    saved_step = checkpoint.progress.step
+    for position, batch in _remaining_batches(training, run, checkpoint.progress):
+        if _out_of_patience(checkpoint.progress, training_config):
+            break
+        state, metrics = steps[batch.src.shape](checkpoint.state, batch)
+        progress = checkpoint.progress.after_step(position, metrics)
+        checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
+
+        evaluating = _evaluation_is_due(progress, training_config)
+        reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
+        if reporting:
+            checkpoint = checkpoint._replace(progress=_report(progress, services))
+            _refuse_nonfinite(run, checkpoint.progress, training)
+        if evaluating:
+            checkpoint, loss = _evaluate(run, checkpoint, services)
+            if not math.isfinite(loss):
+                return _Ending(checkpoint, saved_step, loss_is_finite=False)
+        stopping = _stop_is_agreed(run, reporting)
+        if evaluating or stopping:
+            with services.watchdog.paused():
+                services.checkpoints.save(checkpoint)
+            saved_step = checkpoint.progress.step
+        if stopping:
+            break
+    return _Ending(checkpoint, saved_step, loss_is_finite=True)
+
+
+def _report(progress: RunProgress, services: _Services) -> RunProgress:
+    """Show and log the steps of the window; return the progress with an empty one."""
+    progress = progress._replace(window=jax.device_get(progress.window))
+    values = services.shown.report(progress.step, [metrics for _, metrics in progress.window])
+    services.log.write(progress.step, **values)
+    services.watchdog.alive()
+    return progress.after_report()
+
+
+def _evaluate(
+    run: Run, checkpoint: RunCheckpoint, services: _Services
+) -> tuple[RunCheckpoint, float]:
+    """Return the checkpoint with the best parameters up to date, and the validation loss."""
+    progress, state, best_params = checkpoint
+    measured = {}
+    with services.watchdog.paused(), run.stop.during("this evaluation"):
+        loss = services.validation_loss(state.eval_params)
+        if math.isfinite(loss):
+            measured = _measured(run, progress.step, state.eval_params)
+    services.shown.report_validation(progress.step, loss)
+    services.log.write(progress.step, validation_loss=loss, **measured)
+    if not math.isfinite(loss):
+        return checkpoint, loss
+    by_bleu = run.settings.training_config.select_by == "bleu"
+    progress = progress.after_evaluation(-measured["validation_bleu"] if by_bleu else loss)
+    if progress.best_step == progress.step:
+        # A copy, because the next step reuses the memory of these arrays.
+        best_params = jax.tree.map(jnp.copy, state.eval_params)
+    return RunCheckpoint(progress, state, best_params), loss
+
+
+def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
+    if run.measure is None:
+        return {}
+    measured = run.measure(step, jax.tree.map(distributed.to_host, params))
+    # All processes take the numbers of the main one: those of another one may differ in a bit.
+    return json.loads(distributed.from_main(json.dumps(measured).encode()))
+
+
+def _best(run: Run, ending: _Ending, console: Console) -> Best:
+    """Return the best evaluation; say so if a loss that was not finite ended the run.
+
+    Raises:
+        InputError: There was no evaluation with a finite loss.
+    """
+    progress, _, best_params = ending.checkpoint
+    training_config = run.settings.training_config
+    failed = f"step {progress.step:,}: the validation loss is not finite"
+    remedy = "lower the learning rate, or raise warmup_steps"
+    if best_params is None and ending.loss_is_finite:
+        raise InputError(
+            f"steps={training_config.steps} ends the run at step {progress.step:,}, before its "
+            "first evaluation; raise steps"
         )
     if best_params is None:
         raise InputError(
-            f"warmup_steps={training_config.warmup_steps} and the learning rate made the "
-            "validation loss not finite; use gentler ones"
+            f"{failed}, and no evaluation before it was usable; {remedy}="
+            f"{training_config.warmup_steps}"
         )
-    return Best(
-        jax.tree.map(distributed.to_host, best_params), progress.best_step, progress.best_score
-    )
+    if not ending.loss_is_finite:
+        console.print(
+            f"WARNING: {failed}, which ends the run early; the best earlier parameters, of step "
+            f"{progress.best_step:,}, are kept; to train for longer, {remedy}"
+        )
+    params = jax.tree.map(distributed.to_host, best_params)
+    return Best(params, progress.best_step, progress.best_score)
+
+
+def discard_run(directory: Path) -> None:
+    """Remove the checkpoints of an earlier run from a directory; a trained model stays."""
+    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
+    (directory / NONFINITE_FILE).unlink(missing_ok=True)
+
+
+def _warn_of_undivided(run: Run, console: Console) -> None:
+    config, training_config = run.settings.config, run.settings.training_config
+    for line in undivided(state_shapes(config, training_config).params, run.mesh, config):
+        console.print(f"WARNING: {line}")
+
+
+def _start(run: Run) -> RunCheckpoint:
+    """Return the checkpoint that the run starts from, on its mesh.
+
+    Batches that stopped the run before, because they were not finite, are skipped from now on.
+    """
+    config, training_config = run.settings.config, run.settings.training_config
+    if run.resumed is None:
+        if steps_in(run.directory / CHECKPOINTS):
+            raise InputError(f"{run.directory}: holds a run already; resume it or name another")
+        state = sharded_init_state(run.mesh, config, training_config)
+        return RunCheckpoint(RunProgress(), state, None)
+    nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
+    positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
+    progress, state, best_params = run.resumed
+    places = state_shardings(run.mesh, config, training_config)
+    state = jax.device_put(state, places, may_alias=False)
+    best_params = best_params and jax.device_put(best_params, places.params, may_alias=False)
+    return RunCheckpoint(progress.skipping(positions), state, best_params)
+
+
+@contextlib.contextmanager
+def _open_services(
+    run: Run, progress: RunProgress, validation: EncodedCorpus, console: Console
+) -> Iterator[_Services]:
+    """Open everything that the loop writes to, and close it in the end."""
+    settings = run.settings
+    evaluate = sharded_evaluation_step(run.mesh, settings.config, settings.training_config)
+    plan = _plan(validation, run, epoch=0)
+
+    def validation_loss(params: Params) -> float:
+        return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
+
+    logged = progress.step - len(progress.window)
+    with (
+        RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
+        contextlib.closing(_log(run, logged)) as log,
+        Progress(console, progress.step, settings.training_config.steps) as shown,
+        distributed.step_watchdog(run.lost_after) as watchdog,
+    ):
+        yield _Services(checkpoints, log, shown, watchdog, validation_loss)
 
 
 def _log(run: Run, step: int) -> MetricsLog:
-    """Open the run's log; that of a process which is not the main one goes nowhere."""
+    """Open the run's log; only the main process writes one."""
     if not distributed.is_main():
         return MetricsLog(None)
     run.directory.mkdir(parents=True, exist_ok=True)
     return MetricsLog(run.directory, step, run.tensorboard)
 
 
-def _measured(run: Run, params: Params) -> dict[str, float]:
-    if run.measure is None:
-        return {}
-    measured = run.measure(jax.tree.map(distributed.to_host, params))
-    # The numbers of one process count, for another one's may differ in a bit.
-    return json.loads(distributed.from_main(json.dumps(measured).encode()))
-
-
-def discard_run(directory: Path) -> None:
-    """Remove what an earlier run has left of itself in a directory; a trained model stays."""
-    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
-    (directory / NONFINITE_FILE).unlink(missing_ok=True)
-
-
-def _start(run: Run) -> RunCheckpoint:
-    """Return what the run starts from on its mesh, told of the batches that stopped it before."""
-    config, training_config = run.settings.config, run.settings.training_config
-    if run.resumed is None:
-        if steps_in(run.directory / CHECKPOINTS):
-            raise InputError(f"{run.directory}: holds a run already; resume it or name another")
-        return RunCheckpoint(
-            RunProgress(), sharded_init_state(run.mesh, config, training_config), None
-        )
-    progress = run.resumed.progress
-    nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
-    nonfinite = [Position(*one) for one in json.loads(distributed.from_main(nonfinite))]
-    skipped = tuple(dict.fromkeys((*progress.skipped, *nonfinite)))
-    if skipped != progress.skipped:
-        progress = progress._replace(skipped=skipped, nonfinite=())
-    state_of, best_of = run.resumed.state, run.resumed.best_params
-    where = state_shardings(run.mesh, config, training_config)
-    state = jax.device_put(state_of, where, may_alias=False)
-    best_params = best_of and jax.device_put(best_of, where.params, may_alias=False)
-    return RunCheckpoint(progress, state, best_params)
+def _evaluation_is_due(progress: RunProgress, training_config: TrainingConfig) -> bool:
+    last = progress.step == training_config.steps
+    return last or progress.step % training_config.evaluation_interval == 0
 
 
 def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
@@ -253,27 +351,29 @@ def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> 
     return patience is not None and progress.evaluations_since_best >= patience
 
 
-def _counted(progress: RunProgress) -> RunProgress:
-    """Return the progress with its window, now reported, counted and gone."""
-    nonfinite = progress.nonfinite
-    for position, metrics in progress.window:
-        if len(nonfinite) < STEPS_PER_REPORT:
-            nonfinite = () if metrics.finite else (*nonfinite, position)
-    rejected = sum(not metrics.finite or metrics.spike for _, metrics in progress.window)
-    return progress._replace(
-        window=(), nonfinite=nonfinite, rejected=progress.rejected + int(rejected)
-    )
+def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
+    """Return the signal after which all processes stop, at this same step."""
+    # Several processes ask each other only after a report, when the host waits for the device.
+    if reporting or jax.process_count() == 1:
+        return distributed.agreed_signal(run.stop.signal)
+    return None
 
 
-def _stopped_by_nonfinite(run: Run, progress: RunProgress, training: EncodedCorpus) -> InputError:
-    bad = (*progress.skipped, *progress.nonfinite)
-    path = run.directory / NONFINITE_FILE
+def _refuse_nonfinite(run: Run, progress: RunProgress, training: EncodedCorpus) -> None:
+    """Stop a run whose latest steps were not finite, and record their batches.
+
+    Raises:
+        InputError: There were `MOST_NONFINITE` of them in a row.
+    """
+    if len(progress.nonfinite) < MOST_NONFINITE:
+        return
+    batches = (*progress.skipped, *progress.nonfinite)
     if distributed.is_main():
-        write_nonfinite(run.directory, bad, training, run.settings.training_config)
-    return InputError(
+        write_nonfinite(run.directory, batches, training, run.settings.training_config)
+    raise InputError(
         f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
-        f"batches are in {path}, and a resumed run skips them; if others follow, use a gentler "
-        "learning rate"
+        f"batches are in {run.directory / NONFINITE_FILE}, and a resumed run skips them; if others "
+        "follow, use a lower learning rate"
     )
 
 
@@ -289,10 +389,18 @@ def _plan(encoded: EncodedCorpus, run: Run, epoch: int) -> list[PlannedBatch]:
     return fill_rows(plan, run.mesh, training_config.num_microbatches)
 
 
+def _remaining_batches(
+    encoded: EncodedCorpus, run: Run, progress: RunProgress
+) -> Iterator[tuple[Position, Batch]]:
+    """Return the batches of the remaining steps."""
+    remaining = run.settings.training_config.steps - progress.step
+    return itertools.islice(_batches(encoded, run, progress), max(remaining, 0))
+
+
 def _batches(
     encoded: EncodedCorpus, run: Run, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
-    """Yield the batches from `progress.next` on, without those to skip, epoch after epoch."""
+    """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch."""
     for epoch in itertools.count(progress.next.epoch):
         plan = _plan(encoded, run, epoch)
         first = progress.next.batch if epoch == progress.next.epoch else 0
@@ -300,6 +408,16 @@ def _batches(
         kept = [position for position in positions if position not in progress.skipped]
         planned = [plan[position.batch] for position in kept]
         yield from zip(kept, sharded_batches(run.mesh, encoded, planned), strict=True)
+
+
+def _compile_and_time(
+    state: TrainState, plan: list[PlannedBatch], run: Run, console: Console
+) -> dict[tuple[int, int], TrainStep]:
+    started = time.monotonic()
+    with console.status("compiling"), run.stop.during("the compilation and one step"):
+        steps = _compile_steps(state, plan, run)
+    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
+    return steps
 
 
 def _compile_steps(

@@ -1,43 +1,41 @@
-"""What a run tells of itself as it goes: a line of JSON for each report, and TensorBoard's events.
+"""The log of a run: a line of JSON for each report, and events for TensorBoard.
 
-Each line is an object with "step" and the values that the report is about.
+Each line is an object with "step" and some of these values: "loss", "learning_rate",
+"tokens_per_second" and "rejected", the steps since the last report that left the parameters
+unchanged (earlier versions wrote "left_out"); "validation_loss" and "validation_bleu".
 """
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 from typing import Any
-
-from jax_transformer.errors import InputError
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS = "tensorboard"
 
 
 class MetricsLog:
-    """Writes metrics.jsonl, and beside it, where asked for, a folder that TensorBoard reads.
+    """Writes metrics.jsonl, and beside it, if wanted, a folder that TensorBoard reads.
 
-    A resumed run writes again what came after the step it goes on from: those lines are dropped
-    first, so that each step is told of once.
+    A resumed run repeats the steps after its checkpoint: their lines are dropped first, so that
+    each step is reported once.
     """
 
     def __init__(self, directory: Path | None, step: int = 0, tensorboard: bool = False) -> None:
         """Open the log in a directory that exists.
 
         Args:
-            directory: Where it is kept; None keeps nothing.
+            directory: Where the log is written; None writes none.
             step: Steps made so far; lines of later ones are dropped.
             tensorboard: Whether to write events as well.
 
         Raises:
-            InputError: TensorBoard's events are wanted and tensorboardX is missing.
+            ModuleNotFoundError: Events are wanted and tensorboardX is missing.
         """
         self._events, self._file = None, None
         if directory is None:
             return
         if tensorboard:
-            check_tensorboard()
             from tensorboardX import SummaryWriter
 
             self._events = SummaryWriter(str(directory / EVENTS), purge_step=step + 1)
@@ -49,7 +47,7 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: float | int) -> None:
-        """Add one report; it is in the file when this returns."""
+        """Append one report; the file has it when this returns."""
         if self._file is not None:
             self._file.write(_line({"step": step} | values))
             self._file.flush()
@@ -58,29 +56,17 @@ class MetricsLog:
                 self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Close the files."""
         if self._file is not None:
             self._file.close()
         if self._events is not None:
             self._events.close()
 
 
-def check_tensorboard() -> None:
-    """Refuse to write TensorBoard's events where the library for it is missing.
-
-    Raises:
-        InputError: It is missing.
-    """
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise InputError(
-            "tensorboard=True needs tensorboardX; install jax-transformer[tensorboard]"
-        )
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the reports of a file, the oldest first; a line that was cut off ends them.
 
-    A process that is killed as it writes leaves such a line, and only at the end.
+    A process that is killed while it writes leaves such a line, always the last one.
     """
     if not path.exists():
         return []

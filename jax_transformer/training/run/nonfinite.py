@@ -1,4 +1,4 @@
-"""The batches that stopped a run, on disk: which they were, and which pairs were in them."""
+"""A file with the batches that stopped a run because they were not finite, and their pairs."""
 
 import json
 import os
@@ -22,10 +22,10 @@ def write_nonfinite(
     """Write batches, each with the indices of its pairs in `encoded`; return the file.
 
     Args:
-        directory: Where the file is put; one that is there is replaced.
+        directory: Where the file is written; an existing one is replaced.
         positions: The batches.
-        encoded: What they were made of.
-        training_config: How.
+        encoded: The training pairs.
+        training_config: The settings that the batches are planned with.
     """
     plans = {
         epoch: plan_epoch(encoded, training_config, epoch)
@@ -43,7 +43,7 @@ def write_nonfinite(
 
 
 def read_nonfinite(directory: Path) -> tuple[Position, ...]:
-    """Return the batches that `write_nonfinite` has written there; none where it has not.
+    """Return the batches that `write_nonfinite` has written; none if there is no file.
 
     Raises:
         InputError: The file is damaged.
@@ -55,4 +55,4 @@ def read_nonfinite(directory: Path) -> tuple[Position, ...]:
         batches = json.loads(path.read_text("utf-8"))["batches"]
         return tuple(Position(int(one["epoch"]), int(one["batch"])) for one in batches)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{path}: is damaged ({error}); mend or delete it") from error
+        raise InputError(f"{path}: is damaged ({error}); repair or delete it") from error

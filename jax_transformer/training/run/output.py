@@ -1,4 +1,4 @@
-"""The directory that a run is written to: what may be there before it, and whose it is."""
+"""The output directory of a run: what it may hold before the run, and the lock on it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,17 +14,18 @@ HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not
 
 
 def check_output(directory: Path, overwrite: bool) -> None:
-    """Refuse a directory that a new run may not write to; touches nothing.
+    """Refuse a directory that a new run may not write to; changes nothing.
 
-    One that a run has left before its first checkpoint, and before an evaluation, is as good as
-    none: the same command may start again.
+    A directory whose run ended before its first checkpoint and its first evaluation counts as
+    free: the same command may start again.
 
     Args:
-        directory: Where the run is to be kept.
-        overwrite: Whether a checkpoint that is there already may be replaced.
+        directory: The output of the run.
+        overwrite: Whether an existing model may be replaced.
 
     Raises:
-        InputError: Something is there that may not be replaced, or a parent is no directory.
+        InputError: The directory holds something that may not be replaced, or a parent is no
+            directory.
     """
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
@@ -33,7 +34,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Make a directory that is not there, and keep other runs out of it.
+    """Create a directory if it does not exist, and keep other runs out of it.
 
     Raises:
         InputError: Another run is being trained in it.
@@ -44,7 +45,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 
 def _has_only_begun(directory: Path) -> bool:
-    """Return whether a directory holds what a run begins with, and no checkpoint."""
+    """Return whether a directory holds only the first files of a run, and no checkpoint."""
     if directory.is_symlink() or not (directory / SETTINGS_FILE).is_file():
         return False
     names = {path.name for path in directory.iterdir()}

@@ -1,4 +1,4 @@
-"""The progress of a training run, as a person sees it: a live bar, or lines now and then."""
+"""Shows the progress of a training run: a live bar on a terminal, a line now and then elsewhere."""
 
 import time
 from datetime import timedelta
@@ -9,23 +9,23 @@ from rich.progress import Progress as Bar
 
 from jax_transformer.training.step import Metrics
 
-SECONDS_PER_LINE = 10  # of progress, where no terminal shows it live
+SECONDS_PER_LINE = 10  # between two lines of progress, where there is no terminal
 
 
 class Progress:
-    """Shows step, loss, learning rate, target tokens/s (padding not counted) and the time left.
+    """Shows step, loss, learning rate, target tokens/s (without padding) and the time left.
 
-    As a live bar on a terminal; elsewhere as a line every `SECONDS_PER_LINE`. On leaving, the
-    whole run in one line.
+    A live bar on a terminal; elsewhere a line every `SECONDS_PER_LINE`. On leaving the context, one
+    line about the whole run.
     """
 
     def __init__(self, console: Console, first: int, steps: int) -> None:
         """Start at a step.
 
         Args:
-            console: Where it is shown.
-            first: Steps that were made before, by the run that this one goes on with.
-            steps: Steps to make in all.
+            console: Where the progress is shown.
+            first: Steps that the run had made before it was resumed; 0 for a new run.
+            steps: Steps of the whole run.
         """
         self._console = console
         self._first, self._steps = first, steps
@@ -52,35 +52,33 @@ class Progress:
             )
 
     def report(self, step: int, metrics: list[Metrics]) -> dict[str, float]:
-        """Show the steps since the last report: their mean loss, their speed.
+        """Show the steps since the last report: their mean loss and their speed.
 
         Returns:
-            The same, for the log: loss, learning_rate, tokens_per_second and steps rejected. No
-            loss where every step was left out.
+            The same numbers for the log: loss, learning_rate, tokens_per_second and rejected. There
+            is no loss if every step was rejected.
         """
         now = time.monotonic()
         seconds = now - self._window_started
         tokens = sum(int(one.target_tokens) for one in metrics)
-        made = [one for one in metrics if one.finite and not one.spike]
-        rejected = len(metrics) - len(made)
-        spikes = sum(bool(one.spike) for one in metrics)
-        if rejected:
-            self._console.print(
-                f"step {step:,}: {rejected} of the last {len(metrics)} steps left out, for a loss "
-                f"or gradient that was not finite ({rejected - spikes}) or a spike ({spikes})"
-            )
-        loss = sum(float(one.loss) * int(one.target_tokens) for one in made)
-        loss /= max(sum(int(one.target_tokens) for one in made), 1)
-        told = {
+        accepted = [one for one in metrics if one.finite and not one.spike]
+        self._report_rejected(step, metrics)
+        values = {
             "learning_rate": float(metrics[-1].learning_rate),
             "tokens_per_second": tokens / seconds,
-            "rejected": rejected,
+            "rejected": len(metrics) - len(accepted),
         }
-        since = (now - self._started) / (step - self._first)
-        left = timedelta(seconds=round(since * (self._steps - step)))
+        shown_loss = "unknown (all steps rejected)"
+        if accepted:
+            total = sum(float(one.loss) * int(one.target_tokens) for one in accepted)
+            values["loss"] = total / max(sum(int(one.target_tokens) for one in accepted), 1)
+            shown_loss = f"{values['loss']:.3f}"
+        seconds_per_step = (now - self._started) / (step - self._first)
+        left = timedelta(seconds=round(seconds_per_step * (self._steps - step)))
         line = (
-            f"step {step:,}/{self._steps:,}  loss {loss:.3f}  learning rate "
-            f"{told['learning_rate']:.2e}  {told['tokens_per_second']:,.0f} tokens/s  {left} left"
+            f"step {step:,}/{self._steps:,}  loss {shown_loss}  learning rate "
+            f"{values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s  "
+            f"{left} left"
         )
         self._bar.update(self._task, completed=step, description=line)
         if not self._console.is_terminal and now - self._line_shown >= SECONDS_PER_LINE:
@@ -88,9 +86,18 @@ class Progress:
             self._line_shown = now
         self._window_started = now
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
-        return told | ({"loss": loss} if made else {})
+        return values
+
+    def _report_rejected(self, step: int, metrics: list[Metrics]) -> None:
+        nonfinite = sum(not one.finite for one in metrics)
+        spikes = sum(bool(one.finite and one.spike) for one in metrics)
+        if nonfinite or spikes:
+            self._console.print(
+                f"step {step:,}: {nonfinite + spikes} of the last {len(metrics)} steps rejected: "
+                f"loss or gradient not finite ({nonfinite}), spike of the loss ({spikes})"
+            )
 
     def report_validation(self, step: int, loss: float) -> None:
-        """Show a validation loss; the time it took is not the next steps'."""
+        """Show a validation loss; the time of the evaluation does not count for the next steps."""
         self._console.print(f"step {step:,}: validation loss {loss:.3f} nats a token")
         self._window_started = time.monotonic()

@@ -1,12 +1,12 @@
 """Settings in a YAML file: a dataclass as a mapping of its fields, nested ones as nested mappings.
 
-Read with yaml.safe_load, which makes nothing but plain data, and checked against the fields' types.
+Read with yaml.safe_load, which creates only plain data, and checked against the fields' types.
 """
 
 import dataclasses
 import difflib
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,11 +22,20 @@ def read_settings(path: Path, default: Settings) -> Settings:
 
     Args:
         path: YAML file.
-        default: A dataclass instance; what the file does not name stays as it is here.
+        default: A dataclass instance; fields that the file does not name keep its values.
 
     Raises:
         InputError: The file cannot be read, is no mapping, names a field that does not exist, or
             gives one a value of another type.
+    """
+    return replace_fields(default, read_mapping(path), str(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        InputError: The file cannot be read or is no mapping.
     """
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -35,49 +44,50 @@ def read_settings(path: Path, default: Settings) -> Settings:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: is no YAML ({reason})") from error
-    return _replaced(default, read, str(path))
+    return _checked_mapping(read, str(path))
 
 
-def write_settings(path: Path, settings: Any, without: Collection[str] = ()) -> None:
-    """Write a dataclass so that `read_settings` gives it back; arguments as `to_yaml`."""
-    path.write_text(to_yaml(settings, without), encoding="utf-8")
-
-
-def to_yaml(settings: Any, without: Collection[str] = ()) -> str:
-    """Return a dataclass as the text of a YAML file.
-
-    Args:
-        settings: The dataclass.
-        without: Names of its fields that are left out.
-    """
-    written = {
-        name: value for name, value in dataclasses.asdict(settings).items() if name not in without
-    }
-    return yaml.safe_dump(_plain(written), sort_keys=False, allow_unicode=True)
+def to_yaml(settings: Mapping[str, Any]) -> str:
+    """Return a mapping of settings as the text of a YAML file."""
+    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return str(value) if isinstance(value, Path) else value
 
 
-def _replaced(default: Settings, read: Any, place: str) -> Settings:
-    if not isinstance(read, Mapping):
-        raise InputError(f"{place}: must map names of settings to values, but is {read!r}")
+def replace_fields(default: Settings, read: Any, place: str) -> Settings:
+    """Return a dataclass with the fields replaced that a mapping names.
+
+    Args:
+        default: A dataclass instance.
+        read: The mapping; one for each nested dataclass.
+        place: Where the mapping stands, for messages.
+
+    Raises:
+        InputError: As `read_settings`.
+    """
     hints = get_type_hints(type(default))
     changes = {}
-    for name, value in read.items():
+    for name, value in _checked_mapping(read, place).items():
         if name not in hints:
             near = difflib.get_close_matches(str(name), hints, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it knows {', '.join(hints)}"
             raise InputError(f"{place}: knows no setting {name}{hint}")
         here = f"{place}: {name}"
         if dataclasses.is_dataclass(hints[name]):
-            changes[name] = _replaced(getattr(default, name), value, here)
+            changes[name] = replace_fields(getattr(default, name), value, here)
         else:
             changes[name] = _checked(value, hints[name], here)
     return dataclasses.replace(default, **changes)
+
+
+def _checked_mapping(read: Any, place: str) -> dict[str, Any]:
+    if not isinstance(read, Mapping):
+        raise InputError(f"{place}: must map names of settings to values, but is {read!r}")
+    return dict(read)
 
 
 def _checked(value: Any, hint: Any, place: str) -> Any:
@@ -94,7 +104,7 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
         elif type(value) is choice:
             return value
     words = " or ".join(_word(choice) for choice in choices)
-    # YAML 1.1 takes 1e-3 for text: a number needs a point before its exponent.
+    # YAML 1.1 reads 1e-3 as text: a number needs a point before its exponent.
     remedy = "; write 1.0e-3, not 1e-3" if isinstance(value, str) and float in choices else ""
     raise InputError(f"{place}={value!r} must be {words}{remedy}")
 

@@ -1,7 +1,8 @@
-"""What a training run is: settings that stay, progress that grows; both as plain JSON."""
+"""The settings of a training run, which stay, and its progress, which grows; both as plain JSON."""
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,10 @@ from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, TrainState
 
-# Settings of training that decide when it ends, what is kept of it and what memory it takes, but
-# no step's outcome.
+# Most steps in a row with a loss or gradient that is not finite; the run then stops.
+MOST_NONFINITE = 10
+# Training settings that decide when the run ends, what it keeps and how much memory it takes, but
+# not the outcome of a step.
 MAY_CHANGE = (
     "steps",
     "cooldown_steps",
@@ -27,14 +30,14 @@ MAY_CHANGE = (
 
 
 class RunSettings(NamedTuple):
-    """What a run is made of; all of it is the same when the run goes on.
+    """The settings of a run; a resumed run must have the same.
 
     Attributes:
         config: The shape of the model.
-        training_config: How it is trained; `MAY_CHANGE` names what may differ.
+        training_config: How it is trained; `MAY_CHANGE` names the fields that may differ.
         tokenizer: The vocabulary.
-        data_sha256: `corpus_digest` of the pairs, those held out too.
-        arguments: What else the program needs to start again, as JSON; not compared.
+        data_sha256: `corpus_digest` of the training and the validation pairs.
+        arguments: Everything else that the program needs to start again, as JSON; not compared.
     """
 
     config: TransformerConfig
@@ -52,16 +55,17 @@ class Position(NamedTuple):
 
 
 class RunProgress(NamedTuple):
-    """How far a run has come, beside the arrays of its state.
+    """The progress of a run, beside the arrays of its state.
 
     Attributes:
-        step: Batches tried; steps left out count, skipped batches do not.
+        step: Batches tried; rejected steps count, skipped batches do not.
         next: The first batch that has not been tried.
-        rejected: Steps that left the state as it was: not finite, or a spike.
-        nonfinite: The batches of the last steps that were not finite, as far as in a row.
-        skipped: Batches that are not to be tried.
-        window: Batch and metrics of each step not reported yet.
-        best_score: The least validation loss, or the highest BLEU with its sign turned, as
+        rejected: Steps that left the state unchanged: not finite, or a spike.
+        nonfinite: The batches of the latest steps in a row that were not finite, at most
+            `MOST_NONFINITE`.
+        skipped: Batches that must not be tried.
+        window: Batch and metrics of each step that is not reported yet.
+        best_score: The lowest validation loss, or the highest BLEU with its sign reversed, as
             `select_by` says; None before the first evaluation.
         best_step: The step of that evaluation.
         evaluations_since_best: Evaluations after it.
@@ -77,9 +81,39 @@ class RunProgress(NamedTuple):
     best_step: int | None = None
     evaluations_since_best: int = 0
 
+    def after_step(self, position: Position, metrics: Metrics) -> "RunProgress":
+        """Return the progress after one more step, on the batch at a position."""
+        return self._replace(
+            step=self.step + 1,
+            next=Position(position.epoch, position.batch + 1),
+            window=(*self.window, (position, metrics)),
+        )
+
+    def after_report(self) -> "RunProgress":
+        """Return the progress with an empty window, its steps counted in the other fields."""
+        nonfinite = self.nonfinite
+        for position, metrics in self.window:
+            if len(nonfinite) < MOST_NONFINITE:
+                nonfinite = () if metrics.finite else (*nonfinite, position)
+        rejected = sum(not metrics.finite or metrics.spike for _, metrics in self.window)
+        return self._replace(window=(), nonfinite=nonfinite, rejected=self.rejected + int(rejected))
+
+    def after_evaluation(self, score: float) -> "RunProgress":
+        """Return the progress after an evaluation; `best_step` is `step` if it is the best one."""
+        if self.best_score is None or score < self.best_score:
+            return self._replace(best_score=score, best_step=self.step, evaluations_since_best=0)
+        return self._replace(evaluations_since_best=self.evaluations_since_best + 1)
+
+    def skipping(self, positions: Iterable[Position]) -> "RunProgress":
+        """Return the progress with more batches to skip."""
+        skipped = tuple(dict.fromkeys((*self.skipped, *positions)))
+        if skipped == self.skipped:
+            return self
+        return self._replace(skipped=skipped, nonfinite=())
+
 
 class RunCheckpoint(NamedTuple):
-    """A run at one moment: all that changes as it goes.
+    """A run at one moment: everything that changes while it trains.
 
     Attributes:
         progress: The plain numbers.
@@ -93,15 +127,15 @@ class RunCheckpoint(NamedTuple):
 
 
 def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
-    """Refuse to go on with a run under settings that are not its own.
+    """Refuse to resume a run under settings that differ from its own.
 
     Args:
-        saved: Of the run.
-        given: Under which it is to go on.
-        step: How far it has come: with those given, it would have come to the same.
+        saved: The settings of the run.
+        given: The settings to resume it with.
+        step: Steps made so far. A setting that only decides later steps may differ.
 
     Raises:
-        InputError: A setting differs; names it with both values.
+        InputError: A setting differs; the message names it with both values.
     """
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
@@ -123,7 +157,7 @@ def check_equal(name: str, saved: Any, given: Any) -> None:
     """Refuse a value that differs from the run's.
 
     Raises:
-        InputError: It does; names it with both values.
+        InputError: The values differ; the message names both.
     """
     if saved != given:
         raise InputError(
@@ -142,7 +176,7 @@ def corpus_digest(*corpora: EncodedCorpus) -> str:
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:
-    """Return settings that `settings_from_json` gives back."""
+    """Return settings as JSON; `settings_from_json` is the inverse."""
     return {
         "config": settings.config.to_dict(),
         "training_config": dataclasses.asdict(settings.training_config),
@@ -154,11 +188,11 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
 
 
 def settings_from_json(read: dict[str, Any]) -> RunSettings:
-    """Return the settings; one that is younger than the JSON has its default.
+    """Return the settings; one that was added after the JSON was written has its default.
 
     Raises:
         InputError: A setting is unknown, or a value is wrong.
-        ValueError: The tokenizer is not the one of the digest.
+        ValueError: The tokenizer differs from its digest.
     """
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     for name, value in read["training_config"].items():
@@ -177,7 +211,7 @@ def settings_from_json(read: dict[str, Any]) -> RunSettings:
 
 
 def progress_to_json(progress: RunProgress) -> dict[str, Any]:
-    """Return progress that `progress_from_json` gives back, every number exactly."""
+    """Return progress as JSON; `progress_from_json` gives back every number exactly."""
     window = [
         (position, {name: np.asarray(value).item() for name, value in metrics._asdict().items()})
         for position, metrics in progress.window

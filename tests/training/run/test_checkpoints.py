@@ -1,7 +1,6 @@
 """Checkpoints of a run: back bit for bit, there only when complete, other runs refused."""
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import threading
@@ -12,11 +11,19 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.data.tokenizer import BytePairTokenizer
-from jax_transformer.training.run import checkpoints as run_checkpoints
-from jax_transformer.training.run.checkpoints import RunCheckpoints, named_arrays, restore, steps_in
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run.checkpoint_format import FORMAT, json_digest
+from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
+from jax_transformer.training.run.checkpoints import restore, steps_in
 from jax_transformer.training.run.state import Position, RunProgress, check_same
-from tests.training.runs import make_checkpoint, make_settings, quiet, same_bits, save
+from tests.training.runs import (
+    arrays_digest,
+    make_checkpoint,
+    make_settings,
+    quiet,
+    same_bits,
+    save,
+)
 
 MAY_CHANGE = (
     "steps",
@@ -65,21 +72,21 @@ def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
 def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
     for number in range(10):  # what ten killed runs leave
         (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
-        save(tmp_path, settings, range(10 * number, 10 * number + 10))
+        save(tmp_path, settings, range(4 * number, 4 * number + 4))  # one more than are kept
         left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == sorted(map(str, range(10 * number + 7, 10 * number + 10)))
-    print(f"100 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
+        assert left == sorted(map(str, range(4 * number + 1, 4 * number + 4)))
+    print(f"40 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
 
 
 def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
     going_on = threading.Event()
-    finalize = run_checkpoints._DigestingHandler.finalize
+    finalize = DigestingHandler.finalize
 
     def waits(self, path):
         assert going_on.wait(60)
         finalize(self, path)
 
-    monkeypatch.setattr(run_checkpoints._DigestingHandler, "finalize", waits)
+    monkeypatch.setattr(DigestingHandler, "finalize", waits)
     with RunCheckpoints(directory, settings) as checkpoints:
         checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
         assert steps_in(directory) == [0, 4, 8]
@@ -175,12 +182,12 @@ def rewritten(directory, change):
     path = directory / "run" / "metadata"
     read = json.loads(path.read_text())
     change(read["content"])
-    read["sha256"] = run_checkpoints._json_digest(read["content"])
+    read["sha256"] = json_digest(read["content"])
     path.write_text(json.dumps(read))
 
 
 FOREIGN = {
-    "is of format 2": lambda content: content.update(format=2),
+    f"is of format {FORMAT + 1}": lambda content: content.update(format=FORMAT + 1),
     "sharpness=3 is no setting": lambda content: content["settings"]["training_config"].update(
         sharpness=3
     ),
@@ -219,13 +226,16 @@ def test_checkpoints_of_every_format_so_far_are_read(golden, tmp_path):
         best_step=8,
         evaluations_since_best=2,
     )
-    arrays = named_arrays(restored.checkpoint)
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
-    assert digest == (golden / "sha256").read_text().strip()
+    assert arrays_digest(restored.checkpoint) == (golden / "sha256").read_text().strip()
     assert restored.settings.config.d_ff == 3
-    assert restored.settings.training_config.steps == 40
+    ema_decay = None if golden.name == "format_1" else 0.9
+    assert restored.settings.training_config == TrainingConfig(steps=40, ema_decay=ema_decay)
+    assert (restored.checkpoint.state.ema is None) == (ema_decay is None)
     assert restored.settings.tokenizer.encode("ab") == [7, 6]
-    print(f"{golden.name}: {len(arrays)} arrays read")
+
+
+def test_there_is_a_golden_checkpoint_of_the_present_format():
+    assert (GOLDEN / f"format_{FORMAT}").is_dir()
 
 
 def test_the_same_step_is_written_once(settings, directory):

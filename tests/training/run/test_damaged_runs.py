@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.training.run import checkpoints as run_checkpoints
-from jax_transformer.training.run.checkpoints import RunCheckpoints, restore, steps_in
+from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
+from jax_transformer.training.run.checkpoints import restore, steps_in
 from tests.training.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
 
@@ -127,7 +127,7 @@ def raising(number):
 
 POINTS = {
     "the arrays": (ocp.StandardCheckpointHandler, "finalize"),
-    "the digests": (run_checkpoints._DigestingHandler, "finalize"),
+    "the digests": (DigestingHandler, "finalize"),
     "the commit": (os, "rename"),
 }
 
@@ -154,7 +154,7 @@ def test_a_save_that_fails_is_an_error_and_leaves_the_steps_before(
 
 def test_the_next_save_tells_of_the_one_that_failed(settings, directory, monkeypatch):
     with RunCheckpoints(directory, settings) as checkpoints, monkeypatch.context() as broken:
-        broken.setattr(run_checkpoints._DigestingHandler, "finalize", raising(errno.EIO))
+        broken.setattr(DigestingHandler, "finalize", raising(errno.EIO))
         checkpoints.save(make_checkpoint(settings, 12))
         with pytest.raises(InputError, match=r"could not be written .*Input/output error"):
             checkpoints.save(make_checkpoint(settings, 16))

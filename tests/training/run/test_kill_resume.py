@@ -1,5 +1,6 @@
 """Runs that are killed and resumed are the runs that were not, bit for bit; seeds decide them."""
 
+import shutil
 import time
 
 import pytest
@@ -8,7 +9,6 @@ from benchmarks.kill_resume import (
     KEEP,
     Task,
     epochs_are_exact,
-    finish,
     losses,
     pairs_seen,
     start,
@@ -18,18 +18,18 @@ from benchmarks.kill_resume import (
 )
 from jax_transformer.training.run import loop
 from jax_transformer.training.run.checkpoints import read_step, steps_in
-
-STEPS = 40
+from tests.training.run.conftest import STEPS
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(unbroken, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    return directory, survive(directory, kills=4, task=Task(STEPS))
+    shutil.copytree(unbroken, directory / "unbroken")
+    return survive(directory, kills=4, task=Task(STEPS))
 
 
 def test_killed_runs_end_as_if_they_had_not_been(killed):
-    survey = killed[1]
+    survey = killed
     print(
         f"{survey.kills} kills, {survey.in_save} inside a save: {survey.same_after_kill} equal "
         f"checkpoints after them; {survey.runs} runs, {survey.same_at_end} equal at the end, "
@@ -43,15 +43,14 @@ def test_killed_runs_end_as_if_they_had_not_been(killed):
 
 
 def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_not(
-    killed, tmp_path
+    killed, unbroken, tmp_path
 ):
-    unbroken = killed[0] / "unbroken"
-    for seed in (0, 1):
-        train_or_resume(tmp_path / str(seed), Task(STEPS, seed))
-    hashes = [state_digest(path, STEPS) for path in (unbroken, tmp_path / "0", tmp_path / "1")]
-    assert hashes[0] == hashes[1] != hashes[2]
-    assert losses(unbroken) == losses(tmp_path / "0") != losses(tmp_path / "1")
-    print(f"2 processes, one seed: {hashes[0][:12]} twice; another seed: {hashes[2][:12]}")
+    assert killed.same_at_end == killed.runs  # runs of other processes than the unbroken one's
+    train_or_resume(tmp_path, Task(STEPS, seed=1))
+    hashes = [state_digest(path, STEPS) for path in (unbroken, tmp_path)]
+    assert hashes[0] != hashes[1]
+    assert losses(unbroken) != losses(tmp_path)
+    print(f"one seed: {hashes[0][:12]}, in {1 + killed.runs} runs; another seed: {hashes[1][:12]}")
 
 
 def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
@@ -67,7 +66,7 @@ def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
     print(f"packed: killed with a checkpoint of step {newest}")
     assert newest < STEPS
     for run in (killed, unbroken):
-        finish(run, task)
+        train_or_resume(run, task)
     assert read_step(killed / loop.CHECKPOINTS, STEPS).settings.training_config.batching == "packed"
     assert state_digest(killed, STEPS) == state_digest(unbroken, STEPS)
     assert losses(killed) == losses(unbroken)
@@ -75,8 +74,8 @@ def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
     assert epochs_are_exact(pairs_seen(killed), STEPS)
 
 
-def test_an_epoch_that_misses_a_pair_or_sees_one_twice_is_found(killed):
-    seen = pairs_seen(killed[0] / "unbroken")
+def test_an_epoch_that_misses_a_pair_or_sees_one_twice_is_found(unbroken):
+    seen = pairs_seen(unbroken)
     assert epochs_are_exact(seen, STEPS)
     lost = seen | {3: seen[3][:-1]}
     twice = seen | {3: [*seen[3][:-1], seen[3][0]]}

@@ -84,7 +84,9 @@ def scripted_losses(monkeypatch, losses):
     return seen
 
 
-def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, train, monkeypatch):
+def test_learns_shows_its_progress_and_compiles_once_a_bucket(
+    task, train, monkeypatch, compiled_steps
+):
     training = task[2]
     traced = []
     original = step.batch_loss
@@ -95,6 +97,7 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(task, train, monke
         return original(params, batch, config, label_smoothing, dropout_key, *loop)
 
     monkeypatch.setattr(step, "batch_loss", counted)
+    compiled_steps.clear()
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
     lines = console()
     best = train(SETTINGS, lines)
@@ -143,9 +146,14 @@ def test_the_best_parameters_are_kept(train, monkeypatch):
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(train, monkeypatch):
     seen = scripted_losses(monkeypatch, [1.0, float("nan"), 0.5])
-    best = train(SETTINGS, console())
+    shown = console(soft_wrap=True)
+    best = train(SETTINGS, shown)
     assert best.step == 8
     assert len(seen) == 2
+    assert (
+        "WARNING: step 16: the validation loss is not finite, which ends the run early; the best "
+        "earlier parameters, of step 8, are kept; to train for longer, lower the learning rate"
+    ) in shown.file.getvalue()
 
 
 def scripted_steps(monkeypatch, bad):
@@ -171,7 +179,7 @@ def test_steps_that_are_left_out_are_told_and_count_in_no_mean(train, monkeypatc
     scripted_steps(monkeypatch, bad={3, 5, 8})
     shown = console()
     train(SETTINGS, shown)
-    assert "step 8: 3 of the last 8 steps left out" in shown.file.getvalue()
+    assert "step 8: 3 of the last 8 steps rejected" in shown.file.getvalue()
     assert "loss nan" not in shown.file.getvalue()
 
 
@@ -184,7 +192,7 @@ def test_a_run_of_steps_left_out_ends_the_training(train, monkeypatch):
 
 def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypatch):
     scripted_losses(monkeypatch, [float("inf")])
-    with pytest.raises(InputError, match=r"warmup_steps=10 .* not finite"):
+    with pytest.raises(InputError, match=r"step 8: .* not finite, and no .* warmup_steps=10"):
         train(SETTINGS, console())
 
 
@@ -225,6 +233,18 @@ def test_more_tokens_than_an_int32_holds_are_counted():
     assert int(re.search(r"at ([\d,]+) target", shown.file.getvalue())[1].replace(",", "")) > 0
 
 
+def test_a_report_without_an_accepted_step_has_no_loss(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    bad = Metrics(np.float32("nan"), np.int32(5), np.float32(0.1), np.bool_(False))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        values = bar.report(2, [bad, bad])
+    assert "loss" not in values
+    assert values["rejected"] == 2
+    assert "step 2/20  loss unknown (all steps rejected)  learning rate" in shown.file.getvalue()
+    assert "0.000" not in shown.file.getvalue()
+
+
 def test_a_spike_is_told_and_counts_in_no_mean():
     fine = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True), np.bool_(False))
     spike = fine._replace(loss=np.float32(90.0), spike=np.bool_(True))
@@ -232,5 +252,6 @@ def test_a_spike_is_told_and_counts_in_no_mean():
     with progress.Progress(shown, first=0, steps=20) as bar:
         told = bar.report(2, [fine, spike])
     assert (told["loss"], told["rejected"]) == (2.0, 1)
-    assert "1 of the last 2 steps left out" in shown.file.getvalue()
-    assert "a spike (1)" in shown.file.getvalue()
+    shown = shown.file.getvalue().replace("\n", " ")
+    assert "1 of the last 2 steps rejected: loss or gradient not finite (0), spike" in shown
+    assert "spike of the loss (1)" in shown

@@ -20,8 +20,9 @@ from benchmarks.kill_resume import (
 from jax_transformer.training.run import loop
 from jax_transformer.training.run.checkpoints import steps_in
 from tests.runtime.test_distributed import free_port
+from tests.training.run.conftest import STEPS
 
-STEPS, KILLED_AT = 40, 12
+KILLED_AT = 12
 
 WORKER = """
 import sys
@@ -89,10 +90,10 @@ def start(worker, log, *arguments, devices=1):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A run of two processes that are killed, gone on with in one; and one that was never."""
+def runs(unbroken, tmp_path_factory):
+    """A run of two processes that were killed, resumed in one process; and the unbroken run."""
     directory = tmp_path_factory.mktemp("runs")
-    together, alone = directory / "together", directory / "alone"
+    together = directory / "together"
     coordinator = f"localhost:{free_port()}"
     with (directory / "log").open("wb") as log:
         workers = [start(WORKER, log, coordinator, index, together, STEPS) for index in range(2)]
@@ -110,8 +111,7 @@ def runs(tmp_path_factory):
     killed_at = max(steps_in(together / loop.CHECKPOINTS))
     assert killed_at < STEPS
     train_or_resume(together, Task(STEPS))
-    train_or_resume(alone, Task(STEPS))
-    return together, alone
+    return together, unbroken
 
 
 def test_the_same_samples_are_seen(runs):

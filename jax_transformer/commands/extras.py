@@ -1,0 +1,46 @@
+"""The libraries of the optional extras, and what a command says where one is missing."""
+
+import importlib.util
+
+from jax_transformer.errors import InputError
+
+# Module that is imported: the extra of pyproject.toml that installs it.
+EXTRA_OF = {
+    "orbax": "train",
+    "grain": "train",
+    "tokenizers": "train",
+    "sacrebleu": "train",
+    "tyro": "train",
+    "rich": "train",
+    "matplotlib": "train",
+    "yaml": "train",
+    "tensorboardX": "tensorboard",
+    "torch": "torch",
+    "transformers": "hf",
+}
+
+
+def missing_library(command: str, error: ModuleNotFoundError) -> InputError | None:
+    """Return what to install for an import that failed; None if no extra has the module.
+
+    Args:
+        command: What the user ran, such as "jax-transformer train".
+        error: The failed import.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRA_OF:
+        return None
+    return InputError(
+        f"{command} needs {module}, which is not installed: "
+        f'pip install "jax-transformer[{EXTRA_OF[module]}]"'
+    )
+
+
+def check_installed(module: str) -> None:
+    """Refuse to start where a library is missing that is imported only later.
+
+    Raises:
+        ModuleNotFoundError: The library is missing; `missing_library` has the message.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)

@@ -1,0 +1,133 @@
+"""What a checkpoint of a run looks like on disk: names, digests, and the formats so far.
+
+A run's checkpoints are a directory with one subdirectory for each step. A step holds `arrays`,
+written by orbax, with the sha256 of each of its files, and `run`, a JSON file with everything else,
+among it the sha256 of each array.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.runtime import distributed
+from jax_transformer.training.run.state import RunCheckpoint
+
+FORMAT = 2  # of what a step's directory holds
+ARRAYS, RUN = "arrays", "run"
+FILES = "files.json"  # sha256 of each file of `arrays`
+
+# Names of format 1 and what format 2 calls them.
+TRAINING_CONFIG_NAMES = {
+    "token_budget": "max_tokens",
+    "compute_type": "compute_dtype",
+    "average_decay": "ema_decay",
+}
+PROGRESS_NAMES = {"left_out": "rejected"}
+ARRAY_FOLDERS = {"state/average/": "state/ema/"}
+
+
+def upgrade(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON content of a checkpoint of any format so far, in the present format.
+
+    The names of the arrays stay those on disk; see `upgraded_array_name`.
+
+    Raises:
+        InputError: The content is of a later format.
+    """
+    if content["format"] == FORMAT:
+        return content
+    if content["format"] != 1:
+        raise InputError(
+            f"is of format {content['format']}, but this version of the library reads formats 1 "
+            f"to {FORMAT}; use the version that wrote it"
+        )
+    settings = content["settings"]
+    training_config = _renamed(settings["training_config"], TRAINING_CONFIG_NAMES)
+    return content | {
+        "format": FORMAT,
+        "settings": settings | {"training_config": training_config},
+        "progress": _renamed(content["progress"], PROGRESS_NAMES),
+    }
+
+
+def upgraded_array_name(name: str) -> str:
+    """Return what the present format calls an array of any format so far."""
+    for old, new in ARRAY_FOLDERS.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _renamed(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
+def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
+    """Return copies of a checkpoint's arrays by their paths; a random key as its words.
+
+    All processes must call this, and each gets the whole arrays.
+    """
+    return {name: _to_host(leaf) for name, leaf in named_leaves(checkpoint)}
+
+
+def named_leaves(checkpoint: RunCheckpoint) -> list[tuple[str, Any]]:
+    """Return every array of a checkpoint with its path, in the order of the tree's leaves."""
+    tree = {"state": checkpoint.state, "best_params": checkpoint.best_params}
+    names = []
+    for part in ("state", "best_params"):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree[part]):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            names.append((f"{part}/{name}", leaf))
+    return names
+
+
+def is_key(leaf: Any) -> bool:
+    """Return whether an array holds random keys."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _to_host(leaf: Any) -> np.ndarray:
+    return distributed.to_host(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def describe(array: np.ndarray) -> dict[str, Any]:
+    """Return dtype, shape and sha256 of an array, ready for JSON."""
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": digest}
+
+
+def json_digest(content: Any) -> str:
+    """Return the sha256 of JSON content, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error as one line, without the settings that tensorstore adds to it."""
+    return " ".join(f"{type(error).__name__}: {error}".split(" [tensorstore_spec")[0].split())[:300]
+
+
+@contextlib.contextmanager
+def orbax_quiet() -> Iterator[None]:
+    """Silence orbax's log of errors, a traceback from every thread; the error is raised as well."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

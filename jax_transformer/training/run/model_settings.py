@@ -1,0 +1,111 @@
+"""The shape of a model as settings: every field of `TransformerConfig`, as flag or YAML."""
+
+import dataclasses
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.decoding import check_generates
+from jax_transformer.errors import InputError
+from jax_transformer.presets import PRESETS
+
+VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
+SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
+
+
+def _model_settings() -> type:
+    """Return a dataclass with the fields of `TransformerConfig`, which checks nothing itself.
+
+    The command line's parser would hide the message of a config that refuses its values. What the
+    tokenizer decides may be None here.
+    """
+    fields = []
+    for field in dataclasses.fields(TransformerConfig):
+        hint = inspect.get_annotations(TransformerConfig, eval_str=True)[field.name]
+        if field.name in VOCABULARY_SIZES + SPECIAL_IDS:
+            fields.append((field.name, hint | None, dataclasses.field(default=None)))
+        else:
+            fields.append((field.name, hint, dataclasses.field(default=field.default)))
+    documented = {"__doc__": TransformerConfig.__doc__, "__module__": __name__}
+    return dataclasses.make_dataclass("ModelSettings", fields, frozen=True, namespace=documented)
+
+
+ModelSettings = _model_settings()
+
+
+def preset_settings(preset: str, sizes: dict[str, Any]) -> ModelSettings:
+    """Return a preset in some sizes; fields that the preset itself names win over the sizes.
+
+    Raises:
+        InputError: The preset is unknown.
+    """
+    TransformerConfig.preset(preset)  # refuses an unknown name
+    fields = sizes | PRESETS[preset]
+    decided_by_tokenizer = dict.fromkeys(VOCABULARY_SIZES + SPECIAL_IDS)
+    return ModelSettings(**fields | decided_by_tokenizer)
+
+
+def settings_of(config: TransformerConfig) -> ModelSettings:
+    """Return the settings that give a config again with the same tokenizer."""
+    return ModelSettings(**config.to_dict() | dict.fromkeys(VOCABULARY_SIZES + SPECIAL_IDS))
+
+
+def named_fields(model: ModelSettings, preset: str, always: Collection[str]) -> dict[str, Any]:
+    """Return the fields that a settings file must name beside the preset.
+
+    Args:
+        model: The settings.
+        preset: The preset that the file names.
+        always: Fields to name even where they are those of the preset.
+    """
+    expected = preset_settings(preset, {})
+    fields = dataclasses.asdict(model).items()
+    return {
+        name: value for name, value in fields if name in always or value != getattr(expected, name)
+    }
+
+
+def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
+    """Return the shape of the model as far as it is known before there is a tokenizer.
+
+    Args:
+        model: The settings.
+        vocab_size: Entries that the tokenizer is to have, at most.
+
+    Raises:
+        InputError: A value is out of range, contradicts another one or the tokenizer, or the model
+            is not one of token ids.
+    """
+    fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
+    if vocab_size < fewest:
+        raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
+    return _resolved(model, Tokenizer, vocab_size)
+
+
+def model_config(model: ModelSettings, tokenizer: Tokenizer) -> TransformerConfig:
+    """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
+
+    Raises:
+        InputError: As `check_model`.
+    """
+    return _resolved(model, tokenizer, tokenizer.vocab_size)
+
+
+def _resolved(
+    model: ModelSettings, tokenizer: Tokenizer | type[Tokenizer], vocab_size: int
+) -> TransformerConfig:
+    decided = dict.fromkeys(VOCABULARY_SIZES, vocab_size)
+    decided |= {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+    for name, value in decided.items():
+        given = getattr(model, name)
+        if given not in (None, value):
+            remedy = " or set vocab_size" if name in VOCABULARY_SIZES else ""
+            raise InputError(
+                f"{name}={given} contradicts the tokenizer, which has {value}; leave {name} out"
+                f"{remedy}"
+            )
+    config = TransformerConfig(**dataclasses.asdict(model) | decided)
+    check_generates(config)
+    return config

@@ -1,0 +1,86 @@
+"""Translates, shows and scores the validation text of a run; writes the model and pictures."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from rich.console import Console
+
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.model import Params
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.training.run.curves import draw_curves
+from jax_transformer.training.run.loop import Best
+from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
+from jax_transformer.training.run.state import RunSettings
+from jax_transformer.translation import alignment_plot, model_folder, scores
+from jax_transformer.translation.translate import translate
+
+SAMPLES = 5  # translations that are shown at an evaluation
+CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """Translates the validation text with the parameters of a run.
+
+    Attributes:
+        settings: The settings of the run.
+        text: The validation text.
+        tokenization: sacrebleu's tokenization for BLEU.
+        exact: Whether the share of exact matches is shown instead of BLEU and chrF.
+        console: Shows some translations and the scores.
+        mesh: The devices of the run.
+        shown_step: The step whose translations were shown last; None before.
+    """
+
+    settings: RunSettings
+    text: ParallelCorpus
+    tokenization: str
+    exact: bool
+    console: Console
+    mesh: Mesh
+    shown_step: int | None = None
+
+    def measure(self, step: int, params: Params) -> dict[str, float]:
+        """Show translations and scores of the parameters; return the BLEU for the log."""
+        # Each of several processes translates by itself: it cannot use the devices of the others.
+        alone = jax.process_count() == 1
+        mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
+        model = _trained_model(self.settings, params)
+        hypotheses = translate(model, self.text.sources, console=self.console, mesh=mesh)
+        translations = [best.text for best, *_ in hypotheses]
+        self._show_samples(translations)
+        self.shown_step = step
+        bleu = scores.bleu(translations, self.text.targets, self.tokenization)
+        if self.exact:
+            share = scores.exact_match(translations, self.text.targets)
+            count = len(translations)
+            self.console.print(f"exact match on {count:,} held-out numbers: {share:.2%}")
+        else:
+            self.console.print(bleu.report)
+            self.console.print(scores.chrf(translations, self.text.targets).report)
+        return {"validation_bleu": bleu.value}
+
+    def finish(self, output: Path, best: Best) -> None:
+        """Write the best model, draw the pictures, and show its translations if not shown last."""
+        model = _trained_model(self.settings, best.params)
+        model_folder.write(output, model)
+        self.console.print(f"model of step {best.step:,} written to {output}")
+        draw_curves(output / CURVES, read_metrics(output / METRICS_FILE))
+        some = self.text.sources[: alignment_plot.MAX_LINES]
+        alignments = alignment_plot.alignments(model, some, translate(model, some))
+        alignment_plot.draw(output / ATTENTION, alignments, overwrite=True)
+        self.console.print(f"drawn: {output / CURVES}, {output / ATTENTION}")
+        if self.shown_step != best.step:
+            self.measure(best.step, best.params)
+
+    def _show_samples(self, translations: list[str]) -> None:
+        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
+        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
+            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
+
+
+def _trained_model(settings: RunSettings, params: Params) -> model_folder.TrainedModel:
+    return model_folder.TrainedModel(settings.config, params, settings.tokenizer)
