@@ -133,6 +133,7 @@ def test_microbatches_drop_each_its_own():
     assert loss(twice, key, settings) == pytest.approx((one + other) / 2, rel=1e-5)
 
 
+@pytest.mark.usefixtures("fresh_caches")
 @pytest.mark.parametrize("bad", ["NaN loss", "NaN gradient", "infinite gradient"])
 def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad, monkeypatch):
     honest = step_module._loss_and_gradients
@@ -171,6 +172,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad
     assert leaves_equal(state[:3], clean[:3])
 
 
+@pytest.mark.usefixtures("fresh_caches")
 def test_a_spike_is_left_out_and_a_shift_accepted(monkeypatch):
     honest = step_module._loss_and_gradients
 
@@ -281,6 +283,7 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.usefixtures("fresh_caches")
 def test_a_shape_is_compiled_once():
     settings = TrainingConfig(warmup_steps=5)
     state = init_state(CONFIG, settings)
