@@ -73,9 +73,9 @@ def load_torch(device: str) -> System:
     return _load_torch(device, compiled=False)
 
 
-def load_torch_compile(device: str) -> System:
-    """Return the training step of nn.Transformer under torch.compile."""
-    return _load_torch(device, compiled=True)
+def load_torch_compile(device: str, compile_backend: str = "inductor") -> System:
+    """Return the training step of nn.Transformer under torch.compile with this backend."""
+    return _load_torch(device, compiled=True, compile_backend=compile_backend)
 
 
 LOADERS = {"ours": load_ours, "torch": load_torch, "torch.compile": load_torch_compile}
@@ -88,14 +88,16 @@ def _our_steps(size: Size, dropout: float) -> Steps:
     return our_steps(size, dropout, SETTINGS, STEPS)
 
 
-def _load_torch(device: str, *, compiled: bool) -> System:
+def _load_torch(device: str, *, compiled: bool, **options: Any) -> System:
     import torch
 
     jax.config.update("jax_platforms", "cpu")  # it draws the weights, and takes no memory there
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_float32_matmul_precision("high")  # as JAX on a GPU
     return prepared(
-        partial(torch_steps, settings=SETTINGS, steps=STEPS, compiled=compiled, device=device)
+        partial(
+            torch_steps, settings=SETTINGS, steps=STEPS, compiled=compiled, device=device, **options
+        )
     )
 
 
@@ -178,6 +180,7 @@ def main(
     rounds: int = 5,
     device: Literal["cuda", "cpu"] = "cuda",
     peak_tflops: float | None = None,
+    compile_backend: str = "inductor",
     json_file: Path | None = None,
 ) -> None:
     """Time the systems on every task; print target tokens a second and model FLOP utilisation.
@@ -190,6 +193,8 @@ def main(
         rounds: How often each system is timed on each task, in turn with the others.
         device: What to run on.
         peak_tflops: Peak of the device in bfloat16; if None, that of its data sheet, where known.
+        compile_backend: Backend of torch.compile; "aot_eager" traces the step and its gradient, and
+            generates no code: it starts quickly and runs slowly.
         json_file: Where to write the seconds of every block, if anywhere.
     """
     name = device_name(device)
@@ -199,7 +204,8 @@ def main(
     console = Console()
     console.print(f"{name}, peak {shown}; {rows} x {length} tokens a side. {versions}")
     results = []
-    systems = start(LOADERS, device)
+    compiled = partial(load_torch_compile, compile_backend=compile_backend)
+    systems = start(LOADERS | {"torch.compile": compiled}, device)
     for model in size:
         for rate in dropout:
             task = shape(model, rows, length), rate

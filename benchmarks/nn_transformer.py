@@ -111,6 +111,7 @@ def torch_steps(
     *,
     compiled: bool,
     device: str = "cpu",
+    compile_backend: str = "inductor",
 ) -> Steps:
     """Return what makes training steps of nn.Transformer, by fused Adam.
 
@@ -121,6 +122,7 @@ def torch_steps(
         steps: Of a call.
         compiled: Whether by torch.compile.
         device: "cpu" or "cuda".
+        compile_backend: Backend of torch.compile.
     """
     import torch
 
@@ -130,7 +132,7 @@ def torch_steps(
     params = init_state(config, settings).params
     model.load_state_dict(convert.to_torch(params, config, layout))
     model.to(device)
-    loss_of = torch.compile(model) if compiled else model
+    loss_of = torch.compile(model, backend=compile_backend) if compiled else model
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=settings.learning_rate,

@@ -1,5 +1,6 @@
 """What every test shares: quick compilation, kept on disk; one torch thread; float64 on request."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ CACHE = {
     "jax_compilation_cache_dir": str(Path(__file__).parent.parent / ".jax_cache"),
     "jax_persistent_cache_min_compile_time_secs": 0,
 }
+MAPPINGS = Path("/proc/self/maps")  # on Linux, one line a mapping
+MAX_MAPPINGS = 20_000
 
 
 def pytest_configure():
@@ -23,13 +26,28 @@ def pytest_configure():
     torch.set_num_threads(1)  # small products in several processes: threads wait for each other
 
 
-@pytest.fixture(scope="module", autouse=True)
-def forget_compiled_code():
-    """Let go of a module's programs.
+def pytest_collection_finish():
+    """Exempt the imported modules from garbage collection, which would scan them many times."""
+    gc.collect()
+    gc.freeze()
 
-    Each of their kernels is some mappings of memory; Linux allows a process 65,530, and XLA ends
-    it with a segmentation fault at the next one.
+
+@pytest.fixture(scope="module", autouse=True)
+def limit_compiled_programs():
+    """Drop the compiled programs once they hold many of the memory mappings of this process.
+
+    Each kernel of a program needs some mappings; Linux allows a process 65,530, and XLA ends it
+    with a segmentation fault at the next one. Below the limit the modules share their programs.
     """
+    yield
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
+        jax.clear_caches()
+
+
+@pytest.fixture
+def fresh_caches():
+    """Trace and compile anew in this test: it patches a traced function or counts compilations."""
+    jax.clear_caches()
     yield
     jax.clear_caches()
 

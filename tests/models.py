@@ -1,8 +1,10 @@
 """Small models for tests: every axis another size, random numbers in every leaf."""
 
+import contextlib
 import functools
 
 import jax
+import jaxtyping
 import numpy as np
 
 from jax_transformer import TransformerConfig, init_params
@@ -82,3 +84,13 @@ def tiny_model(lines, vocab_size, seed=0, **fields):
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
     config = TransformerConfig(**(sizes | fields))
     return TrainedModel(config, random_params(config, seed), tokenizer)
+
+
+@contextlib.contextmanager
+def unchecked():
+    """Switch off the shape checks, which take most of the time of a small torch model."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

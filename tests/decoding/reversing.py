@@ -4,15 +4,14 @@ Random weights repeat one token for ever. These models say something else at eve
 rows at different ones, and are unsure enough that a beam finds what greedy search does not.
 """
 
-import contextlib
 import functools
 
-import jaxtyping
 import numpy as np
 import torch
 
 import torch_reference
 from jax_transformer import TransformerConfig, convert
+from tests.models import unchecked
 
 PRESETS = [name for name in TransformerConfig.presets() if name != "torch_nn"]  # those with ids
 VOCABULARY, LONGEST = 16, 10
@@ -95,16 +94,6 @@ def learners(preset):
                 stages.append(torch_reference.Transformer(config))
                 stages[-1].load_state_dict(model.state_dict())
     return tuple(stages[-STAGES:])
-
-
-@contextlib.contextmanager
-def unchecked():
-    """Leave out the checks of shapes, which take most of the time of so small a model."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def as_marian(model, directory):

@@ -19,8 +19,8 @@ from tests.decoding.reversing import (
     learners,
     marian_hypotheses,
     sources,
-    unchecked,
 )
+from tests.models import unchecked
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 STATIC = ("config", "max_new_tokens", "beam_size", "length_normalization", "num_hypotheses")

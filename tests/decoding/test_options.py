@@ -101,6 +101,7 @@ def test_a_step_that_is_not_finite_is_named():
         generate(bad, config, src, max_new_tokens=6)
 
 
+@pytest.mark.usefixtures("fresh_caches")
 def test_one_compilation_for_each_shape_and_set_of_options(reversal_model):
     """Eight lengths in two buckets, new values of what is data: two compilations each."""
     config, params = reversal_model

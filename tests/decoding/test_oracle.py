@@ -19,8 +19,8 @@ from tests.decoding.reversing import (
     random_model,
     small_config,
     sources,
-    unchecked,
 )
+from tests.models import unchecked
 from torch_reference.decoding import _beam_search, _next_tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"

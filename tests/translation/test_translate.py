@@ -129,6 +129,7 @@ def test_a_blank_line_has_blank_translations(model, found):
     assert [[one.text for one in best] for best in translate(model, [" "])] == [[""]]
 
 
+@pytest.mark.usefixtures("fresh_caches")
 def test_each_bucket_is_compiled_once(model):
     options = {"max_tokens": 30, "bucket_count": 2, "max_new_tokens": 3}
     before = generation._search._cache_size()

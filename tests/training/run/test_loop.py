@@ -84,6 +84,7 @@ def scripted_losses(monkeypatch, losses):
     return seen
 
 
+@pytest.mark.usefixtures("fresh_caches")
 def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     task, train, monkeypatch, compiled_steps
 ):

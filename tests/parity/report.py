@@ -1,4 +1,4 @@
-"""Errors beyond the forward pass, into docs/parity.md: python -m benchmarks.parity.
+"""Errors beyond the forward pass, into docs/parity.md: python -m tests.parity.report.
 
 For every preset and both precisions: logits, gradients and 20 optimizer steps against torch on
 CPU, the worst error and the leaf that has it. JAX runs on whatever device it finds; then the same
@@ -18,7 +18,7 @@ from tests.parity import measure
 from tests.parity.ladder import BOUNDS
 from tests.parity.precision import MANTISSA_BITS, with_rounded_products
 
-COMMAND = "python -m benchmarks.parity"
+COMMAND = "python -m tests.parity.report"
 DOCUMENT = Path("docs/parity.md")
 DTYPES = ("float64", "float32")
 PRECISIONS = ("default", "tensorfloat32", "highest")  # of a device's products

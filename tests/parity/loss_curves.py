@@ -1,4 +1,4 @@
-"""Train on the embedded task in both frameworks, draw the losses: python -m benchmarks.loss_curves.
+"""Train on number words in both frameworks, draw the losses: python -m tests.parity.loss_curves.
 
 The model and the batches are those of `python train.py`, in float64, for its first 300 steps; the
 objective has the paper's label smoothing. Writes docs/loss_curves.png and a section of
@@ -19,7 +19,7 @@ from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 
-COMMAND = "python -m benchmarks.loss_curves"
+COMMAND = "python -m tests.parity.loss_curves"
 DOCUMENT = Path("docs/parity.md")
 PICTURE = Path("docs/loss_curves.png")
 STEPS = 300
