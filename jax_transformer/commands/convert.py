@@ -77,7 +77,7 @@ def convert(
         options = {"family": output_layout, "tokenizer": tokenizer, "overwrite": overwrite}
         to_huggingface(model.params, model.config, output, **options)
     else:
-        tensors, report = to_tensors(model.params, model.config, target, dtype=dtype)
+        tensors, report = to_tensors(model.params, model.config, target)
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
         metadata = recorded if output.suffix == ".safetensors" else None
         files.write(output, tensors, overwrite=overwrite, metadata=metadata)
@@ -105,7 +105,9 @@ def read_source(
         from jax_transformer.translation.model_folder import load
 
         model = load(source)
-        return Source(model.config, model.params, model.tokenizer)
+        tensors, _ = to_tensors(model.params, model.config, get_layout("reference"))
+        params, _ = to_params(tensors, model.config, get_layout("reference"), dtype=dtype)
+        return Source(model.config, params, model.tokenizer)
     tensors = files.read(source)
     config = file_config(source, config_file)
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype}

@@ -1,4 +1,4 @@
-"""Arrays of numpy, jax and torch as one kind, bit for bit."""
+"""Conversion between arrays of numpy, jax and torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def as_numpy(value: Any) -> np.ndarray:
     """Return a numpy array of the same bits, without a copy where the value lies on the host.
 
     Args:
-        value: A numpy, jax or torch array; strides, read-only memory and byte order are free.
+        value: A numpy, jax or torch array of any strides and byte order; it may be read-only.
 
     Returns:
-        The array in native byte order; torch's bfloat16 becomes that of ml_dtypes. It may share
-        memory with `value` and may be strided: copy it before keeping it.
+        The array in native byte order; torch's bfloat16 becomes the type of ml_dtypes. It may
+        share memory with `value` and may be strided: copy it before keeping it.
 
     Raises:
         InputError: The value is no dense array that numpy can hold.
@@ -34,7 +34,7 @@ def as_numpy(value: Any) -> np.ndarray:
         array = _from_torch(value) if hasattr(value, "detach") else np.asarray(value)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise InputError(f"{type(value).__name__} is no dense array: {error}") from error
-    if array.dtype.byteorder in "<>":  # the foreign one: native order reads "="
+    if array.dtype.byteorder in "<>":  # not native: native order is "="
         array = array.astype(array.dtype.newbyteorder("="))
     return array
 
@@ -52,7 +52,7 @@ def as_jax(array: np.ndarray) -> jax.Array:
     """
     if array.dtype == np.float64 and not jax.config.jax_enable_x64:
         raise InputError("float64 tensors need jax_enable_x64, or give dtype='float32'")
-    # On CPU jax takes over memory that is aligned so, and would copy any other a second time.
+    # On CPU, jax uses aligned memory without a copy; it would copy other memory a second time.
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -64,8 +64,9 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
     """Return a contiguous torch tensor of the same bits.
 
     Args:
-        array: Of any type that torch has; bfloat16 is that of ml_dtypes. Its memory is shared
-            where it is its own, contiguous and writable, and copied otherwise.
+        array: An array of any type that torch has; bfloat16 is the type of ml_dtypes. The tensor
+            shares its memory where the array owns it and it is contiguous and writable;
+            otherwise the memory is copied.
     """
     import torch
 
@@ -81,6 +82,6 @@ def _from_torch(tensor: torch.Tensor) -> np.ndarray:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise TypeError("it is sparse, quantized or without data")
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
-    if tensor.dtype == torch.bfloat16:  # numpy has no such type: the bits travel as integers
+    if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16: pass the bits as integers
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()

@@ -236,10 +236,11 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
             stacks = ("encoder", "decoder") if WORD.fullmatch(stack) else (stack,)
             for name in stacks:
                 indices.setdefault(name, set())
-            templates.append((stack, word[1], _name_pattern(row.foreign)))
+            ending = row.foreign.rpartition("}")[2]  # a cheap test before the pattern
+            templates.append((stack, word[1], ending, _name_pattern(row.foreign)))
     for name in names:
-        for stack, word, pattern in templates:
-            if match := pattern.search(name):
+        for stack, word, ending, pattern in templates:
+            if name.endswith(ending) and (match := pattern.search(name)):
                 words = match.groupdict()
                 found = stack.format(**words)
                 if found in indices and words[word].isdecimal():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, no_type_check
@@ -32,6 +33,7 @@ from jax_transformer.errors import InputError
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+NUMBER = re.compile(r"[0-9]+")
 TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.
@@ -377,8 +379,15 @@ def _prefix_hint(named: Mapping[str, Any], unexpected: Sequence[str], missing: s
 
 def _add_names(report: Report, kind: str, names: Sequence[str], others: Iterable[str]) -> None:
     candidates = list(others)
+    alike: dict[tuple[str, ...], list[str]] = {}  # by their numbers: the layer comes first
+    for candidate in candidates:
+        alike.setdefault(tuple(NUMBER.findall(candidate)), []).append(candidate)
     for index, name in enumerate(names):
-        report.add(kind, name, nearest(name, candidates) if index < MOST_LINES else "")
+        hint = ""
+        if index < MOST_LINES:
+            same_layer = alike.get(tuple(NUMBER.findall(name)), [])
+            hint = nearest(name, same_layer) or nearest(name, candidates)
+        report.add(kind, name, hint)
 
 
 def _compare_copies(

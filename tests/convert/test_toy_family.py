@@ -144,6 +144,13 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     assert dataclasses.replace(config, initialization=trained.config.initialization) == config
     assert_same_params(params, trained.params)
 
+    # A type asked for is the type written, whatever the source and the output.
+    half = tmp_path / "half"
+    assert run("convert", own, half, "--output-layout", "toy", "--dtype", "bfloat16")[0] == 0
+    assert run("convert", own, tmp_path / "half.pt", "--dtype", "bfloat16")[0] == 0
+    for path in (half / "model.safetensors", tmp_path / "half.pt"):
+        assert {str(array.dtype) for array in files.read(path).values()} == {"bfloat16"}
+
     code, printed = run("verify", folder)
     assert code == 0
     assert "decoder.layers.1.cross_attention " in printed

@@ -1,4 +1,4 @@
-"""Weight files: nothing in one is trusted, and one is written whole or not at all."""
+"""Weight files. Reading trusts nothing in a file; writing leaves a complete file or none."""
 
 from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.files.formats import read, read_metadata, write

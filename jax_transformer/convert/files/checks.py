@@ -1,4 +1,4 @@
-"""What every reader of weight files refuses, and the one error it refuses it with."""
+"""The checks that both readers of weight files share, and the one error that they raise."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ DTYPES = {  # by their name in a safetensors header
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-# Bytes of a safetensors header or a pickle. Those of a model name some hundred tensors in about a
-# hundred bytes each; parsing a hostile one takes up to 25 times its size in memory.
+# Bytes of a safetensors header or a pickle. A model names some hundred tensors, in about a hundred
+# bytes each. Parsing a hostile header takes up to 25 times its size in memory.
 MAX_HEADER = 2**20
 MAX_NAME = 255  # characters of a tensor's name
 
@@ -32,7 +32,7 @@ class WeightFileError(InputError):
 
 
 def check_name(path: Path, name: object) -> None:
-    """Refuse a tensor name that a careless program could take for a path or print raw."""
+    """Refuse a tensor name that a program could use as a path or print with control characters."""
     sound = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
     if not sound or "/" in name or "\\" in name:
         raise WeightFileError(
@@ -42,7 +42,7 @@ def check_name(path: Path, name: object) -> None:
 
 
 def check_dtype(path: Path, name: str, dtype: object) -> None:
-    """Refuse a dtype that weight files do not share."""
+    """Refuse a dtype that not every kind of weight file can hold."""
     if dtype not in DTYPES.values():
         known = ", ".join(known.name for known in DTYPES.values())
         raise WeightFileError(f"{path}: {name} has dtype {dtype}, which is none of {known}")
@@ -51,7 +51,7 @@ def check_dtype(path: Path, name: str, dtype: object) -> None:
 def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None:
     """Refuse a tensor without elements, or with an axis longer than `limit`.
 
-    An axis of length 0 lets any other axis be of any length, and a tensor cost no byte.
+    A tensor with an axis of length 0 takes no byte, so its other axes could have any length.
     """
     if not all(1 <= length <= limit for length in shape):
         raise WeightFileError(
@@ -61,19 +61,19 @@ def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None
 
 
 def shorten(value: object) -> str:
-    """Return what a message shows of a value from a file: at most 80 characters, escaped."""
+    """Return a value from a file for a message: at most 80 characters, escaped."""
     text = ascii(value if not isinstance(value, str) else value[:80])
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @contextlib.contextmanager
 def faults_named(path: Path, fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into the one error; the original stays attached as its cause.
+    """Turn errors of these kinds into `WeightFileError`, with the original error as its cause.
 
     Args:
         path: The file at fault.
         fault: What is wrong with it.
-        *kinds: What the libraries called inside raise on it; their messages name no file.
+        *kinds: Errors that the called libraries raise for it; their messages name no file.
     """
     try:
         yield

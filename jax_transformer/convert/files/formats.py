@@ -1,7 +1,7 @@
 """Weight files: .safetensors, and .pt, .pth and .bin of torch.save, to and from NumPy arrays.
 
-Nothing in a file is trusted: no code of it runs, memory stays within its own size, and whatever is
-wrong with it is a `WeightFileError` that names the file and the tensor.
+Nothing in a file is trusted: no code in it runs, memory stays below the size of the file, and every
+fault is a `WeightFileError` that names the file and the tensor.
 """
 
 import os
@@ -29,15 +29,15 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
     """Read the tensors of a weight file, bit for bit.
 
     Digests that `write` left in a .safetensors file, and the checksums of a torch.save archive,
-    are verified. torch is imported for .pt, .pth and .bin alone.
+    are verified. torch is imported only for .pt, .pth and .bin.
 
     Args:
         path: A .safetensors file, or a .pt, .pth or .bin file of torch.save (torch 1.6 or newer).
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
 
     Returns:
-        Arrays by name, C-contiguous; bfloat16 is that of ml_dtypes. Tensors that torch.save kept
-        tied are one array.
+        C-contiguous arrays by name; bfloat16 is the type of ml_dtypes. Tensors that are tied in
+        a torch.save file are one array.
 
     Raises:
         WeightFileError: The file is missing, damaged, hostile or holds something other than named
@@ -53,7 +53,7 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Return the metadata that were handed to `write`; those of a torch.save file are empty.
+    """Return the metadata that were passed to `write`; a torch.save file has none.
 
     Raises:
         WeightFileError: The file is missing, or its header is damaged.
@@ -70,10 +70,11 @@ def write(
     overwrite: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write named arrays to a weight file, read it back, and only then put it in its place.
+    """Write named arrays to a temporary file, read it back, and then rename it.
 
     Args:
-        path: A .safetensors, .pt, .pth or .bin file. A link there is replaced, never followed.
+        path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
+            followed.
         tensors: Arrays of numpy, jax or torch by name, of any strides and byte order.
         overwrite: Whether an existing file may be replaced.
         metadata: Free text for the header of a .safetensors file.
@@ -91,7 +92,9 @@ def write(
     for name in tensors:
         check_name(path, name)
     storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
-    arrays = {name: storable[id(tensor)] for name, tensor in tensors.items()}  # tied stay one
+    arrays = {
+        name: storable[id(tensor)] for name, tensor in tensors.items()
+    }  # tied names share one array
     with (
         faults_named(path, "cannot be written", OSError, RuntimeError, SafetensorError),
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
@@ -106,7 +109,7 @@ def write(
         if name := first_difference(temporary, _check_input(temporary), arrays):
             raise WeightFileError(f"{path}: {name} did not come back as it was written")
         with temporary.open("rb") as file:
-            os.fsync(file.fileno())  # else a power cut after the renaming could leave it empty
+            os.fsync(file.fileno())  # a power cut after the renaming could leave it empty
         os.replace(temporary, path)
 
 
@@ -120,14 +123,14 @@ def _check_input(path: Path) -> int:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Return whether the name says so, rather than torch.save; refuse any other ending."""
+    """Return whether the name ends in .safetensors; refuse an ending of neither format."""
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
         raise WeightFileError(f"{path}: the name must end in .safetensors, .pt, .pth or .bin")
     return path.suffix == ".safetensors"
 
 
 def _storable(path: Path, name: str, tensor: Any) -> np.ndarray:
-    """Return an array whose memory is what the file holds: safetensors scrambles strided ones."""
+    """Return a C-contiguous array: safetensors writes strided arrays in a wrong order."""
     array = as_numpy(tensor)
     check_dtype(path, name, array.dtype)
     check_shape(path, name, array.shape, array.size)

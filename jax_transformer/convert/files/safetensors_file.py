@@ -1,8 +1,8 @@
-"""The .safetensors format: a checked header, digests in it, and the tensors behind it.
+"""The .safetensors format: a checked header with digests, followed by the tensors.
 
-The readers of the safetensors library accept repeated names, names like paths and headers of any
-size, and hold the file twice. Behind a checked header, reading is to take each tensor from its
-place; writing is the library's.
+The readers of the safetensors library accept repeated names, names that look like paths and headers
+of any size, and they hold the file in memory twice. This reader checks the header, then reads each
+tensor from its place in the file. Files are written by the library.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _PIECE = 2**24  # bytes that are compared at a time
 
 
 def read(path: Path, size: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of `size` bytes, checked against the digests where it has them.
+    """Return the arrays of a file of `size` bytes; digests in the file are verified.
 
     Raises:
         WeightFileError: The file is damaged or hostile.
@@ -53,9 +53,9 @@ def read(path: Path, size: int) -> dict[str, np.ndarray]:
 
 
 def first_difference(path: Path, size: int, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of a tensor that the file does not hold bit for bit, or None.
+    """Return the name of the first tensor whose bits in the file differ, or None.
 
-    Reads piece by piece: the arrays are not in memory a second time.
+    It reads the file in pieces, so that the arrays are not in memory a second time.
     """
     with path.open("rb") as file:
         _, entries = _read_header(path, file, size)
@@ -129,7 +129,7 @@ def _read_header(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from walking all that there is, again and again, as lists are made."""
+    """Switch the garbage collector off: creating many lists would start it again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -140,7 +140,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _unique(path: Path, pairs: object) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict, which by itself would drop repeated names."""
+    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
     if not isinstance(pairs, tuple):
         raise WeightFileError(f"{path}: the header must be a JSON object of objects")
     fields = dict(pairs)
@@ -174,7 +174,7 @@ def _check_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, n
 
 
 def _tensor_digest(name: str, array: np.ndarray) -> str:
-    """Return the SHA-256 of everything that a flipped bit could change in a tensor."""
+    """Return the SHA-256 of a tensor's name, dtype, shape and bytes."""
     digest = hashlib.sha256(f"{name} {array.dtype.name} {list(array.shape)} ".encode())
     digest.update(array.reshape(-1).view(np.uint8))
     return digest.hexdigest()
@@ -191,7 +191,7 @@ def _free_text(metadata: Mapping[str, str]) -> dict[str, str]:
 def _stored_digests(
     path: Path, metadata: Mapping[str, str], names: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return the digests by tensor, all or none; checks that of the metadata."""
+    """Return the digest of each tensor, or {} of a file without digests; checks the metadata."""
     free_text = _free_text(metadata)
     if free_text == metadata:
         return {}

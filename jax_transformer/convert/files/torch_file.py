@@ -1,4 +1,4 @@
-"""The zip archives of torch.save, looked through before torch.load and measured after it."""
+"""The zip archives of torch.save: checked before torch.load, and their tensors after it."""
 
 import pickletools
 import zipfile
@@ -20,7 +20,7 @@ from jax_transformer.convert.files.checks import (
     shorten,
 )
 
-# What a state_dict is pickled with, and nothing beside. torch's own list also lets a file of a
+# The only names that the pickle of a state_dict needs. torch's own list also lets a file of a
 # hundred bytes build a bytearray of any size.
 _GLOBALS = {
     "collections OrderedDict",
@@ -36,11 +36,11 @@ _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
 
 
 def read(path: Path, size: int, key: str | None) -> dict[str, np.ndarray]:
-    """Return the state_dict of a file of `size` bytes; what is tied in it is one array.
+    """Return the state_dict of a file of `size` bytes; tied tensors are one array.
 
     Args:
         path: A file of torch.save.
-        size: Its bytes, which the tensors must not exceed.
+        size: Its size in bytes; the tensors must not be larger.
         key: The entry that holds the state_dict, where the file holds more.
 
     Raises:
@@ -63,7 +63,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def first_difference(path: Path, size: int, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of a tensor that the file does not hold bit for bit, or None."""
+    """Return the name of the first tensor whose bits in the file differ, or None."""
     written = read(path, size, None)
     if written.keys() != arrays.keys():
         return min(written.keys() ^ arrays.keys())
@@ -125,7 +125,7 @@ def _check_archive(path: Path, size: int) -> bytes:
 
 
 def _check_globals(path: Path, data: bytes) -> None:
-    """Refuse a pickle that names anything but the parts of a state_dict; runs none of it."""
+    """Refuse a pickle that names anything but the parts of a state_dict; nothing in it runs."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name == "PROTO" and argument != 2:
             raise WeightFileError(
@@ -140,7 +140,7 @@ def _check_globals(path: Path, data: bytes) -> None:
 
 
 def _state_dict(path: Path, loaded: object, key: str | None) -> dict[Any, Any]:
-    """Return the dict of tensors that was saved, or the one under `key`."""
+    """Return the saved dict of tensors, or the dict under `key`."""
     if not isinstance(loaded, dict):
         raise WeightFileError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors")
     found = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in loaded.items())

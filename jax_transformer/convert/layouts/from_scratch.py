@@ -51,13 +51,13 @@ def pre_norm(
 ) -> Layout:
     """Return the layout of what `build_transformer` builds.
 
-    Its blocks and its norm are not printed; their names are those of the implementation that it
-    names as its source.
+    The printed code lacks its blocks and its norm; their names here come from the implementation
+    that it names as its source.
 
     Args:
         source_length: Rows of the source's position table; None for `config.max_length`.
         target_length: Rows of the target's.
-        norm_names: What the norm calls its scale and its bias.
+        norm_names: The norm's names of its scale and its bias.
     """
     rows = (
         Row("source_embeddings.embedding.weight", "source_embedding/embedding"),
@@ -68,7 +68,7 @@ def pre_norm(
         *linear("projection_layer.projection", "output_projection"),
     )
     buffers = (
-        # The name is spelt so in the code.
+        # The code spells the name in this way.
         Buffer("source_pos.postitons", partial(position_table, length=source_length)),
         Buffer("target_pos.postitons", partial(position_table, length=target_length)),
     )
@@ -76,10 +76,11 @@ def pre_norm(
 
 
 def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
-    """Return the layout of the pre-norm model whose decoder layers norm the memory.
+    """Return the layout of the pre-norm model whose decoder layers normalise the memory.
 
     Args:
-        table_name: What its embedding module, which is not printed, calls the torch.nn.Embedding.
+        table_name: The name of the torch.nn.Embedding in its embedding module, which is not
+            printed.
     """
     names, scale_bias = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
     encoder, own_encoder = "encoder.layers.{i}", "encoder/layers_{i}"
@@ -134,9 +135,9 @@ def position_table(
     """Return the float64 position table of a config.
 
     Args:
-        config: Names its kind and width.
+        config: Gives its kind and width.
         length: Rows of the table; None for `config.max_length`.
-        batch_axis: Whether an axis of length 1 stands before the rows.
+        batch_axis: Whether an axis of length 1 precedes the rows.
     """
     rows = config.max_length if length is None else length
     table = sinusoidal_positions(rows, config.d_model, config.positions)
@@ -153,7 +154,7 @@ def _residual_stacks(
     feed_forward: tuple[str, str],
     norm_names: tuple[str, str],
 ) -> list[Row]:
-    """Return the rows of two stacks whose layers keep their norms in residual connections."""
+    """Return the rows of two stacks whose residual connections hold the norms."""
     rows = []
     sublayers = {
         "encoder": ("self_attention", "feed_forward"),
