@@ -125,8 +125,8 @@ def check_num_layers(params: Mapping[str, Any], config: TransformerConfig) -> No
     Raises:
         InputError: A stack of the parameters has more or fewer layers; names both numbers.
     """
-    for stack in ("encoder", "decoder"):
-        found = sum(re.fullmatch(r"layers_\d+", name) is not None for name in params.get(stack, ()))
+    for stack in params.keys() & {"encoder", "decoder"}:  # a caller may have one of them only
+        found = sum(re.fullmatch(r"layers_\d+", name) is not None for name in params[stack])
         wanted = getattr(config, f"num_{stack}_layers")
         if found != wanted:
             raise InputError(

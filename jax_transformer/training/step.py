@@ -162,7 +162,7 @@ def _loss_and_gradients(
 
     def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
         params = _cast(params, training_config)
-        total, _ = batch_loss(params, part, config, smoothing, key, execution)
+        total, _ = batch_loss(params, part, config, smoothing, key, execution=execution)
         return total / count
 
     differentiate = jax.value_and_grad(share)

@@ -72,7 +72,7 @@ def test_positions(pair, ladder):
     if kind == "none":
         x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
         unchanged = run(
-            model.Transformer(pair.config), pair.params, x, None, method="_add_positions"
+            model.Transformer(pair.config), pair.params, x, None, method="add_positions"
         )
         assert np.array_equal(unchanged, x)
         return

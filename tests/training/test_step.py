@@ -12,6 +12,7 @@ import pytest
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.data.batches import Batch
+from jax_transformer.execution import DEFAULT_EXECUTION
 from jax_transformer.training import step as step_module
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
@@ -138,8 +139,8 @@ def test_microbatches_drop_each_its_own():
     params, key = init_state(CONFIG, settings).params, jax.random.key(0)
 
     def loss(example, key, settings):
-        run = jax.jit(step_module._loss_and_gradients, static_argnums=(3, 4))
-        return float(run(params, example, key, CONFIG, settings)[0])
+        run = jax.jit(step_module._loss_and_gradients, static_argnums=(3, 4, 5))
+        return float(run(params, example, key, CONFIG, settings, DEFAULT_EXECUTION)[0])
 
     one, other = (loss(half, part, TrainingConfig()) for part in jax.random.split(key, 2))
     assert one != other

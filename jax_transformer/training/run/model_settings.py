@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
@@ -81,7 +81,7 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
-    return _resolved(model, Tokenizer, vocab_size)
+    return _resolved(model, BytePairTokenizer, vocab_size)
 
 
 def model_config(model: ModelSettings, tokenizer: Tokenizer) -> TransformerConfig:
@@ -94,7 +94,7 @@ def model_config(model: ModelSettings, tokenizer: Tokenizer) -> TransformerConfi
 
 
 def _resolved(
-    model: ModelSettings, tokenizer: Tokenizer | type[Tokenizer], vocab_size: int
+    model: ModelSettings, tokenizer: Tokenizer | type[BytePairTokenizer], vocab_size: int
 ) -> TransformerConfig:
     decided = dict.fromkeys(VOCABULARY_SIZES, vocab_size)
     decided |= {name: getattr(tokenizer, name) for name in SPECIAL_IDS}

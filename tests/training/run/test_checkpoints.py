@@ -72,10 +72,10 @@ def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
 def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
     for number in range(10):  # what ten killed runs leave
         (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
-        save(tmp_path, settings, range(4 * number, 4 * number + 4))  # one more than are kept
+        save(tmp_path, settings, range(10 * number, 10 * number + 10))
         left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == sorted(map(str, range(4 * number + 1, 4 * number + 4)))
-    print(f"40 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
+        assert left == sorted(map(str, range(10 * number + 7, 10 * number + 10)))
+    print(f"100 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
 
 
 def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
