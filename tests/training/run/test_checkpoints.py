@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
+from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.checkpoint_format import FORMAT, json_digest
 from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
