@@ -40,10 +40,6 @@ def pair(request, dtype):
 
 @pytest.fixture(scope="module", params=TransformerConfig.presets())
 def trainable_pair(request, dtype):
-    """Return (preset, dtype, one small model of token ids in both frameworks).
-
-    In float32 the decoder has one layer less: float64 is the proof, and each layer compiles long.
-    """
+    """Return (preset, dtype, one small model of token ids in both frameworks)."""
     seed = TransformerConfig.presets().index(request.param)
-    layers = {} if dtype == "float64" else {"num_decoder_layers": 1}
-    return request.param, dtype, make_pair(trainable(request.param, **layers), dtype, seed)
+    return request.param, dtype, make_pair(trainable(request.param), dtype, seed)
