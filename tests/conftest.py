@@ -12,7 +12,7 @@ from tests.compilation import QUICKLY
 
 CACHE = {
     "jax_compilation_cache_dir": str(Path(__file__).parent.parent / ".jax_cache"),
-    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_compile_time_secs": 0.1,  # below, writing takes as long
 }
 MAPPINGS = Path("/proc/self/maps")  # on Linux, one line a mapping
 MAX_MAPPINGS = 20_000
@@ -24,6 +24,19 @@ def pytest_configure():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)  # for the programs that tests start
     torch.set_num_threads(1)  # small products in several processes: threads wait for each other
+
+
+# Modules whose fixtures take half a minute or more. They come first, so that one worker runs all
+# tests of such a module: workers take tests over from the end of each other's queue.
+FIRST = (
+    "tests/training/test_mesh.py",
+    "tests/training/run/test_kill_resume.py",
+    "tests/test_benchmark_gpu.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 def pytest_collection_finish():

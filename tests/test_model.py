@@ -268,11 +268,12 @@ def test_the_module_masks_as_the_function_does(model):
 
 def test_a_method_of_the_module_masks_as_its_function_does(model):
     config, params, src, tgt = model
-    bound = Transformer(config).bind({"params": jax.tree.map(jnp.asarray, params)})
-    memory = encode(params, config, src)
-    np.testing.assert_allclose(bound.encode(src), memory, atol=1e-6)
-    expected = decode(params, config, tgt, memory)
-    np.testing.assert_allclose(bound.decode(tgt, memory), expected, atol=1e-6)
+    memory = run_encoder(params, config, src)
+    module = jax.jit(Transformer(config).apply, static_argnames="method")
+    variables = {"params": jax.tree.map(jnp.asarray, params)}
+    np.testing.assert_allclose(module(variables, src, method="encode"), memory, atol=1e-5)
+    expected = run_decoder(params, config, tgt, memory)
+    np.testing.assert_allclose(module(variables, tgt, memory, method="decode"), expected, atol=1e-5)
 
 
 WRONG_SHAPES = {
