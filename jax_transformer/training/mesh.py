@@ -1,6 +1,6 @@
-"""Training on a mesh: the state made where it lies, batches spread out, the steps compiled for it.
+"""Training on a mesh: sharded initial state, sharded batches, and steps compiled for the mesh.
 
-One device is a mesh of one.
+One device is a mesh of one device.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,21 +36,21 @@ EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""
 
 
 def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
-    """Return the state's shapes and types, and no array."""
+    """Return the shapes and dtypes of the state, without any array."""
     return jax.eval_shape(partial(init_state, config, training_config))
 
 
 def state_shardings(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainState:
-    """Return where each array of the state lies."""
+    """Return the sharding of each array of the state."""
     return shardings(state_shapes(config, training_config), mesh, config)
 
 
 def sharded_init_state(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainState:
-    """Return `init_state`, each part of it made on the device that holds it."""
+    """Return `init_state`, with each shard computed on the device that holds it."""
     make = partial(init_state, config, training_config)
     return jax.jit(make, out_shardings=state_shardings(mesh, config, training_config))()
 
@@ -98,10 +98,10 @@ def sharded_evaluation_step(
 def fill_rows(
     plan: list[PlannedBatch], mesh: Mesh | AbstractMesh, num_microbatches: int
 ) -> list[PlannedBatch]:
-    """Return a plan whose batches have rows that the mesh and the microbatches divide.
+    """Return a plan whose numbers of rows are multiples of row shards times microbatches.
 
-    Rows of padding are added at the end, where they change nothing: they do not count in the loss,
-    and an element's dropout depends on its own index and not on how many there are.
+    Rows of padding are added at the end and change nothing: they do not count in the loss, and the
+    dropout of an element depends on its own index and not on the number of rows.
     """
     multiple = row_shards(mesh) * num_microbatches
     return [planned._replace(rows=planned.rows + -planned.rows % multiple) for planned in plan]
@@ -110,9 +110,9 @@ def fill_rows(
 def sharded_batches(
     mesh: Mesh, encoded: EncodedCorpus, plan: list[PlannedBatch]
 ) -> Iterator[Batch]:
-    """Yield the planned batches in order, spread over the mesh.
+    """Yield the planned batches in order, sharded over the mesh.
 
-    A process makes the rows that its devices hold; others may make the same ones, for theirs.
+    Each process builds only the rows that its own devices hold.
 
     Raises:
         InputError: An id is outside the vocabulary.
@@ -124,7 +124,7 @@ def sharded_batches(
 
 
 def _own_rows(row_count: int, mesh: Mesh) -> Integer[np.ndarray, "rows"]:
-    """Return which rows of a batch lie on devices of this process, ascending."""
+    """Return the rows of a batch that devices of this process hold, ascending."""
     held = np.zeros(row_count, bool)
     for (part,) in row_sharding(mesh).addressable_devices_indices_map((row_count,)).values():
         held[part] = True
@@ -137,7 +137,7 @@ def _spread(
     own_rows: Integer[np.ndarray, "rows"],
     part: Int32[np.ndarray, "rows length"],
 ) -> jax.Array:
-    """Return an array of which this process has a part, its own rows."""
+    """Return the global array, of which this process holds its own rows."""
 
     def on_device(index: tuple[slice, slice]) -> Int32[np.ndarray, "device_rows length"]:
         return part[np.searchsorted(own_rows, np.arange(row_count)[index[0]])]

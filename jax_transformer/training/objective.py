@@ -33,8 +33,8 @@ def batch_loss(
         execution: How the model is executed.
 
     Raises:
-        InputError: The batch is packed, and the model is one of vectors or its targets do not
-            attend to each other.
+        InputError: The batch is packed, and the model takes vectors or its targets do not attend
+            to each other.
     """
     if batch.src_segments is None:
         inputs = (batch.src, batch.tgt_in)
@@ -48,8 +48,8 @@ def check_packs(config: TransformerConfig) -> None:
     """Refuse a model that cannot keep the pairs of a packed row apart.
 
     Raises:
-        InputError: It takes vectors, or its decoder attends along the memory, where source and
-            target of a pair do not lie at the same places.
+        InputError: The model takes vectors, or its decoder runs self-attention over the memory,
+            where source and target of a pair have different positions.
     """
     for name, value in (("token_embeddings", "none"), ("decoder_attention", "self_over_memory")):
         if getattr(config, name) == value:
@@ -63,10 +63,10 @@ def packed_logits(
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "batch length vocab"]:
-    """Return the logits of a packed batch, those of each pair as if it were alone.
+    """Return the logits of a packed batch; each pair has the logits that it has alone.
 
-    Attention stays inside a segment, from a target's to the source's of the same number, and
-    positions start anew in each. Arguments and errors as `batch_loss`.
+    Attention stays inside a segment: a target segment attends to the source segment of the same
+    number. Positions start at 0 in each segment. Arguments and errors as `batch_loss`.
     """
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
@@ -101,8 +101,8 @@ def cross_entropy(
     """Return the summed cross-entropy of the targets and their number.
 
     With smoothing s (section 5.4) a target's distribution is 1 - s on its token plus s spread
-    evenly over the vocabulary. Computed as logsumexp - (1 - s) * gold logit - s * mean logit, in
-    at least float32. Padding is left out by selection.
+    evenly over the vocabulary. The loss is logsumexp - (1 - s) * gold logit - s * mean logit, in
+    at least float32. Padding is excluded by selection, not by multiplication with 0.
 
     Args:
         logits: Unnormalised scores [batch, length, vocab].

@@ -1,4 +1,4 @@
-"""The optimizer of section 5.3, Adam under the paper's schedule, with what practice has added."""
+"""The optimizer: Adam under the schedule of section 5.3 and under other common schedules."""
 
 from functools import partial
 
@@ -19,10 +19,11 @@ def learning_rate_schedule(
 ) -> optax.Schedule:
     """Return the learning rate as a function of the number of steps already made.
 
-    It grows linearly for `warmup_steps`, and then, at step n counted from 1, is the peak times
-    1 ("constant"), sqrt(warmup_steps / n) ("inverse_square_root", and "noam", whose peak is
-    factor / sqrt(d_model * warmup_steps), section 5.3), or half a cosine's way down to 0 at
-    `steps` ("cosine"). Over the last `cooldown_steps` it is drawn down to 0 along a line besides.
+    The rate grows linearly for `warmup_steps`. After that, at step n counted from 1, it is the peak
+    times a share: 1 ("constant"), sqrt(warmup_steps / n) ("inverse_square_root" and "noam"), or a
+    half cosine that reaches 0 at `steps` ("cosine"). The peak of "noam" is
+    factor / sqrt(d_model * warmup_steps) (section 5.3). Over the last `cooldown_steps` the rate is
+    also multiplied by a line that falls to 0.
     """
     warmup, schedule = training_config.warmup_steps, training_config.schedule
     peak = training_config.learning_rate
@@ -49,8 +50,8 @@ def learning_rate_schedule(
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Return the transformation that scales a gradient down to a global norm of `max_norm`.
 
-    As torch.nn.utils.clip_grad_norm_, whose divisor is the norm plus 1e-6. optax's own has none:
-    a difference of 1e-6 that Adam carries along.
+    The divisor is the norm plus 1e-6, as in torch.nn.utils.clip_grad_norm_. optax divides by the
+    norm alone, a relative difference of 1e-6 that Adam would accumulate.
     """
 
     def clip(gradients: Params, _: Params | None) -> Params:
@@ -63,7 +64,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 def refusable(
     transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation with `accepted` for its `update`; False leaves the state alone."""
+    """Return the transformation with an argument `accepted` of `update`; False keeps the state."""
 
     def update(
         gradients: Params,
@@ -79,10 +80,10 @@ def refusable(
 
 
 def scale_by_adam(training_config: TrainingConfig) -> optax.GradientTransformationExtraArgs:
-    """Return optax's transformation of that name, `refusable`.
+    """Return `optax.scale_by_adam` as a `refusable` transformation.
 
-    The update is made of the moments that are kept. Made, as optax makes it, of those of a step
-    that may yet be refused, it would have XLA copy all of the old ones.
+    The update is computed from the moments after the decision whether the step is accepted. optax
+    computes it from the new moments before that decision, which makes XLA copy all old moments.
     """
     beta1, beta2 = training_config.adam_beta1, training_config.adam_beta2
     epsilon = training_config.adam_epsilon
@@ -119,7 +120,7 @@ def adam(
 
     Gradients are clipped first where the settings say so. Weight decay is decoupled, as in
     torch.optim.AdamW (Loshchilov and Hutter 2019): learning rate times decay times parameter,
-    beside Adam's step and not inside its moments; biases and norms are left alone.
+    added to Adam's step and not part of its moments; biases and norms do not decay.
     """
     chain = [scale_by_adam(training_config)]
     if training_config.clip_norm is not None:

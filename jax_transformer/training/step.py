@@ -22,16 +22,16 @@ SPIKE_WINDOW = 32  # losses whose median a spike is measured against
 
 
 class TrainState(NamedTuple):
-    """All that a step changes, and the key that its dropout comes from.
+    """Everything that a step changes, and the random key of its dropout.
 
     Attributes:
         params: The model's parameters.
         optimizer_state: The optimizer's moments.
         step: Number of steps made.
         key: Random key of the run; step n drops with `fold_in(key, n)`.
-        ema: The exponential moving average of the parameters, where one is kept.
-        recent_losses: The finite losses of the last steps, where spikes are left out; NaN until
-            there were so many.
+        ema: The exponential moving average of the parameters; None where the run has none.
+        recent_losses: The finite losses of the last steps, where spikes are rejected; NaN for
+            steps not made yet.
     """
 
     params: Params
@@ -43,19 +43,19 @@ class TrainState(NamedTuple):
 
     @property
     def eval_params(self) -> Params:
-        """The parameters to evaluate and to keep: the average, where there is one."""
+        """The parameters to evaluate and to keep: the EMA, where the run has one."""
         return self.params if self.ema is None else self.ema
 
 
 class Metrics(NamedTuple):
-    """What a step tells of itself, left on the device.
+    """Measurements of one step, kept on the device.
 
     Attributes:
         loss: The objective, in nats a target token.
         target_tokens: Target tokens that are not padding.
         learning_rate: The learning rate of the step.
-        finite: Whether loss and gradient were finite; if not, the state was left as it was.
-        spike: Whether the loss was so far above the recent ones that the state was left as well.
+        finite: Whether loss and gradient were finite; if not, the state did not change.
+        spike: Whether the loss was so far above recent losses that the state did not change.
     """
 
     loss: Float[Array, ""]
@@ -91,11 +91,12 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Return the state after one optimizer step on a batch, and the step's metrics.
 
-    The loss is the sum over the batch's target tokens, divided once by their number, whatever
-    the number of microbatches. A loss or gradient that is not finite leaves the state as it was,
-    by selection: multiplying by 0 would keep a NaN. So does a loss above `spike_factor` times the
-    median of the recent ones; it is one of these from then on, so that a loss which stays there
-    is accepted. The state handed in is donated: its arrays are gone afterwards.
+    The loss is the sum over the batch's target tokens, divided once by their number, whatever the
+    number of microbatches. A loss or gradient that is not finite leaves the state unchanged, by
+    selection: a multiplication by 0 would keep a NaN. A loss above `spike_factor` times the median
+    of the recent losses also leaves it unchanged. Such a loss joins the recent losses, so a loss
+    that stays at this level is accepted later. The argument `state` is donated: do not use it
+    afterwards.
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(
@@ -124,19 +125,19 @@ def train_step(
 
 
 def _squarable(gradients: Params) -> Bool[Array, ""]:
-    """Return whether all is finite, and so are its squares, of which Adam's moments are made.
+    """Return whether all gradients and their squares, which Adam needs, are finite.
 
-    The sum of magnitudes tells it in one pass; squares would be kept for the moments.
+    The sum of magnitudes answers in one pass; XLA would keep squares in memory for the moments.
     """
     magnitude = optax.tree.norm(gradients, ord=1)
     return magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
 
 
 def _update_ema(state: TrainState, params: Params, decay: float | None) -> Params | None:
-    """Return the average with new parameters in it; the first steps' weigh less than `decay`.
+    """Return the EMA after a step.
 
-    A plain average would hold the initial parameters for long: its decay grows with the steps n
-    as (1 + n) / (10 + n), up to `decay`.
+    The decay at step n is (1 + n) / (10 + n), at most `decay`: with a constant decay, the initial
+    parameters would dominate the EMA for a long time.
     """
     if decay is None:
         return None
@@ -179,17 +180,17 @@ def _loss_and_gradients(
 
 
 def _cast(params: Params, training_config: TrainingConfig) -> Params:
-    """Return the parameters as the model computes with them; gradients come back in their own."""
+    """Return the parameters in the dtype of the computation; gradients have the original dtype."""
     if training_config.compute_dtype == "float32":
         return params
     return jax.tree.map(lambda leaf: leaf.astype(training_config.compute_dtype), params)
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
-    """Return the batch as [parts, rows, length], filled up with rows of padding.
+    """Return the batch as [parts, rows, length], with rows of padding at the end.
 
-    Each part takes every `parts`-th row: whatever rows of padding follow, a row stays where it is,
-    and so does its dropout; and a part has rows of every device that the batch is spread over.
+    A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
+    and every part has rows of every device of the mesh.
     """
 
     def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:

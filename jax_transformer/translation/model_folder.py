@@ -95,8 +95,8 @@ def load(folder: str | Path) -> TrainedModel:
     description = _read_description(folder)
     if "parameters_sha256" in description:
         raise InputError(
-            f"{folder}: has the model format of an earlier version, which is no longer read; "
-            f"write it anew with `jax-transformer train --resume --output {folder}`, or train again"
+            f"{folder}: has the model format of an earlier version, which is no longer read; write "
+            f"it again with `jax-transformer train --resume --output {folder}`, or train again"
         )
     if not isinstance(description.get("model_type"), str):
         path = folder / CONFIG_FILE

@@ -129,8 +129,7 @@ def _own_staging_folder(folder: Path) -> Iterator[Path]:
 def _lock(staging: Path, folder: Path) -> int:
     """Create the staging folder if it is missing, and return a descriptor that locks it.
 
-    The lock ends with the process, so that the folder of a killed writer can be told from that of
-    a running one.
+    The lock ends with its process. So a staging folder without a lock is that of a killed writer.
     """
     import fcntl  # not on every platform that can read weight files
 

@@ -99,7 +99,7 @@ def _newest(directory: Path, console: Console) -> Restored:
         return restored
     raise InputError(
         f"{directory}: all of its checkpoints are damaged ({', '.join(map(str, steps))}); "
-        "start the run anew or restore the directory from a copy"
+        "start the run again or restore the directory from a copy"
     )
 
 
