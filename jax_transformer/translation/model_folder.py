@@ -6,7 +6,6 @@ file. model.safetensors has the names and shapes of `torch_reference`, so that
 """
 
 import contextlib
-import hashlib
 import json
 import stat
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax
+from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.convert.files.folder import (
     CONFIG_FILE,
     MODEL_FILES,
@@ -161,7 +161,7 @@ def write(folder: Path, model: TrainedModel) -> None:
             "library_version": _library_version(),
             "config": model.config.to_dict(),
             "generation": dict(model.generation),
-            "sha256": {path.name: _sha256(path) for path in sorted(staging.iterdir())},
+            "sha256": {path.name: file_digest(path) for path in sorted(staging.iterdir())},
         }
         description["config_sha256"] = _description_digest(description)
         text = json.dumps(description, indent=2) + "\n"
@@ -263,7 +263,7 @@ def _check_digest(path: Path, digest: object) -> None:
     """
     if not path.is_file():
         raise InputError(f"{path}: is missing; copy the model again")
-    if _sha256(path) != digest:
+    if file_digest(path) != digest:
         raise InputError(
             f"{path}: is damaged or of another model (its sha256 is not that in {CONFIG_FILE}); "
             "copy the model again"
@@ -277,7 +277,6 @@ def _read_params(path: Path, config: TransformerConfig) -> Params:
         InputError: They are not those of the config; the message names the first difference.
     """
     tensors = files.read(path)
-    _check_sizes(path, config, tensors)
     for name, array in tensors.items():
         if array.dtype != np.float32:
             raise InputError(f"{path}: {name} is {array.dtype}, but must be float32")
@@ -288,7 +287,7 @@ def _read_params(path: Path, config: TransformerConfig) -> Params:
 
 @contextlib.contextmanager
 def _first_fault(path: Path) -> Iterator[None]:
-    """Turn the error that lists every tensor at fault into one line about the first of them."""
+    """Turn an error of conversion into one line that names the file and the first fault."""
     try:
         yield
     except ConversionError as error:
@@ -298,35 +297,14 @@ def _first_fault(path: Path) -> Iterator[None]:
             f"{path}: the parameters are not those of the config: {first.name}: {first.kind}"
             f"{', ' if first.detail else ''}{first.detail}{more}"
         ) from error
-
-
-def _check_sizes(path: Path, config: TransformerConfig, tensors: Mapping[str, np.ndarray]) -> None:
-    """Refuse a config that describes a far larger model than the weights are.
-
-    Even the shapes of such a model would take memory and time without end.
-    """
-    largest = max((length for array in tensors.values() for length in array.shape), default=0)
-    layers = {
-        name: len({key.split(".")[2] for key in tensors if key.startswith(f"{stack}.layers.")})
-        for name, stack in (("num_encoder_layers", "encoder"), ("num_decoder_layers", "decoder"))
-    }
-    for name, found in layers.items():
-        if getattr(config, name) != found:
-            raise InputError(
-                f"{path}: has {found} layers, but {CONFIG_FILE} says {name}={getattr(config, name)}"
-            )
-    for name in ("d_model", "d_ff", "src_vocab_size", "tgt_vocab_size"):
-        if getattr(config, name) > largest:
-            raise InputError(
-                f"{path}: has no axis longer than {largest}, but {CONFIG_FILE} says "
-                f"{name}={getattr(config, name)}"
-            )
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _description_digest(description: dict[str, Any]) -> str:
     """Return the sha256 of everything in config.json except this digest itself."""
     content = {name: value for name, value in description.items() if name != "config_sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_digest(content)
 
 
 def _library_version() -> str:
@@ -334,8 +312,3 @@ def _library_version() -> str:
         return version("jax-transformer")
     except PackageNotFoundError:  # used from a checkout that is not installed
         return "unknown"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

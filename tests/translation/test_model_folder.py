@@ -273,16 +273,22 @@ def test_what_is_no_regular_file_of_a_bounded_size_is_refused(directory):
 
 
 SIZES = {
-    "num_encoder_layers": (10**7, "has 1 layers, but config.json says num_encoder_layers=10000000"),
-    "num_decoder_layers": (2, "has 1 layers, but config.json says num_decoder_layers=2"),
-    "d_model": (2**40, "has no axis longer than 30, but config.json says d_model=1099511627776"),
+    "num_encoder_layers": (
+        10**7,
+        "num_encoder_layers=10000000: missing, the tensors hold 1 layers",
+    ),
+    "num_decoder_layers": (2, "num_decoder_layers=2: missing, the tensors hold 1 layers"),
+    "d_model": (2**40, "d_model=1099511627776, but the largest tensor has only 180 elements"),
     "d_ff": (
         7,
         r"feed_forward\S*: wrong shape, \[5, 6\], expected \[7, 6\]; 5 more tensors are at",
     ),
     "qkv_bias": (False, "bias: unexpected.* more tensors are at fault"),
     "tgt_vocab_size": (29, "wrong shape"),
-    "src_vocab_size": (10**12, "config.json says src_vocab_size=1000000000000"),
+    "src_vocab_size": (
+        10**12,
+        r"source_embedding.weight: wrong shape, \[30, 6\], expected \[1000000000000, 6\]",
+    ),
 }
 
 

@@ -7,10 +7,8 @@ among it the sha256 of each array.
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -103,17 +101,6 @@ def describe(array: np.ndarray) -> dict[str, Any]:
     """Return dtype, shape and sha256 of an array, ready for JSON."""
     digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": digest}
-
-
-def json_digest(content: Any) -> str:
-    """Return the sha256 of JSON content, whatever the order of its names."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def in_one_line(error: Exception) -> str:

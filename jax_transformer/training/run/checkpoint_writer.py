@@ -9,6 +9,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.training.run.checkpoint_format import (
@@ -17,9 +18,7 @@ from jax_transformer.training.run.checkpoint_format import (
     FORMAT,
     RUN,
     describe,
-    file_digest,
     in_one_line,
-    json_digest,
     named_arrays,
     orbax_quiet,
 )

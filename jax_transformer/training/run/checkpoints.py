@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
+from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.training.run.checkpoint_format import (
@@ -18,10 +19,8 @@ from jax_transformer.training.run.checkpoint_format import (
     FILES,
     RUN,
     describe,
-    file_digest,
     in_one_line,
     is_key,
-    json_digest,
     named_arrays,
     named_leaves,
     orbax_quiet,

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
+from jax_transformer.convert.files.digests import json_digest
 from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.checkpoint_format import FORMAT, json_digest
+from jax_transformer.training.run.checkpoint_format import FORMAT
 from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
 from jax_transformer.training.run.checkpoints import restore, steps_in
 from jax_transformer.training.run.state import Position, RunProgress, check_same
