@@ -52,6 +52,7 @@ DESCRIBED = {
     "pre_norm_memory_norm": (0.1, {*SITES}),
     "pre_norm_log_softmax": (0.1, {*SITES}),
     "marian": (0.1, {SOURCE, TARGET, *RESIDUALS}),
+    "pegasus": (0.1, {*SITES}),
 }
 
 # The same places in torch.nn.Transformer, which has no embeddings.

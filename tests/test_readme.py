@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands exist, and its Python runs from top to bottom."""
+"""The README keeps its word: its commands exist, and its Python and that of docs/ runs."""
 
 import re
 import subprocess
@@ -11,6 +11,7 @@ from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
+LAYOUTS = (ROOT / "docs" / "layouts.md").read_text("utf-8")
 
 
 def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
@@ -39,9 +40,9 @@ def test_every_file_and_folder_of_the_map_exists():
         assert (ROOT / link).exists(), link
 
 
-def test_python_of_the_readme_runs(tmp_path):
-    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(snippets) >= 3
+def test_python_of_the_documents_runs(tmp_path):
+    snippets = re.findall(r"```python\n(.*?)```", README + LAYOUTS, re.DOTALL)
+    assert len(snippets) >= 5
     save(tmp_path / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
     program = tmp_path / "readme.py"
     program.write_text("\n".join(snippets), "utf-8")

@@ -5,7 +5,8 @@ from pathlib import Path
 import tyro
 
 from jax_transformer.training.run.averaging import average_run
-from jax_transformer.translation.model_folder import TrainedModel, check_free, save
+from jax_transformer.translation.model_folder import check_free, save
+from jax_transformer.translation.run_model import trained_model
 
 
 def average(
@@ -25,5 +26,5 @@ def average(
     """
     check_free(output, overwrite)
     settings, params, steps = average_run(run, last)
-    save(output, TrainedModel(settings.config, params, settings.tokenizer), overwrite)
+    save(output, trained_model(settings, params), overwrite, settings.origin)
     print(f"mean of the last {len(steps)} checkpoints of {run} written to {output}")

@@ -23,6 +23,7 @@ def budget(
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16",
     steps: int | None = None,
     utilisation: float = 0.4,
+    freeze: tuple[str, ...] = (),
 ) -> None:
     """Print the estimated memory, FLOPs and time of training a model; nothing is run.
 
@@ -43,6 +44,7 @@ def budget(
         compute_dtype: Dtype that the model computes in; parameters and optimizer are float32.
         steps: Steps of the training; if None, the paper's.
         utilisation: Share of the peak of a device that is reached.
+        freeze: Patterns of parameters that are not trained: they have no gradients and no moments.
     """
     given = {
         "src_vocab_size": vocab_size,
@@ -56,6 +58,6 @@ def budget(
     fields, paper_steps = estimate.SIZES[size]
     fields = fields | {name: value for name, value in given.items() if value is not None}
     config = TransformerConfig.preset(preset, **fields)
-    workload = estimate.Workload(batch_rows, length, compute_dtype, mesh)
+    workload = estimate.Workload(batch_rows, length, compute_dtype, mesh, freeze)
     shown = estimate.show(config, workload, paper_steps if steps is None else steps, utilisation)
     Console(width=100).print(shown)

@@ -1,6 +1,7 @@
 """`jax-transformer convert`: weights from one layout to another."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -9,14 +10,18 @@ import tyro
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import check_config, files, get_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families.family import Family
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.huggingface import (
     from_huggingface,
     is_huggingface,
+    load_tokenizer,
     read_config,
     to_huggingface,
 )
+from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
+from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
@@ -30,14 +35,18 @@ class Source(NamedTuple):
     Attributes:
         config: The shape of the model.
         params: Its parameters.
-        tokenizer: Its tokenizer; None where the source is not a model that this library trained.
+        tokenizer: Its tokenizer; None where the source has none that this library can read.
         report: What reading a weight file did with each tensor; None for a folder.
+        origin: The Hugging Face folder that the model comes from, if it comes from one.
+        left: Names of the files of that folder that the origin leaves out.
     """
 
     config: TransformerConfig
     params: dict[str, Any]
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     report: Report | None = None
+    origin: Origin | None = None
+    left: Sequence[str] = ()
 
 
 def convert(
@@ -52,6 +61,9 @@ def convert(
     overwrite: bool = False,
 ) -> None:
     """Read weights in one layout, write them in another, and print what became of each tensor.
+
+    A folder of the same Hugging Face family gets the tokenizer and the other files of the source,
+    also if the source is a model that training continued. What is not carried over is printed.
 
     Args:
         source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
@@ -73,9 +85,7 @@ def convert(
     if model.report:
         print(model.report)
     if family := FAMILIES.get(output_layout):
-        tokenizer = model.tokenizer if family.tokenizer else None
-        options = {"family": output_layout, "tokenizer": tokenizer, "overwrite": overwrite}
-        to_huggingface(model.params, model.config, output, **options)
+        _write_folder(model, family, output, overwrite)
     else:
         tensors, report = to_tensors(model.params, model.config, target)
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
@@ -83,6 +93,23 @@ def convert(
         files.write(output, tensors, overwrite=overwrite, metadata=metadata)
         print(report)
     print(f"{output} written, and read back equal")
+
+
+def _write_folder(model: Source, family: Family, output: Path, overwrite: bool) -> None:
+    """Write a folder of a family with as much of the source as the family can have."""
+    left = list(model.left)
+    origin, tokenizer = model.origin, model.tokenizer
+    if origin is not None and origin.model_type != family.model_type:
+        left += ["config.json", *origin.files]
+        origin = None
+    wanted = family.tokenizer.kind if family.tokenizer else None
+    if tokenizer is not None and tokenizer.kind != wanted:
+        left += tokenizer.files()
+        tokenizer = None
+    options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
+    to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
+    if left:
+        print(f"not carried over: {', '.join(left)}")
 
 
 def read_source(
@@ -100,19 +127,34 @@ def read_source(
     if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
         raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
     if is_huggingface(source):
-        return Source(*from_huggingface(source, dtype=dtype))
+        return _read_huggingface(source, dtype)
     if source.is_dir():
-        from jax_transformer.translation.model_folder import load
+        from jax_transformer.translation import model_folder
 
-        model = load(source)
+        model = model_folder.load(source)
         tensors, _ = to_tensors(model.params, model.config, get_layout("reference"))
         params, _ = to_params(tensors, model.config, get_layout("reference"), dtype=dtype)
-        return Source(model.config, params, model.tokenizer)
+        return Source(
+            model.config, params, model.tokenizer, origin=model_folder.read_origin(source)
+        )
     tensors = files.read(source)
     config = file_config(source, config_file)
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return Source(config, params, report=report)
+
+
+def _read_huggingface(folder: Path, dtype: str | None) -> Source:
+    """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
+    config, params = from_huggingface(folder, dtype=dtype)
+    origin, left = read_origin(folder)
+    files_of = FAMILIES[origin.model_type].tokenizer
+    tokenizer = None
+    if files_of is not None and all((folder / name).exists() for name in files_of.names):
+        _, tokenizer = load_tokenizer(folder)
+    elif files_of is not None:
+        left = [*left, *(name for name in files_of.names if (folder / name).exists())]
+    return Source(config, params, tokenizer, origin=origin, left=left)
 
 
 def file_config(source: Path, config_file: Path | None) -> TransformerConfig:

@@ -9,6 +9,7 @@ EXTRA_OF = {
     "orbax": "train",
     "grain": "train",
     "tokenizers": "train",
+    "sentencepiece": "train",
     "sacrebleu": "train",
     "tyro": "train",
     "rich": "train",

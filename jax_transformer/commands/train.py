@@ -1,186 +1,58 @@
 """`jax-transformer train`: train a model on parallel text, or on the embedded number words."""
 
-import argparse
 import contextlib
 import dataclasses
+import hashlib
 import itertools
-import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import tyro
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.commands.extras import check_installed
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.commands.train_arguments import (
+    NO_START,
+    Arguments,
+    Start,
+    arguments_of_run,
+    check_resumed,
+    check_start,
+    defaults,
+    kept_arguments,
+    parse,
+    read_start,
+    start_of_run,
+)
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.attention_backend import choose_for
+from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
-from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.run import loop
-from jax_transformer.training.run.checkpoint_format import TRAINING_CONFIG_NAMES
 from jax_transformer.training.run.checkpoints import Restored, restore
 from jax_transformer.training.run.corpora import (
     EncodedCorpora,
-    Files,
     check_files,
     encode_corpora,
     read_corpora,
 )
-from jax_transformer.training.run.model_settings import (
-    ModelSettings,
-    check_model,
-    model_config,
-    named_fields,
-    preset_settings,
-    settings_of,
-)
+from jax_transformer.training.run.model_settings import check_model, model_config
 from jax_transformer.training.run.output import SETTINGS_FILE, check_output, claimed
-from jax_transformer.training.run.settings_file import read_mapping, replace_fields, to_yaml
+from jax_transformer.training.run.settings_file import to_yaml
 from jax_transformer.training.run.signals import Stopped, StopRequest, stop_requests
-from jax_transformer.training.run.state import RunSettings, check_equal, check_same, corpus_digest
+from jax_transformer.training.run.state import RunSettings, check_same, corpus_digest
 from jax_transformer.translation import scores
 from jax_transformer.translation.evaluation import Evaluation
-
-# Arguments that hold for one start of the program, and are not written to settings.yaml; and those
-# that may differ when a run is resumed.
-OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
-NOT_KEPT = (*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model")
-# Sizes of the model for some ten thousand sentences, and for the number words.
-TEXT_SIZES = {
-    "d_model": 256,
-    "num_heads": 8,
-    "d_ff": 512,
-    "num_encoder_layers": 3,
-    "num_decoder_layers": 3,
-    "max_length": 128,
-    "dropout": 0.1,
-}
-NUMBER_WORDS_SIZES = {
-    "d_model": 64,
-    "num_heads": 4,
-    "d_ff": 256,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "max_length": 64,
-    "dropout": 0.0,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Train a Transformer to translate, and write a model for `jax-transformer translate`.
-
-    Without files the task is the embedded one, English number words to German ones, and the
-    defaults are made for it. With --source they are made for some ten thousand sentences: see
-    `--source FILE --help`.
-    """
-
-    config: Path | None = None
-    """YAML file with these settings: the model's fields under `model`, those of the training under
-    `training`. Flags win over the file, the file over the preset."""
-
-    source: Path | None = None
-    """Training text, one sentence a line, plain or gzip."""
-
-    target: Path | None = None
-    """Translation of the training text, line by line."""
-
-    valid_source: Path | None = None
-    """Validation text: selects the best parameters and is translated at the end."""
-
-    valid_target: Path | None = None
-    """Translation of the validation text, line by line."""
-
-    valid_pairs: int | None = None
-    """Without validation files, pairs of the training text that are held out for validation, chosen
-    by --seed; if None, 5 % of them, at least 1 and at most 1,000."""
-
-    output: Path | None = None
-    """Directory of the run and of its model; if None, the first free one of runs/0, runs/1, ..."""
-
-    overwrite: bool = False
-    """Replace the model that is in --output."""
-
-    resume: bool = False
-    """Continue the run in --output from its last checkpoint, with its own settings."""
-
-    tensorboard: bool = False
-    """Also write events for TensorBoard, into tensorboard/ in the output."""
-
-    mesh: str | None = None
-    """Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits parameters
-    and optimizer, "tensor" the matrix products; -1 takes the other devices. If None, one device."""
-
-    coordinator: str | None = None
-    """With several processes, host:port of the first one; the port must be free there."""
-
-    num_processes: int | None = None
-    """Number of processes."""
-
-    process_id: int | None = None
-    """Number of this process, from 0."""
-
-    lost_after: int = 120
-    """Seconds of silence after which another process counts as lost, and this one ends."""
-
-    keep_freed_memory: bool = True
-    """Keep the memory of a step for the next one, which is faster on a CPU; Linux only."""
-
-    bleu_tokenization: str = "13a"
-    """sacrebleu's tokenization for BLEU; "none" for text that is tokenised already."""
-
-    preset: str = "vaswani2017"
-    """The described implementation to train. It gives the fields of the model that are not named;
-    sizes that it leaves open are those of the task."""
-
-    vocab_size: int = 6000
-    """Entries of the byte-pair encoding that both languages share."""
-
-    model: ModelSettings = dataclasses.field(
-        default_factory=lambda: preset_settings("vaswani2017", TEXT_SIZES)
-    )
-    """Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come from the
-    tokenizer."""
-
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """Batches, schedule, optimizer and objective."""
-
-    @property
-    def files(self) -> Files:
-        """The text files."""
-        return Files(self.source, self.target, self.valid_source, self.valid_target)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the settings for settings.yaml, the model by its preset and what differs."""
-        mapping = dataclasses.asdict(self)
-        mapping["model"] = named_fields(self.model, self.preset, TEXT_SIZES)
-        return {name: value for name, value in mapping.items() if name not in OF_ONE_START}
-
-
-NUMBER_WORDS = Arguments(
-    vocab_size=90,
-    model=preset_settings("vaswani2017", NUMBER_WORDS_SIZES),
-    training=TrainingConfig(
-        steps=1000,
-        warmup_steps=200,
-        cooldown_steps=500,
-        learning_rate_factor=0.5,
-        label_smoothing=0.0,
-        max_tokens=1536,
-        bucket_count=4,
-        evaluation_interval=250,
-    ),
-)
 
 
 def train(*argv: str) -> None:
@@ -188,7 +60,7 @@ def train(*argv: str) -> None:
     console = Console(markup=False, highlight=False, soft_wrap=True)
     keep_compilations()
     try:
-        arguments, resumed = parse(argv, defaults(argv)), None
+        arguments = parse(argv, defaults(argv))
         if arguments.keep_freed_memory:
             keep_freed_memory()
         distributed.initialize(
@@ -200,7 +72,10 @@ def train(*argv: str) -> None:
         console.quiet = not distributed.is_main()
         if arguments.resume:
             arguments, resumed = parse_resumed(argv, arguments, console)
-        run(arguments, resumed, console)
+            run(arguments, start_of_run(resumed.settings), resumed, console)
+        else:
+            arguments, start = parse_new(argv, arguments)
+            run(arguments, start, None, console)
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
@@ -208,77 +83,24 @@ def train(*argv: str) -> None:
         distributed.fail(error)
 
 
-def keep_compilations() -> None:
-    """Keep what XLA compiles in the user's cache folder, unless JAX is given another one."""
-    if jax.config.jax_compilation_cache_dir is None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(folder / "jax-transformer"))
+def parse_new(argv: Sequence[str], arguments: Arguments) -> tuple[Arguments, Start]:
+    """Return the arguments of a new run, and what it starts from.
 
-
-def defaults(argv: Sequence[str]) -> Arguments:
-    """Return the arguments that hold where the command line names no others.
-
-    They are those of the task, in the sizes of the preset, with the settings of a file.
+    Args:
+        argv: The command line.
+        arguments: The command line as parsed without what the run starts from.
 
     Raises:
-        InputError: The preset is unknown, or `replace_fields` refuses the file.
+        InputError: The output may not be written, a folder or file cannot be used, or the
+            arguments contradict it.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--source")
-    parser.add_argument("--preset")
-    named, _ = parser.parse_known_args(list(argv))
-    if named.config is None and named.source is None:
-        return with_preset(NUMBER_WORDS, named.preset, NUMBER_WORDS_SIZES)
-    if named.config is None:
-        return with_preset(Arguments(), named.preset, TEXT_SIZES)
-    read = with_present_names(read_mapping(named.config), named.config)
-    task = with_preset(Arguments(), named.preset or read.get("preset"), TEXT_SIZES)
-    return replace_fields(task, read, str(named.config))
-
-
-def with_preset(task: Arguments, preset: str | None, sizes: dict[str, Any]) -> Arguments:
-    """Return a task's arguments with another preset in the task's sizes; None changes nothing.
-
-    Raises:
-        InputError: The preset is unknown.
-    """
-    if preset is None:
-        return task
-    return dataclasses.replace(task, preset=preset, model=preset_settings(preset, sizes))
-
-
-def with_present_names(read: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a file's settings under their present names.
-
-    Files of earlier versions have the sizes of the model beside `model`, and other names in
-    `training`.
-
-    Raises:
-        InputError: A size is there twice.
-    """
-    sizes = {name: read.pop(name) for name in TEXT_SIZES if name in read}
-    model = read.get("model", {})
-    if sizes and isinstance(model, dict):
-        for name in sizes.keys() & model.keys():
-            raise InputError(f"{path}: {name} is there twice; keep the one under model")
-        read["model"] = sizes | model
-    if isinstance(read.get("training"), dict):
-        read["training"] = {
-            TRAINING_CONFIG_NAMES.get(name, name): value for name, value in read["training"].items()
-        }
-    return read
-
-
-def parse(argv: Sequence[str], default: Arguments) -> Arguments:
-    """Return the command line's arguments; those that it does not name are as in `default`."""
-    return tyro.cli(
-        Arguments,
-        prog="jax-transformer train",
-        args=list(argv),
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    if distributed.is_main() and arguments.output:
+        check_output(arguments.output, arguments.overwrite)
+    start = read_start(arguments)
+    if start.tokenizer is not None:
+        arguments = parse(argv, defaults(argv, start))
+    check_start(arguments, start)
+    return arguments, start
 
 
 def parse_resumed(
@@ -294,27 +116,24 @@ def parse_resumed(
     resumed = restore(arguments.output / loop.CHECKPOINTS, console)
     saved = arguments_of_run(resumed.settings)
     arguments = parse(argv, dataclasses.replace(saved, output=arguments.output))
-    for name in ("preset", "vocab_size", "valid_pairs"):
-        check_equal(name, getattr(saved, name), getattr(arguments, name))
+    check_resumed(saved, arguments)
     step = resumed.checkpoint.progress.step
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
     return arguments, resumed
 
 
-def run(arguments: Arguments, resumed: Restored | None, console: Console) -> None:
+def run(arguments: Arguments, start: Start, resumed: Restored | None, console: Console) -> None:
     """Read the text, train, write the model, translate the validation text."""
     started = time.monotonic()
     is_main = distributed.is_main()
-    if is_main and arguments.output and not resumed:
-        check_output(arguments.output, arguments.overwrite)
-    check_values(arguments)
+    check_values(arguments, start)
     mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
 
-    settings, corpora = prepare(arguments, resumed, console)
+    settings, corpora = prepare(arguments, start, console)
     arguments = dataclasses.replace(arguments, output=arguments.output or first_free_run())
     if resumed:
         check_same(resumed.settings, settings, resumed.checkpoint.progress.step)
-    distributed.check_agreement(facts(settings, mesh))
+    distributed.check_agreement(facts(settings, start, mesh))
     show_settings(arguments, settings, mesh, console)
 
     exact = arguments.source is None
@@ -325,7 +144,7 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
     with stop_requests(console.print) as stop, claim:
         if is_main:
             start_directory(arguments, resumed)
-        this_run = make_run(arguments, settings, resumed, stop, evaluation)
+        this_run = make_run(arguments, settings, start, resumed, stop, evaluation)
         best = loop.train(this_run, corpora.training, corpora.validation, console)
     if is_main:
         evaluation.finish(arguments.output, best)
@@ -333,15 +152,23 @@ def run(arguments: Arguments, resumed: Restored | None, console: Console) -> Non
         console.print(next_commands(arguments))
 
 
-def check_values(arguments: Arguments) -> None:
+def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     """Refuse arguments that cannot work, before any text is read.
+
+    Args:
+        arguments: The arguments.
+        start: What the run has before it reads its text.
 
     Raises:
         InputError: A value is wrong; the message names it.
         ModuleNotFoundError: A library is missing that is needed later.
     """
     arguments.training.check()
-    config = check_model(arguments.model, arguments.vocab_size)
+    if start.tokenizer is None:
+        config = check_model(arguments.model, arguments.vocab_size)
+    else:
+        config = model_config(arguments.model, start.config or start.tokenizer)
+    trained_sizes(config, arguments.training.freeze)
     if arguments.training.batching == "packed":
         check_packs(config)
     check_files(arguments.files, arguments.valid_pairs)
@@ -352,23 +179,22 @@ def check_values(arguments: Arguments) -> None:
 
 
 def prepare(
-    arguments: Arguments, resumed: Restored | None, console: Console
+    arguments: Arguments, start: Start, console: Console
 ) -> tuple[RunSettings, EncodedCorpora]:
-    """Read the text, train the tokenizer on it or take that of the run, encode the text.
+    """Read the text, train the tokenizer on it if there is none, encode the text.
 
     Raises:
         InputError: A file cannot be used, or the model does not fit it.
     """
     seed = arguments.training.seed
     corpora = read_corpora(arguments.files, arguments.valid_pairs, seed)
-    if resumed:
-        tokenizer = resumed.settings.tokenizer
-    else:
+    tokenizer = start.tokenizer
+    if tokenizer is None:
         lines = corpora.training.sources + corpora.training.targets
         tokenizer = BytePairTokenizer.train(lines, arguments.vocab_size)
-    config = model_config(arguments.model, tokenizer)
+    config = model_config(arguments.model, start.config or tokenizer)
     encoded = encode_corpora(corpora, tokenizer, config.max_length)
-    for line in encoded.report:
+    for line in (*start.report, *encoded.report):
         console.print(line)
     settings = RunSettings(
         config,
@@ -376,6 +202,8 @@ def prepare(
         tokenizer,
         corpus_digest(encoded.training, encoded.validation),
         kept_arguments(arguments),
+        start.generation,
+        start.origin,
     )
     return settings, encoded
 
@@ -390,6 +218,8 @@ def show_settings(
     device, dtype = mesh.devices.flat[0], arguments.training.compute_dtype
     dropped = config.attention_dropout_rate > 0
     console.print(str(choose_for(device, dtype, config.head_dim, dropped)))
+    trained, whole = trained_sizes(config, arguments.training.freeze)
+    console.print(f"{trained:,} of {whole:,} parameters are trained")
 
 
 def start_directory(arguments: Arguments, resumed: Restored | None) -> None:
@@ -403,6 +233,7 @@ def start_directory(arguments: Arguments, resumed: Restored | None) -> None:
 def make_run(
     arguments: Arguments,
     settings: RunSettings,
+    start: Start,
     resumed: Restored | None,
     stop: StopRequest,
     evaluation: Evaluation,
@@ -418,6 +249,7 @@ def make_run(
         arguments.tensorboard,
         evaluation.mesh,
         arguments.lost_after,
+        start.params,
     )
 
 
@@ -434,33 +266,18 @@ def next_commands(arguments: Arguments) -> str:
     return "\n".join(lines)
 
 
-def facts(settings: RunSettings, mesh: Mesh) -> dict[str, str]:
+def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
     """Return the facts that all processes of a run must have in common, by name."""
     shared = {"library": distributed.library_digest(), "jax": jax.__version__}
     shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.data_sha256}
     shared |= {"mesh": describe(mesh)}
+    if start.params is not None:
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(start.params):
+            digest.update(np.ascontiguousarray(leaf))
+        shared["initial parameters"] = digest.hexdigest()
     return {name: str(value) for name, value in shared.items()}
-
-
-def kept_arguments(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON."""
-    kept = {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(arguments)
-        if field.name not in NOT_KEPT
-    }
-    return kept | {name: str(kept[name].absolute()) for name in Files._fields if kept[name]}
-
-
-def arguments_of_run(settings: RunSettings) -> Arguments:
-    """Return the arguments that a run was started with; its config says what the model is."""
-    known = {field.name for field in dataclasses.fields(Arguments)}
-    kept = {name: value for name, value in settings.arguments.items() if name in known}
-    paths = {name: Path(kept[name]) for name in Files._fields if kept.get(name)}
-    return Arguments(
-        **kept | paths, model=settings_of(settings.config), training=settings.training_config
-    )
 
 
 def first_free_run() -> Path:

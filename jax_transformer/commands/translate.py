@@ -1,7 +1,9 @@
 """`jax-transformer translate`: lines in, translations out."""
 
+import contextlib
 import itertools
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -9,78 +11,164 @@ import jax
 import tyro
 from rich.console import Console
 
-from jax_transformer.data.corpus import split_lines
+from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
+from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.data.corpus import count_lines, decode_lines, open_text
 from jax_transformer.errors import InputError
+from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.translation import alignment_plot
-from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.model_folder import library_version, load, model_digest
+from jax_transformer.translation.resumable_file import check_output, resumable_file
+from jax_transformer.translation.source_batches import (
+    FIRST_WINDOW,
+    LARGEST_WINDOW,
+    window_sizes,
+)
+from jax_transformer.translation.translate import Translation
 from jax_transformer.translation.translate import translate as translate_lines
+
+LONGEST_LINE = 2**20  # bytes
 
 
 def translate(
     folder: tyro.conf.Positional[Path],
     /,
+    input: Path | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
     beam: int | None = None,
     length_penalty: float | None = None,
-    nbest: int = 1,
+    nbest: int | None = None,
     scores: bool = False,
     max_new_tokens: int | None = None,
+    ignore_generation_config: bool = False,
     overlong: Literal["refuse", "cut"] = "refuse",
     max_tokens: int = 4096,
+    window: int = LARGEST_WINDOW,
     mesh: str | None = None,
     alignments: Path | None = None,
-    overwrite: bool = False,
 ) -> None:
-    """Translate the lines of standard input: --nbest lines for each on standard output.
+    """Translate lines, from standard input or a file: --nbest lines for each.
 
     Line i gives the output lines from (i - 1) * nbest + 1 to i * nbest, best first; a blank line
-    gives blank lines. With --scores each output line begins with its score and a tab. Progress is
+    gives blank lines. With --scores each output line begins with its score and a tab. Lines are
+    translated in windows, small ones first, and are written in the order of the input. Progress is
     shown on standard error if that is a terminal.
 
+    With --output a translation can be killed at any moment: the same command with --resume goes
+    on, and ends with the same bytes.
+
     Args:
-        folder: Folder of a trained model.
+        folder: Folder of a trained model, or a Hugging Face folder of a family that this library
+            knows.
+        input: Text to translate, plain or gzip; if None, standard input.
+        output: File to write; until it is finished, its name ends in .part. If None, standard
+            output.
+        resume: Go on with the unfinished --output, or begin it where there is none.
+        overwrite: Replace an existing output or picture.
         beam: Hypotheses that beam search keeps, 1 is greedy search; if None, the model's default.
-        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, by which the log-probability of a
-            translation of n tokens is divided; if None, the model's default.
-        nbest: Translations of each line, at most --beam.
+        length_penalty: Exponent of the divisor of the log-probability of n tokens, (5 + n) / 6, or
+            n where the model's defaults say so; if None, the model's default.
+        nbest: Translations of each line, at most --beam; if None, the model's default.
         scores: Write the score of each translation; a blank line has the score 0.
         max_new_tokens: Most tokens of a translation, EOS included; if None, the model's default,
             and for a model without one ten more than twice the tokens of the line.
-        overlong: If a line has more tokens than the model takes, refuse all lines, or cut it.
+        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        overlong: If a line has more tokens than the model takes, refuse its window, or cut it.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.
+        window: Most lines that are read, sorted by length and translated together: a higher number
+            needs more memory and pads less.
         mesh: This machine's devices as axes, such as data=4,fsdp=2; if None, all on data.
         alignments: Picture to write of the attention to the first few lines: .png, .pdf or .svg.
-        overwrite: Replace an existing picture.
     """
     if beam is not None:
-        _check_nbest(nbest, beam)
+        _check_nbest(nbest or 1, beam)
     if alignments is not None:
         alignment_plot.check_picture(alignments, overwrite)
+    if output is not None:
+        check_output(output, resume=resume, overwrite=overwrite)
+    elif resume:
+        raise InputError("--resume goes on with a file: name it by --output")
     keep_freed_memory()
+    keep_compilations()
     devices = make_mesh(mesh or "data=-1", jax.local_devices())
-    model = load(folder)
-    _check_nbest(nbest, beam or model.generation.get("beam_size", 1))
-    lines = split_lines(sys.stdin.buffer.read(), "standard input")
-    translations = translate_lines(
-        model,
-        lines,
-        beam_size=beam,
-        num_hypotheses=nbest,
-        length_penalty=length_penalty,
-        max_new_tokens=max_new_tokens,
-        overlong=overlong,
-        max_tokens=max_tokens,
-        console=Console(stderr=True, markup=False, highlight=False, soft_wrap=True),
-        mesh=devices,
-    )
-    for translation in itertools.chain.from_iterable(translations):
-        score = f"{translation.score:.6f}\t" if scores else ""
-        sys.stdout.buffer.write(f"{score}{translation.text}\n".encode())
-    if alignments is not None:
-        drawn = alignment_plot.alignments(model, lines, translations)
-        alignment_plot.draw(alignments, drawn, overwrite)
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    with contextlib.ExitStack() as files:
+        text = sys.stdin.buffer if input is None else files.enter_context(open_text(input))
+        model = load(folder, ignore_generation_config=ignore_generation_config)
+        if nbest is None:
+            nbest = model.generation.get("num_hypotheses", 1)
+        _check_nbest(nbest, model.generation.get("beam_size", 1) if beam is None else beam)
+        honoured = is_huggingface(folder) and not ignore_generation_config
+        if honoured and max_new_tokens is None and not names_length(folder):
+            console.print(
+                f"{folder} limits no length, so a translation ends after {DEFAULT_NEW_TOKENS} "
+                "tokens, as in transformers; --max-new-tokens sets another limit"
+            )
+        chosen = {
+            "beam_size": beam,
+            "num_hypotheses": nbest,
+            "length_penalty": length_penalty,
+            "max_new_tokens": max_new_tokens,
+            "overlong": overlong,
+            "max_tokens": max_tokens,
+            "window": window,
+        }
+        lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
+        first = list(itertools.islice(lines, FIRST_WINDOW)) if alignments else []
+        lines = itertools.chain(first, lines)
+        total = count_lines(input) if input and console.is_terminal else None
+        shown = {"console": console, "mesh": devices}
+        if output is None:
+            found = translate_lines(model, lines, total=total, **chosen, **shown)
+            _write(found, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores, window, 0)
+        else:
+            facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
+            facts |= {"model": model_digest(model), "library": library_version()}
+            with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
+                rest, done = file.rest(lines), file.lines
+                if done:
+                    console.print(f"resumed after {done:,} lines")
+                found = translate_lines(model, rest, skip=done, total=total, **chosen, **shown)
+                _write(found, file.write, file.commit, scores, window, done)
+        if alignments is not None:
+            best = list(translate_lines(model, first, **chosen, mesh=devices))
+            drawn = alignment_plot.alignments(model, first, best)
+            alignment_plot.draw(alignments, drawn, overwrite)
+
+
+def _write(
+    translations: Iterator[list[Translation]],
+    write: Callable[[bytes], object],
+    commit: Callable[[], object],
+    scores: bool,
+    window: int,
+    done: int,
+) -> None:
+    """Write translations; commit them at the end of each window.
+
+    Args:
+        translations: The translations of each line.
+        write: Writes bytes to the output.
+        commit: Hands over to the reader, or puts on the disk, what was written.
+        scores: Whether each line begins with its score.
+        window: Lines of the largest window.
+        done: Number of lines before the first translation.
+    """
+    ends = (end for end in itertools.accumulate(window_sizes(window)) if end > done)
+    end = next(ends)
+    for number, best in enumerate(translations, start=done + 1):
+        for translation in best:
+            score = f"{translation.score:.6f}\t" if scores else ""
+            text = translation.text.replace("\n", " ")  # one translation, one line
+            write(f"{score}{text}\n".encode())
+        if number == end:
+            commit()
+            end = next(ends)
 
 
 def _check_nbest(nbest: int, beam: int) -> None:

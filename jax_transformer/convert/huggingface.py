@@ -8,29 +8,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
-from jax_transformer.convert.arrays import as_jax
+from jax_transformer.convert.arrays import FLOATS, as_jax
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.files.checks import faults_named
+from jax_transformer.convert.files.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_writable,
+    staged,
+)
+from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.convert.generation_config import (
+    GENERATION_FILE,
+    generation_options,
+    read_generation_config,
+)
+from jax_transformer.convert.origin import Origin
+from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from jax_transformer.data.tokenizer import Tokenizer
+    from jax_transformer.data.tokenizers import Tokenizer
 
-_CONFIG = "config.json"
-_GENERATION = "generation_config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = (WEIGHTS_FILE, "pytorch_model.bin")
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
-_LONGEST_JSON = 2**20  # bytes of a config.json
 
 
 def from_huggingface(
@@ -66,51 +77,58 @@ def from_huggingface(
 
 
 def load_folder(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str], *, ignore_generation_config: bool = False
 ) -> tuple[TransformerConfig, dict[str, Any], Tokenizer, dict[str, Any]]:
     """Return everything that translation needs from a folder of a known family.
 
+    Args:
+        folder: The folder.
+        ignore_generation_config: Whether the folder's generation defaults are ignored. The start
+            token, EOS and padding are those of config.json then.
+
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate` (see `generation_options`); where the folder has no
-        generation_config.json, the defaults are those that the family writes.
+        of `jax_transformer.generate` (see `generation_config.generation_options`).
 
     Raises:
-        InputError: As for `from_huggingface`, or this library cannot read the tokenizer.
+        InputError: As for `from_huggingface`; this library cannot read the tokenizer; the
+            tokenizer is not the model's; or a generation default cannot be honoured.
     """
     folder = Path(folder)
-    family = _family_of(read_config(folder))
+    config, tokenizer = load_tokenizer(folder)
+    generation = {}
+    if not ignore_generation_config:
+        values, name = read_generation_config(folder)
+        generation = generation_options(values, config, str(folder / name))
+    config, params = from_huggingface(folder)
+    return config, params, tokenizer, generation
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> tuple[TransformerConfig, Tokenizer]:
+    """Return the config and the tokenizer of a folder of a known family; reads no weights.
+
+    Raises:
+        InputError: A file is missing or damaged, this library cannot read the family's tokenizer,
+            or the tokenizer has another size or other special ids than the model.
+    """
+    folder = Path(folder)
+    values = read_config(folder)
+    family = _family_of(values)
     if family.tokenizer is None:
         raise InputError(
             f"{folder}: this library cannot read the tokenizer of a {family.architecture}; "
             "convert.from_huggingface reads the model alone"
         )
-    config, params = from_huggingface(folder)
+    config = config_from_json(family, values)
     tokenizer = family.tokenizer.read(folder, config)
-    path = folder / _GENERATION
-    generation = _read_json(path) if path.exists() else family.generation(config)
-    return config, params, tokenizer, generation_options(generation)
-
-
-def generation_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `generate` that a generation_config.json sets.
-
-    Keys that have no counterpart are not read. A length penalty of transformers is a power of the
-    length.
-    """
-    names = {
-        "num_beams": "beam_size",
-        "length_penalty": "length_penalty",
-        "repetition_penalty": "repetition_penalty",
-        "no_repeat_ngram_size": "no_repeat_ngram_size",
-    }
-    off = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}  # written by transformers as well
-    found = {
-        own: values[key]
-        for key, own in names.items()
-        if values.get(key) is not None and values[key] != off.get(key)
-    }
-    return {"length_penalty": 1.0, **found, "length_normalization": "power"}
+    for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
+        found, wanted = getattr(tokenizer, name), getattr(config, name)
+        if found != wanted:
+            raise InputError(
+                f"{folder}: the tokenizer has {name}={found}, but config.json says {wanted}; use "
+                "the tokenizer that the model was trained with"
+            )
+    return config, tokenizer
 
 
 def to_huggingface(
@@ -120,64 +138,123 @@ def to_huggingface(
     *,
     family: str | None = None,
     tokenizer: Tokenizer | None = None,
+    origin: Origin | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
     It holds model.safetensors, config.json and generation_config.json, and the tokenizer's files
-    where a tokenizer is given.
+    where a tokenizer is given. All files are written or none; other files of the folder stay.
+
+    With an origin, config.json is the origin's, with the keys that `config` changes brought up to
+    date, and the other files of the origin are written as they were: generation_config.json, too,
+    if the origin has one.
 
     Args:
         params: Parameters, as from `from_huggingface`.
         config: Their shape.
         directory: The folder, created where its parent exists.
-        family: Model type of the family; None is the only family that has models of this config.
-        tokenizer: The model's tokenizer, of a family whose tokenizer this library can write.
+        family: Model type of the family; None is the origin's, or the only family that has models
+            of this config.
+        tokenizer: The model's tokenizer, of the kind that the family's class reads.
+        origin: The folder that the model comes from, as `origin.read_origin` returns it.
         overwrite: Whether files of those names may be replaced.
 
     Raises:
         InputError: A file exists, the parent folder does not, no family has this config (names
-            the fields), several have it and `family` is None, the tokenizer cannot be written,
-            or the parameters are not those of the config.
+            the fields), several have it and `family` is None, the family's class does not read
+            this kind of tokenizer, the origin is of another family or vocabulary, or the
+            parameters are not those of the config. Nothing is written then.
     """
     directory = Path(directory)
+    if family is None and origin is not None:
+        family = origin.model_type
     chosen = _family_for(config) if family is None else get_family(family)
-    texts = {
-        _CONFIG: config_to_json(chosen, config),
-        _GENERATION: chosen.generation(config),
-    }
-    names = [_WEIGHTS[0], *texts]
+    if origin is None:
+        contents = {
+            CONFIG_FILE: _json_bytes(config_to_json(chosen, config)),
+            GENERATION_FILE: _json_bytes(chosen.generation(config)),
+        }
+    else:
+        contents = {**origin.files, CONFIG_FILE: _config_of(origin, chosen, params, config)}
     if tokenizer is not None:
-        if chosen.tokenizer is None:
+        contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.files()
+    _check_free(directory, [WEIGHTS_FILE, *contents], overwrite)
+    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers)
+    first_names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first_names.setdefault(id(tensor), name)  # transformers ties the copies again
+    tensors = {name: tensors[name] for name in first_names.values()}
+    with staged(directory) as staging:
+        files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+        for name, content in contents.items():
+            (staging / name).write_bytes(content)
+
+
+def _config_of(
+    origin: Origin, family: Family, params: Mapping[str, Any], config: TransformerConfig
+) -> bytes:
+    """Return the config.json of an origin, brought up to date.
+
+    Only keys whose meaning changes are written: an absent key, or another name of a value, stays.
+    """
+    if origin.model_type != family.model_type:
+        raise InputError(
+            f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
+            "origin out"
+        )
+    before = config_from_json(family, origin.config)
+    for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id"):
+        old, new = getattr(before, name), getattr(config, name)
+        if old != new:
             raise InputError(
-                f"this library cannot write the tokenizer of a {chosen.architecture}; leave it out"
+                f"the origin's config.json says {name}={old}, but the model has {new}, which the "
+                "origin's other files contradict; leave the origin out"
             )
-        names += chosen.tokenizer.names
+    old, new = config_to_json(family, before), config_to_json(family, config)
+    changed = {key: value for key, value in new.items() if value != old[key]}
+    values = {**origin.config, **changed}
+    dtype = str(next(iter(flatten(params).values())).dtype)
+    for key in ("dtype", "torch_dtype"):  # from_pretrained converts to this type
+        if values.get(key) in FLOATS:
+            values[key] = dtype
+    return _json_bytes(values)
+
+
+def _tokenizer_files(
+    family: Family, tokenizer: Tokenizer, config: TransformerConfig
+) -> dict[str, bytes]:
+    """Return the file that transformers needs beside a tokenizer's own files."""
+    if family.tokenizer is None or family.tokenizer.kind != tokenizer.kind:
+        raise InputError(
+            f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
+            "leave it out"
+        )
+    if family.tokenizer.config is None:
+        return {}
+    return {"tokenizer_config.json": family.tokenizer.config(tokenizer, config)}
+
+
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
+    """Refuse a folder that cannot be written; changes nothing on the disk."""
     taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(
             f"{directory} already holds {', '.join(taken)}; choose another folder or allow "
             "overwriting"
         )
-    tensors, _ = to_tensors(params, config, chosen.layout, buffers=False)
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first_names.setdefault(id(tensor), name)  # transformers ties the copies again
     with faults_named(directory, "cannot be written", OSError):
-        directory.mkdir(exist_ok=True)
-        files.write(
-            directory / _WEIGHTS[0],
-            {name: tensors[name] for name in first_names.values()},
-            overwrite=overwrite,
-            metadata={"format": "pt"},
+        directory.absolute().parent.stat()
+    check_writable(directory, names)
+    if GENERATION_FILE not in names and os.path.lexists(directory / GENERATION_FILE):
+        raise InputError(
+            f"{directory} holds a {GENERATION_FILE}, which the new model does not have and "
+            "transformers would read; remove it"
         )
-        for name in names[1:]:
-            (directory / name).unlink(missing_ok=True)  # a link is replaced, not followed
-        for name, content in texts.items():
-            with (directory / name).open("x", encoding="utf-8") as file:
-                file.write(json.dumps(content, indent=2) + "\n")
-        if tokenizer is not None:
-            chosen.tokenizer.write(tokenizer, directory)
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -202,17 +279,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
             "with `hf download`"
         )
-    return _read_json(folder / _CONFIG)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with faults_named(path, "is no readable JSON", OSError, ValueError, RecursionError):
-        if path.stat().st_size > _LONGEST_JSON:
-            raise InputError(f"{path} is longer than {_LONGEST_JSON} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold a JSON object")
-    return values
+    return read_json(folder / CONFIG_FILE)
 
 
 def _read_weights(folder: Path) -> dict[str, Any]:
@@ -227,7 +294,7 @@ def _family_of(values: Mapping[str, Any]) -> Family:
     try:
         return get_family(values.get("model_type"))
     except InputError as error:
-        raise InputError(f"{_CONFIG}: {error}") from error
+        raise InputError(f"{CONFIG_FILE}: {error}") from error
 
 
 def _family_for(config: TransformerConfig) -> Family:

@@ -13,7 +13,7 @@ from jax_transformer.checks import check_ids
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.packing import pack_rows
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
 
 
@@ -82,9 +82,10 @@ class EncodedCorpus:
     """A parallel corpus as token ids.
 
     Attributes:
-        sources: Source ids, then EOS, of each pair.
-        targets: BOS, target ids, EOS of each pair.
-        vocab_size: Number of ids in the vocabulary of both sides.
+        sources: Ids of each source as the encoder reads them.
+        targets: BOS and the ids of each target, EOS included.
+        src_vocab_size: Number of ids in the vocabulary of the sources.
+        tgt_vocab_size: Number of ids in the vocabulary of the targets.
         dropped_overlong: Number of pairs that were dropped because a side was too long.
         unknown_tokens: Number of unknown tokens in the pairs that were kept.
         pad_id: Id of padding.
@@ -92,7 +93,8 @@ class EncodedCorpus:
 
     sources: tuple[Integer[np.ndarray, "_"], ...]
     targets: tuple[Integer[np.ndarray, "_"], ...]
-    vocab_size: int
+    src_vocab_size: int
+    tgt_vocab_size: int
     dropped_overlong: int
     unknown_tokens: int
     pad_id: int = 0
@@ -134,20 +136,21 @@ def encode_corpus(corpus: ParallelCorpus, tokenizer: Tokenizer, max_length: int)
         InputError: Every pair was dropped.
     """
     encoded = zip(
-        tokenizer.encode_batch(corpus.sources), tokenizer.encode_batch(corpus.targets), strict=True
+        tokenizer.encode_source(corpus.sources),
+        tokenizer.encode_target(corpus.targets),
+        strict=True,
     )
-    kept = [pair for pair in encoded if max(map(len, pair)) < max_length]
+    kept = [pair for pair in encoded if max(map(len, pair)) <= max_length]
     if not kept:
         raise InputError(
             f"max_length={max_length} leaves none of {len(corpus.sources):,} pairs; "
             "raise it or name a corpus with shorter lines"
         )
     return EncodedCorpus(
-        sources=tuple(np.array([*ids, tokenizer.eos_id], np.int32) for ids, _ in kept),
-        targets=tuple(
-            np.array([tokenizer.bos_id, *ids, tokenizer.eos_id], np.int32) for _, ids in kept
-        ),
-        vocab_size=tokenizer.vocab_size,
+        sources=tuple(np.array(ids, np.int32) for ids, _ in kept),
+        targets=tuple(np.array([tokenizer.bos_id, *ids], np.int32) for _, ids in kept),
+        src_vocab_size=tokenizer.src_vocab_size,
+        tgt_vocab_size=tokenizer.tgt_vocab_size,
         dropped_overlong=len(corpus.sources) - len(kept),
         unknown_tokens=sum(ids.count(tokenizer.unk_id) for pair in kept for ids in pair),
         pad_id=tokenizer.pad_id,
@@ -296,7 +299,8 @@ def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
     }
     arrays = {name: _lay_out(side, planned, encoded.pad_id) for name, side in sides.items()}
     for name, ids in arrays.items():
-        check_ids(name, ids, encoded.vocab_size)  # before the cast, which would wrap around
+        size = encoded.src_vocab_size if name == "src" else encoded.tgt_vocab_size
+        check_ids(name, ids, size)  # before the cast, which would wrap around
     if planned.member_rows is not None:
         arrays["src_segments"] = _segments(sides["src"], planned)
         arrays["tgt_segments"] = _segments(sides["tgt_in"], planned)

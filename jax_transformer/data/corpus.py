@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
@@ -34,54 +36,75 @@ class ParallelCorpus:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""Read the lines of a UTF-8 text file, plain or compressed with gzip.
+    """Read the lines of a UTF-8 text file, plain or compressed with gzip; see `decode_lines`.
+
+    Raises:
+        InputError: The file cannot be read, or `decode_lines` refuses it.
+    """
+    with open_text(path) as file:
+        return list(decode_lines(file, os.fspath(path)))
+
+
+def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a text file for `decode_lines`.
+
+    Raises:
+        InputError: The file cannot be opened.
+    """
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise InputError(
+            f"{os.fspath(path)}: {error.strerror}; name a readable text file"
+        ) from error
+
+
+def count_lines(path: str | os.PathLike[str]) -> int:
+    """Return the number of lines that `decode_lines` yields of a file, which it need not accept."""
+    with open_text(path) as file:
+        count, last = 0, b"\n"
+        stream = _unpacked(file)
+        while block := stream.read(2**20):
+            count, last = count + block.count(b"\n"), block[-1:]
+        return count + (last != b"\n")
+
+
+def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None) -> Iterator[str]:
+    r"""Yield the lines of UTF-8 text, plain or compressed with gzip, as they are read.
 
     The first two bytes, not the name, tell a gzip file. Only "\n" ends a line: a lone "\r", U+0085
     or U+2028 is an ordinary character, so that two files stay aligned. A byte-order mark at the
     start and a "\r" before "\n" are removed. The last line may lack its "\n".
 
     Args:
-        path: The file.
+        file: The file, open for reading bytes.
+        name: Name of the text in error messages.
+        longest: Most bytes of a line; None sets no limit.
 
-    Returns:
+    Yields:
         The lines without "\n", as many as `grep -c ''` counts.
 
     Raises:
-        InputError: The file cannot be read or decompressed, or a line is not UTF-8 or contains a
-            NUL character; the message names such a line as FILE:LINE:BYTE, counted from 1.
+        InputError: The file cannot be read or decompressed, or a line is too long, not UTF-8 or
+            contains a NUL character; the message names such a line as FILE:LINE:BYTE, counted
+            from 1.
     """
-    name = os.fspath(path)
+    most = -1 if longest is None else longest + 1
     try:
-        content = Path(path).read_bytes()
+        stream = _unpacked(file)
+        for number, line in enumerate(iter(lambda: stream.readline(most), b""), start=1):
+            if longest is not None and len(line.removesuffix(b"\n")) > longest:
+                raise InputError(
+                    f"{name}:{number}: is longer than {longest:,} bytes; split the line"
+                )
+            text = _decode(line.removesuffix(b"\n"), name, number)
+            yield text.removeprefix("\ufeff") if number == 1 else text
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{name}: damaged gzip file ({error}); fetch or compress it again"
+        ) from error
     except OSError as error:
         raise InputError(f"{name}: {error.strerror}; name a readable text file") from error
-    return split_lines(content, name)
-
-
-def split_lines(content: bytes, name: str) -> list[str]:
-    """Return the lines of the content of a file; see `read_lines`.
-
-    Args:
-        content: UTF-8 text, plain or compressed with gzip.
-        name: Name of the text in error messages.
-
-    Raises:
-        InputError: As for `read_lines`.
-    """
-    if content.startswith(GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(
-                f"{name}: damaged gzip file ({error}); fetch or compress it again"
-            ) from error
-    lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts = [_decode(line, name, number) for number, line in enumerate(lines, start=1)]
-    if texts:
-        texts[0] = texts[0].removeprefix("\ufeff")
-    return texts
 
 
 def read_parallel(
@@ -113,6 +136,10 @@ def read_parallel(
         )
     kept_sources, kept_targets = zip(*pairs, strict=True)
     return ParallelCorpus(kept_sources, kept_targets, dropped_empty=len(sources) - len(pairs))
+
+
+def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
+    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(GZIP_MAGIC) else file
 
 
 def _decode(line: bytes, name: str, number: int) -> str:

@@ -1,7 +1,7 @@
 """Beam search: the N best hypotheses of a source side by side, in one loop.
 
-Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L target positions,
-V target vocabulary.
+Letters in shapes: B batch, N open hypotheses of a source, F finished hypotheses that are kept,
+L target positions, V target vocabulary, C candidates.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,10 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache, select_hypotheses
-from jax_transformer.decoding.processors import Rules, apply_rules
+from jax_transformer.decoding.processors import apply_rules
+from jax_transformer.decoding.rules import Rules, is_end
 from jax_transformer.decoding.search import (
+    EarlyStopping,
     Hypotheses,
     LengthPenalty,
     Step,
@@ -23,9 +25,9 @@ from jax_transformer.decoding.search import (
 
 
 class _Finished(NamedTuple):
-    tokens: Int32[Array, "B K L"]
-    scores: Float[Array, "B K"]  # best first
-    lengths: Int32[Array, "B K"]
+    tokens: Int32[Array, "B F L"]
+    scores: Float[Array, "B F"]  # best first
+    lengths: Int32[Array, "B F"]
 
 
 class _State(NamedTuple):
@@ -45,34 +47,54 @@ def beam_search(
     rules: Rules,
     length_penalty: LengthPenalty,
     num_hypotheses: int,
+    early_stopping: EarlyStopping,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    """Keep the N most likely open hypotheses of each source, and the K best finished ones.
+    """Keep the N most likely open hypotheses of each source, and the F best finished ones.
 
     A step ranks all one-token continuations of the N open hypotheses of a source; the lowest beam
     and then the lowest id wins a tie. A continuation among the first N that ends in EOS is
-    finished; the best N continuations without EOS stay open. At the last position the first N are
-    finished as they are.
+    finished; the best N continuations without EOS stay open. At the last position of a row the
+    first N are finished as they are.
 
-    Early stopping is exact. Log-probabilities only fall, so a source is done as soon as the score
-    that its best open hypothesis can still reach, at the most favourable length, does not exceed
-    the score of the worst finished hypothesis that is kept.
+    A source is done, and keeps its finished hypotheses as they are, by one of three rules, which
+    are those of transformers:
+
+    - True: N hypotheses are finished.
+    - False: N hypotheses are finished, and the best open hypothesis, divided by the penalty of its
+      present length, does not exceed the worst of them.
+    - "never": the best score that the best open hypothesis can still reach, at the most favourable
+      length, does not exceed the worst finished hypothesis that is returned. Log-probabilities
+      only fall, so this rule is exact: a longer search finds the same hypotheses.
 
     Args:
         advance: Function of a cache and tokens; returns the logits of the next tokens and the new
             cache.
         cache: An empty cache, for N hypotheses of each source.
-        config: Names the ids of BOS, EOS and padding.
-        rules: Which tokens may be chosen.
+        config: Names the id of padding.
+        rules: Start, end and length of the targets, and which tokens may be chosen.
         length_penalty: Divisor of the scores of finished targets.
-        num_hypotheses: Number K of finished targets that are kept.
+        num_hypotheses: Number K of returned targets.
+        early_stopping: The rule by which a source is done.
 
     Returns:
         The targets, and the step at which a source's logits were not finite, or -1.
     """
     batch, count, length = cache.ancestors.shape
+    kept = num_hypotheses if early_stopping == "never" else count  # F
+    num_candidates = (1 + len(rules.eos_ids)) * count
 
     def unfinished(state: _State) -> Bool[Array, ""]:
         return (state.step < length) & ~jnp.all(state.done)
+
+    def is_done(
+        best_open: Float[Array, " B"], worst_kept: Float[Array, " B"], counted: Int32[Array, " B"]
+    ) -> Bool[Array, " B"]:
+        if early_stopping is True:
+            return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
+        if early_stopping is False:
+            return best_open / length_penalty(counted) <= worst_kept
+        longest = rules.limits - rules.prefix_lengths
+        return _limit(best_open, counted, longest, length_penalty) <= worst_kept
 
     def extend(state: _State) -> _State:
         step = state.step
@@ -82,13 +104,17 @@ def beam_search(
         done = state.done | failed
 
         allowed = logits - normalizer[..., None]
-        allowed = apply_rules(allowed, state.sequences, step, rules, config)
-        totals, parents, tokens = _best_continuations(state.scores, allowed)
+        allowed = apply_rules(allowed, state.sequences, step, rules)
+        totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates)
         sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
         sequences = sequences.at[:, :, step + 1].set(tokens)
 
-        ends = (tokens == config.eos_id) | (step + 1 == length)
-        scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf) / length_penalty(step + 1)
+        free = step >= rules.prefix_lengths  # EOS in a prefix ends nothing
+        at_limit = step + 1 >= rules.limits
+        ends = (is_end(tokens, rules) & free[:, None]) | at_limit[:, None]
+        counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
+        scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf)
+        scores = scores / length_penalty(counted)[:, None]
         new = _Finished(
             sequences[:, :count, 1:],
             scores[:, :count],
@@ -97,18 +123,17 @@ def beam_search(
         finished = _best(state.finished, new)
         scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
         parents = jnp.take_along_axis(parents, order, axis=1)
-        limit = _limit(scores[:, 0], step + 1, length, length_penalty)
         return _State(
             step=step + 1,
             cache=select_hypotheses(cache, parents),
             sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
             scores=scores,
             finished=finished,
-            done=done | (limit <= finished.scores[:, -1]),
+            done=done | is_done(scores[:, 0], finished.scores[:, -1], counted),
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
-    sequences, scores = start_sequences(cache, config)
+    sequences, scores = start_sequences(cache, config, rules)
     end = jax.lax.while_loop(
         unfinished,
         extend,
@@ -119,37 +144,38 @@ def beam_search(
             # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
             scores=scores.at[:, 1:].set(-jnp.inf),
             finished=_Finished(
-                jnp.full((batch, num_hypotheses, length), config.pad_id, jnp.int32),
-                jnp.full((batch, num_hypotheses), -jnp.inf, scores.dtype),
-                jnp.zeros((batch, num_hypotheses), jnp.int32),
+                jnp.full((batch, kept, length), config.pad_id, jnp.int32),
+                jnp.full((batch, kept), -jnp.inf, scores.dtype),
+                jnp.zeros((batch, kept), jnp.int32),
             ),
             done=jnp.zeros(batch, bool),
             failed_at=jnp.full(batch, -1, jnp.int32),
         ),
     )
-    tokens, scores, lengths = end.finished
+    tokens, scores, lengths = (leaf[:, :num_hypotheses] for leaf in end.finished)
     scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
     return Hypotheses(tokens, scores, lengths), end.failed_at
 
 
 def _best_continuations(
-    scores: Float[Array, "B N"], allowed: Float[Array, "B N V"]
+    scores: Float[Array, "B N"], allowed: Float[Array, "B N V"], num_candidates: int
 ) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
-    """Return the C = 2N best sums of each source, best first, their hypotheses and tokens.
+    """Return the C best sums of each source, best first, their hypotheses and tokens.
 
-    At most N of them end in EOS, one for each hypothesis, so at least N can stay open. All C may
-    continue the same hypothesis, so the C best continuations of each hypothesis are ranked first.
+    With E ids of EOS, at most E*N of them end in EOS, so at least N of C = (1 + E)*N can stay
+    open. All C may continue the same hypothesis, so the C best continuations of each hypothesis
+    are ranked first.
     """
-    batch, count, _ = allowed.shape
-    best, tokens = jax.lax.top_k(allowed, 2 * count)
+    batch = len(allowed)
+    best, tokens = jax.lax.top_k(allowed, num_candidates)
     totals = (scores[..., None] + best).reshape(batch, -1)
-    totals, index = jax.lax.top_k(totals, 2 * count)
+    totals, index = jax.lax.top_k(totals, num_candidates)
     tokens = jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)
-    return totals, index // (2 * count), tokens
+    return totals, index // num_candidates, tokens
 
 
 def _best(finished: _Finished, new: _Finished) -> _Finished:
-    """Return the K best of both, the earlier finished first where scores tie."""
+    """Return the F best of both, the earlier finished first where scores tie."""
     both = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), finished, new)
     scores, order = jax.lax.top_k(both.scores, finished.scores.shape[1])
     return _Finished(
@@ -160,9 +186,12 @@ def _best(finished: _Finished, new: _Finished) -> _Finished:
 
 
 def _limit(
-    total: Float[Array, " B"], so_far: Int32[Array, ""], longest: int, penalty: LengthPenalty
+    total: Float[Array, " B"],
+    counted: Int32[Array, " B"],
+    longest: Int32[Array, " B"],
+    penalty: LengthPenalty,
 ) -> Float[Array, " B"]:
     """Return an upper bound of the score that an open hypothesis can still reach."""
     # The penalty is monotonic in the length, so the best length is the shortest or the longest.
-    first, last = jnp.minimum(so_far + 1, longest), jnp.asarray(longest, jnp.int32)
-    return jnp.maximum(total / penalty(first), total / penalty(last))
+    shortest = jnp.minimum(counted + 1, longest)
+    return jnp.maximum(total / penalty(shortest), total / penalty(longest))

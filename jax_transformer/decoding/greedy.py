@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.processors import Rules, apply_rules
+from jax_transformer.decoding.processors import apply_rules
+from jax_transformer.decoding.rules import Rules, forced_tokens, is_end
 from jax_transformer.decoding.sampling import Sampling, sample
 from jax_transformer.decoding.search import (
     Hypotheses,
@@ -46,8 +47,8 @@ def greedy_search(
         advance: Function of a cache and tokens; returns the logits of the next tokens and the new
             cache.
         cache: An empty cache, for one hypothesis of each source.
-        config: Names the ids of BOS, EOS and padding.
-        rules: Which tokens may be chosen.
+        config: Names the id of padding.
+        rules: Start, end and length of the targets, and which tokens may be chosen.
         sampling: How tokens are drawn; None takes the most likely token, the lowest id of a tie.
         length_penalty: Divisor of the scores.
 
@@ -63,13 +64,9 @@ def greedy_search(
         step, running = state.step, ~state.ended
         logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
         logits, normalizer = logits[:, 0], normalizer[:, 0]
-        allowed = apply_rules(logits[:, None], state.sequences, step, rules, config)[:, 0]
+        allowed = apply_rules(logits[:, None], state.sequences, step, rules)[:, 0]
         token = _likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
-        chosen = token[:, None]
-        score = jnp.take_along_axis(logits, chosen, axis=-1)[:, 0] - normalizer
-        # Where the rules forbid every token, the chosen token has probability 0.
-        possible = jnp.take_along_axis(allowed, chosen, axis=-1)[:, 0] > -jnp.inf
-        score = jnp.where(possible, score, -jnp.inf)
+        score = _score(logits, normalizer, allowed, token, step, rules)
         failed = running & ~jnp.isfinite(normalizer)
         token = jnp.where(running & ~failed, token, config.pad_id)
         return _State(
@@ -78,11 +75,11 @@ def greedy_search(
             sequences=state.sequences.at[:, 0, step + 1].set(token),
             scores=state.scores + jnp.where(running, score, 0),
             lengths=state.lengths + running,
-            ended=state.ended | failed | (token == config.eos_id),
+            ended=state.ended | failed | _ends(token, step, rules),
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
-    sequences, scores = start_sequences(cache, config)
+    sequences, scores = start_sequences(cache, config, rules)
     end = jax.lax.while_loop(
         unfinished,
         extend,
@@ -96,13 +93,42 @@ def greedy_search(
             failed_at=jnp.full(batch, -1, jnp.int32),
         ),
     )
-    scores = jnp.where(end.failed_at < 0, end.scores / length_penalty(end.lengths), jnp.nan)
+    divisor = length_penalty(end.lengths - rules.prefix_lengths)
+    scores = jnp.where(end.failed_at < 0, end.scores / divisor, jnp.nan)
     hypotheses = Hypotheses(
         tokens=end.sequences[..., 1:],
         scores=scores[:, None].astype(jnp.float32),
         lengths=end.lengths[:, None],
     )
     return hypotheses, end.failed_at
+
+
+def _score(
+    logits: Float[Array, "B V"],
+    normalizer: Float[Array, " B"],
+    allowed: Float[Array, "B V"],
+    token: Int32[Array, " B"],
+    step: Int32[Array, ""],
+    rules: Rules,
+) -> Float[Array, " B"]:
+    """Return what the chosen tokens add to the scores: log-probabilities of the unchanged model.
+
+    A forced token adds 0. Where the rules forbid every token, the chosen token has probability 0.
+    """
+    chosen = token[:, None]
+    changed = jnp.take_along_axis(allowed, chosen, axis=-1)[:, 0]
+    if rules.renormalize:
+        return changed
+    score = jnp.take_along_axis(logits, chosen, axis=-1)[:, 0] - normalizer
+    if (forced := forced_tokens(step, rules)) is not None:
+        score = jnp.where(forced < 0, score, 0)
+    return jnp.where(changed > -jnp.inf, score, -jnp.inf)
+
+
+def _ends(token: Int32[Array, " B"], step: Int32[Array, ""], rules: Rules) -> Bool[Array, " B"]:
+    """Return which rows end; EOS in a prefix ends nothing."""
+    is_eos = is_end(token, rules) & (step >= rules.prefix_lengths)
+    return is_eos | (step + 1 >= rules.limits)
 
 
 def _likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:

@@ -15,18 +15,22 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
+from jax_transformer.decoding.rules import Rules
 
 Step = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
+EarlyStopping = bool | str  # True, False or "never"
 
 
 class Hypotheses(NamedTuple):
     """The K best targets of each source of a batch, best first.
 
     Attributes:
-        tokens: Ids without BOS [B, K, L]: padding follows EOS; a row without EOS has no padding.
+        tokens: Ids without the start token [B, K, L]: the prefix, the tokens that follow it, EOS,
+            then padding.
         scores: Sums of the log-probabilities of the tokens, EOS included, divided by the length
-            penalty, float32 [B, K]; -inf where a source has fewer than K possible targets.
-        lengths: Number of tokens of each target, EOS included [B, K].
+            penalty, float32 [B, K]; tokens of the prefix and forced tokens add 0. The score is -inf
+            where a source has fewer than K possible targets.
+        lengths: Number of tokens of each target, prefix and EOS included [B, K].
     """
 
     tokens: Int32[Array, "B K L"]
@@ -36,7 +40,7 @@ class Hypotheses(NamedTuple):
 
 @struct.dataclass
 class LengthPenalty:
-    """The divisor of a score of n tokens: ((5 + n) / 6)**alpha, or n**alpha.
+    """The divisor of the score of n tokens after the prefix: ((5 + n) / 6)**alpha, or n**alpha.
 
     Attributes:
         alpha: The exponent; 0 divides by 1.
@@ -47,19 +51,21 @@ class LengthPenalty:
     normalization: Literal["gnmt", "power"] = struct.field(pytree_node=False)
 
     def __call__(self, length: Int32[Array, "*shape"]) -> Float32[Array, "*shape"]:
-        """Return the divisor of targets of `length` tokens, EOS included."""
+        """Return the divisor for `length` tokens, EOS included and the prefix not."""
+        length = jnp.maximum(length, 1)  # inside the prefix, where the divisor divides 0
         base = (5 + length) / 6 if self.normalization == "gnmt" else length
         return jnp.power(jnp.asarray(base, jnp.float32), self.alpha)
 
 
 def start_sequences(
-    cache: Cache, config: TransformerConfig
+    cache: Cache, config: TransformerConfig, rules: Rules
 ) -> tuple[Int32[Array, "B N _"], Float[Array, "B N"]]:
-    """Return sequences that hold BOS and room for L tokens, and their scores of 0."""
+    """Return sequences that hold the start token and room for L tokens, and their scores of 0."""
     batch, count, length = cache.ancestors.shape
     sequences = jnp.full((batch, count, length + 1), config.pad_id, jnp.int32)
     dtype = jnp.promote_types(jax.tree.leaves(cache.layers)[0].dtype, jnp.float32)
-    return sequences.at[..., 0].set(config.bos_id), jnp.zeros((batch, count), dtype)
+    start = jnp.asarray(rules.start)[:, None]
+    return sequences.at[..., 0].set(start), jnp.zeros((batch, count), dtype)
 
 
 def next_logits(

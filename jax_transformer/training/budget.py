@@ -20,6 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution, Remat
 from jax_transformer.model import Params, apply, init_params
 from jax_transformer.runtime import sharding
+from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
 
 # A prime number of rows: an array of a traced step has rows if its size is a multiple of it.
@@ -82,12 +83,14 @@ class Workload:
         length: Length of a source and of a target, in tokens.
         compute_dtype: As `TrainingConfig.compute_dtype`.
         mesh: Sizes of the mesh's axes, as in "data=8,fsdp=4".
+        freeze: As `TrainingConfig.freeze`: frozen parameters have no gradients and no moments.
     """
 
     rows: int
     length: int
     compute_dtype: str = "bfloat16"
     mesh: str = "data=1"
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "length"):
@@ -107,10 +110,10 @@ class Budget(NamedTuple):
         rows: Rows of the global batch, after padding.
         parameters: Bytes of the parameters, float32.
         compute_copy: Bytes of their copy in the compute dtype; 0 if that is float32.
-        gradients: Bytes of the gradients, float32.
-        adam_moments: Bytes of Adam's moments, float32.
+        gradients: Bytes of the gradients of the trained parameters, float32.
+        adam_moments: Bytes of Adam's moments of the trained parameters, float32.
         activations: Bytes kept for the backward pass, for each value of `TrainingConfig.remat`.
-        flops: FLOPs of the matrix products of a step on all devices.
+        flops: FLOPs of the matrix products of a step on all devices, as if nothing were frozen.
         flops_per_token: FLOPs for each target token, padding included.
     """
 
@@ -144,16 +147,15 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count.
 
     Raises:
-        InputError: The mesh is not valid, or the model takes vectors in the place of token ids.
+        InputError: The mesh is not valid, the model takes vectors in the place of token ids, or
+            `freeze.trained_names` refuses a pattern.
     """
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
     mesh = _abstract_mesh(workload.mesh)
     params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
-    laid = jax.tree.leaves(sharding.shardings(params, mesh, config))
-    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-    shards = [one.shard_shape(shape) for one, shape in zip(laid, shapes, strict=True)]
-    on_device = float(sum(map(math.prod, shards)))
+    on_device = _parameters_on_device(params, mesh, config)
+    trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
     per_row = activations_per_row(
         config, workload.length, workload.compute_dtype, mesh.shape["tensor"]
@@ -162,17 +164,24 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     width = BYTES[workload.compute_dtype]
     flops = step_flops(config, rows, workload.length)
     return Budget(
-        num_parameters=sum(map(math.prod, shapes)),
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         num_devices=mesh.size,
         rows=rows,
         parameters=4 * on_device,
         compute_copy=0.0 if width == 4 else width * on_device,
-        gradients=4 * on_device,
-        adam_moments=4 * ADAM_MOMENTS * on_device,
+        gradients=4 * trained,
+        adam_moments=4 * ADAM_MOMENTS * trained,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
         flops=flops,
         flops_per_token=flops / (rows * workload.length),
     )
+
+
+def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
+    """Return how many numbers of these parameters a device holds."""
+    laid = jax.tree.leaves(sharding.shardings(params, mesh, config))
+    leaves = zip(laid, jax.tree.leaves(params), strict=True)
+    return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
 
 
 def show(config: TransformerConfig, workload: Workload, steps: int, utilisation: float) -> Group:

@@ -58,6 +58,10 @@ class TrainingConfig:
     """Reject a step whose loss is above this factor times the median of the 32 losses before it;
     None rejects only losses and gradients that are not finite."""
 
+    freeze: tuple[str, ...] = ()
+    """Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'. The paths
+    are those that jax-transformer convert prints; "*" also matches "/"."""
+
     num_microbatches: int = 1
     """Split each batch into this many parts and accumulate their gradients, to save memory."""
 

@@ -48,11 +48,24 @@ def state_shardings(
 
 
 def sharded_init_state(
-    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+    mesh: Mesh,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    params: Params | None = None,
 ) -> TrainState:
-    """Return `init_state`, with each shard computed on the device that holds it."""
+    """Return `init_state`, with each shard computed on the device that holds it.
+
+    Args:
+        mesh: The devices.
+        config: The shape of the model.
+        training_config: How it is trained.
+        params: The parameters to start from, whole and on the host; None draws them.
+    """
     make = partial(init_state, config, training_config)
-    return jax.jit(make, out_shardings=state_shardings(mesh, config, training_config))()
+    places = state_shardings(mesh, config, training_config)
+    if params is not None:
+        params = jax.device_put(params, places.params)
+    return jax.jit(make, out_shardings=places)(params)
 
 
 def sharded_train_step(

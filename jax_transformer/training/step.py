@@ -15,6 +15,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model import Params, init_params
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.optimizer import adam, learning_rate_schedule
 
@@ -25,11 +26,12 @@ class TrainState(NamedTuple):
     """Everything that a step changes, and the random key of its dropout.
 
     Attributes:
-        params: The model's parameters.
-        optimizer_state: The optimizer's moments.
+        params: The model's parameters, the frozen ones included.
+        optimizer_state: The optimizer's moments of the trained parameters.
         step: Number of steps made.
         key: Random key of the run; step n drops with `fold_in(key, n)`.
-        ema: The exponential moving average of the parameters; None where the run has none.
+        ema: The exponential moving average (EMA) of the trained parameters; None where the run has
+            none.
         recent_losses: The finite losses of the last steps, where spikes are rejected; NaN for
             steps not made yet.
     """
@@ -44,7 +46,7 @@ class TrainState(NamedTuple):
     @property
     def eval_params(self) -> Params:
         """The parameters to evaluate and to keep: the EMA, where the run has one."""
-        return self.params if self.ema is None else self.ema
+        return self.params if self.ema is None else merged(self.params, self.ema)
 
 
 class Metrics(NamedTuple):
@@ -65,14 +67,27 @@ class Metrics(NamedTuple):
     spike: Bool[Array, ""] | bool = False
 
 
-def init_state(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
-    """Return the state before the first step, a pure function of `training_config.seed`."""
+def init_state(
+    config: TransformerConfig, training_config: TrainingConfig, params: Params | None = None
+) -> TrainState:
+    """Return the state before the first step.
+
+    Args:
+        config: The shape of the model.
+        training_config: How it is trained; `seed` decides all random numbers.
+        params: The parameters to start from, float32; None draws them.
+
+    Raises:
+        InputError: As `freeze.trained_names`.
+    """
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
-    params = init_params(init_key, config)
-    optimizer_state = adam(config, training_config).init(params)
+    if params is None:
+        params = init_params(init_key, config)
+    trained = trainable(params, training_config.freeze)
+    optimizer_state = adam(config, training_config).init(trained)
     ema = None
     if training_config.ema_decay is not None:
-        ema = jax.tree.map(jnp.copy, params)  # both are donated to the step
+        ema = jax.tree.map(jnp.copy, trained)  # both are donated to the step
     recent = None if training_config.spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
     step = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer_state, step, dropout_key, ema, recent)
@@ -95,8 +110,11 @@ def train_step(
     number of microbatches. A loss or gradient that is not finite leaves the state unchanged, by
     selection: a multiplication by 0 would keep a NaN. A loss above `spike_factor` times the median
     of the recent losses also leaves it unchanged. Such a loss joins the recent losses, so a loss
-    that stays at this level is accepted later. The argument `state` is donated: do not use it
-    afterwards.
+    that stays at this level is accepted later. Frozen parameters have no gradient and stay as they
+    are. The argument `state` is donated: do not use it afterwards.
+
+    Raises:
+        InputError: As `freeze.trained_names`.
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(
@@ -108,16 +126,16 @@ def train_step(
         spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
         recent = jnp.where(finite, jnp.append(recent[1:], loss), recent)
     accepted = finite & ~spike
+    old = trainable(state.params, training_config.freeze)
     updates, optimizer_state = adam(config, training_config).update(
-        gradients, state.optimizer_state, state.params, accepted=accepted
+        gradients, state.optimizer_state, old, accepted=accepted
     )
-    params = optax.apply_updates(state.params, updates)
-    ema = _update_ema(state, params, training_config.ema_decay)
-    params, step, ema = jax.tree.map(
-        partial(jnp.where, accepted),
-        (params, state.step + 1, ema),
-        (state.params, state.step, state.ema),
+    new = optax.apply_updates(old, updates)
+    ema = _update_ema(state, new, training_config.ema_decay)
+    new, step, ema = jax.tree.map(
+        partial(jnp.where, accepted), (new, state.step + 1, ema), (old, state.step, state.ema)
     )
+    params = merged(state.params, new)
     new_state = TrainState(params, optimizer_state, step, state.key, ema, recent)
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
@@ -133,8 +151,8 @@ def _squarable(gradients: Params) -> Bool[Array, ""]:
     return magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
 
 
-def _update_ema(state: TrainState, params: Params, decay: float | None) -> Params | None:
-    """Return the EMA after a step.
+def _update_ema(state: TrainState, trained: Params, decay: float | None) -> Params | None:
+    """Return the EMA of the trained parameters after a step.
 
     The decay at step n is (1 + n) / (10 + n), at most `decay`: with a constant decay, the initial
     parameters would dominate the EMA for a long time.
@@ -142,7 +160,7 @@ def _update_ema(state: TrainState, params: Params, decay: float | None) -> Param
     if decay is None:
         return None
     decay = jnp.minimum(decay, (1 + state.step) / (10 + state.step))
-    return optax.incremental_update(params, state.ema, 1 - decay)
+    return optax.incremental_update(trained, state.ema, 1 - decay)
 
 
 def _loss_and_gradients(
@@ -153,6 +171,7 @@ def _loss_and_gradients(
     training_config: TrainingConfig,
     execution: Execution,
 ) -> tuple[Float[Array, ""], Params]:
+    """Return the loss of a batch and its gradient for the parameters that are trained."""
     # A batch of padding alone has loss 0.
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
 
@@ -161,20 +180,21 @@ def _loss_and_gradients(
         execution, remat=training_config.remat, scan_layers=training_config.scan_layers
     )
 
-    def share(params: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
-        params = _cast(params, training_config)
-        total, _ = batch_loss(params, part, config, smoothing, key, execution=execution)
+    def share(trained: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
+        whole = _cast(merged(params, trained), training_config)
+        total, _ = batch_loss(whole, part, config, smoothing, key, execution=execution)
         return total / count
 
     differentiate = jax.value_and_grad(share)
     parts = training_config.num_microbatches
+    trained = trainable(params, training_config.freeze)
     if parts == 1:
-        return differentiate(params, batch, dropout_key)
+        return differentiate(trained, batch, dropout_key)
 
     def add(sums: tuple, part_and_key: tuple) -> tuple[tuple, None]:
-        return jax.tree.map(jnp.add, sums, differentiate(params, *part_and_key)), None
+        return jax.tree.map(jnp.add, sums, differentiate(trained, *part_and_key)), None
 
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, params, batch, dropout_key))
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, trained, batch, dropout_key))
     split = (_split_rows(batch, parts, config.pad_id), jax.random.split(dropout_key, parts))
     return jax.lax.scan(add, zeros, split)[0]
 

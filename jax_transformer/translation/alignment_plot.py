@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.translation.model_folder import TrainedModel
@@ -72,10 +71,7 @@ def alignments(
     shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
     if not shown:
         return []
-    sources = [
-        [*ids[: config.max_length - 1], config.eos_id]
-        for ids in tokenizer.encode_batch([lines[index] for index in shown])
-    ]
+    sources = tokenizer.encode_source([lines[index] for index in shown], config.max_length)
     targets = [translations[index][0].tokens.tolist() for index in shown]
     src, tgt = (
         np.array([*zip_longest(*ids, fillvalue=config.pad_id)]).T for ids in (sources, targets)
@@ -84,8 +80,8 @@ def alignments(
     return [
         Alignment(
             index + 1,
-            _as_text(tokenizer, source),
-            _as_text(tokenizer, target),
+            _with_marks(tokenizer.source_texts(source)),
+            _with_marks(tokenizer.target_texts(target)),
             of_line[: len(target), : len(source)],
         )
         for index, source, target, of_line in zip(
@@ -151,6 +147,6 @@ def _first_tokens(alignment: Alignment) -> Alignment:
     )
 
 
-def _as_text(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, with a visible mark for a space."""
-    return [text.replace(" ", WORD_BEGINNING) for text in tokenizer.token_texts(ids)]
+def _with_marks(texts: Sequence[str]) -> list[str]:
+    """Return the texts with a visible mark for each space."""
+    return [text.replace(" ", WORD_BEGINNING) for text in texts]

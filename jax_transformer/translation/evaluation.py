@@ -15,15 +15,19 @@ from jax_transformer.training.run.loop import Best
 from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
 from jax_transformer.training.run.state import RunSettings
 from jax_transformer.translation import alignment_plot, model_folder, scores
+from jax_transformer.translation.run_model import trained_model
 from jax_transformer.translation.translate import translate
 
+GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
 SAMPLES = 5  # translations that are shown at an evaluation
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
 
 
 @dataclasses.dataclass
 class Evaluation:
-    """Translates the validation text with the parameters of a run.
+    """Translates the validation text with the parameters of a run, greedily.
+
+    The other generation defaults are those of the run's model.
 
     Attributes:
         settings: The settings of the run.
@@ -48,8 +52,8 @@ class Evaluation:
         # Each of several processes translates by itself: it cannot use the devices of the others.
         alone = jax.process_count() == 1
         mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
-        model = _trained_model(self.settings, params)
-        hypotheses = translate(model, self.text.sources, console=self.console, mesh=mesh)
+        model = trained_model(self.settings, params)
+        hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
         translations = [best.text for best, *_ in hypotheses]
         self._show_samples(translations)
         self.shown_step = step
@@ -65,12 +69,12 @@ class Evaluation:
 
     def finish(self, output: Path, best: Best) -> None:
         """Write the best model, draw the pictures, and show its translations if not shown last."""
-        model = _trained_model(self.settings, best.params)
-        model_folder.write(output, model)
+        model = trained_model(self.settings, best.params)
+        model_folder.write(output, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
         draw_curves(output / CURVES, read_metrics(output / METRICS_FILE))
         some = self.text.sources[: alignment_plot.MAX_LINES]
-        alignments = alignment_plot.alignments(model, some, translate(model, some))
+        alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
         alignment_plot.draw(output / ATTENTION, alignments, overwrite=True)
         self.console.print(f"drawn: {output / CURVES}, {output / ATTENTION}")
         if self.shown_step != best.step:
@@ -80,7 +84,3 @@ class Evaluation:
         triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
         for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
             self.console.print(f"  {source}\n    {translation}\n    ({reference})")
-
-
-def _trained_model(settings: RunSettings, params: Params) -> model_folder.TrainedModel:
-    return model_folder.TrainedModel(settings.config, params, settings.tokenizer)

@@ -6,6 +6,7 @@ file. model.safetensors has the names and shapes of `torch_reference`, so that
 """
 
 import contextlib
+import hashlib
 import json
 import stat
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
@@ -22,15 +24,22 @@ from jax_transformer.convert.arrays import as_jax
 from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.convert.files.folder import (
     CONFIG_FILE,
-    MODEL_FILES,
     WEIGHTS_FILE,
     check_free,
     staged,
 )
+from jax_transformer.convert.files.json_file import with_tuples
 from jax_transformer.convert.layouts.reference import LAYOUT
+from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
-from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers import (
+    Tokenizer,
+    describe,
+    from_description,
+    read_files,
+    write_files,
+)
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 
@@ -39,17 +48,29 @@ FORMAT = 1  # of config.json
 MAX_CONFIG_SIZE = 2**20  # bytes of config.json
 # Generation defaults of the models that this library trains.
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
+# The tokenizer of a folder that describes none.
+BYTE_PAIR = MappingProxyType({"kind": "byte_pair", "files": ["tokenizer.json"]})
 # The options of `generate` that a model may have defaults for.
 GENERATION_OPTIONS = (
     "beam_size",
+    "num_hypotheses",
     "length_penalty",
     "length_normalization",
+    "early_stopping",
     "max_new_tokens",
     "min_new_tokens",
-    "banned_tokens",
+    "start_token",
+    "eos_ids",
+    "allow_padding",
     "forced_first_token",
+    "forced_last_token",
+    "banned_tokens",
+    "banned_sequences",
+    "begin_suppressed_tokens",
     "repetition_penalty",
     "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "renormalize",
 )
 
 
@@ -70,19 +91,21 @@ class TrainedModel(NamedTuple):
     generation: Mapping[str, Any] = GENERATION
 
 
-def load(folder: str | Path) -> TrainedModel:
+def load(folder: str | Path, *, ignore_generation_config: bool = False) -> TrainedModel:
     """Load a trained model from its folder: one of this library or of Hugging Face.
 
     Nothing is downloaded, and no code in the folder is run. The result unpacks:
 
         config, params, tokenizer, generation = jax_transformer.load("runs/0")
-        src = np.array([[*tokenizer.encode_batch(["a line"])[0], config.eos_id]])
+        src = np.array(tokenizer.encode_source(["a line"]))
         best = jax_transformer.generate(params, config, src, **{"max_new_tokens": 50, **generation})
         print(tokenizer.decode(best.tokens[0, 0, : best.lengths[0, 0]]))
 
     Args:
         folder: The output of training, or a folder with the config.json of a Hugging Face model
             whose family this library knows.
+        ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
+            ignored, for example because one of them cannot be honoured.
 
     Returns:
         The config, the parameters (jax arrays), the tokenizer, and the generation defaults.
@@ -105,38 +128,74 @@ def load(folder: str | Path) -> TrainedModel:
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        return TrainedModel(*load_folder(folder))
+        ignored = ignore_generation_config
+        return TrainedModel(*load_folder(folder, ignore_generation_config=ignored))
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
     params = _read_params(folder / WEIGHTS_FILE, config)
-    tokenizer = BytePairTokenizer.load(folder)
-    if not config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size:
-        raise InputError(
-            f"{folder / CONFIG_FILE}: src_vocab_size={config.src_vocab_size} and "
-            f"tgt_vocab_size={config.tgt_vocab_size} must be the tokenizer's "
-            f"{tokenizer.vocab_size}"
-        )
+    tokenizer = _read_tokenizer(folder, description)
+    for name in ("src_vocab_size", "tgt_vocab_size"):
+        size, wanted = getattr(config, name), getattr(tokenizer, name)
+        if size != wanted:
+            raise InputError(
+                f"{folder / CONFIG_FILE}: {name}={size} must be the tokenizer's {wanted}"
+            )
     return TrainedModel(config, params, tokenizer, generation)
 
 
-def save(folder: Path, model: TrainedModel, overwrite: bool = False) -> None:
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a model of this library; reads no weights.
+
+    Raises:
+        InputError: The folder is not that of a model of this library, or is damaged.
+    """
+    description = _read_description(folder)
+    _check_description(folder, description)
+    for name in description.get("tokenizer", BYTE_PAIR)["files"]:
+        _check_digest(folder / name, description["sha256"][name])
+    return _read_tokenizer(folder, description)
+
+
+def _read_tokenizer(folder: Path, description: Mapping[str, Any]) -> Tokenizer:
+    described = description.get("tokenizer", BYTE_PAIR)  # absent in folders of earlier versions
+    return from_description(described, read_files(folder, described["files"]), str(folder))
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Return where a model of this library comes from; None if it was not a Hugging Face folder.
+
+    Raises:
+        InputError: The folder is not that of a model of this library, or is damaged.
+    """
+    description = _read_description(folder)
+    _check_description(folder, description)
+    if ORIGIN_FILE not in description["sha256"]:
+        return None
+    _check_digest(folder / ORIGIN_FILE, description["sha256"][ORIGIN_FILE])
+    return Origin.from_bytes((folder / ORIGIN_FILE).read_bytes())
+
+
+def save(
+    folder: Path, model: TrainedModel, overwrite: bool = False, origin: Origin | None = None
+) -> None:
     """Write a trained model into a new folder, or replace the one that is there.
 
     Args:
         folder: The folder of the model; it and its parents are created.
         model: The model.
         overwrite: Whether a trained model that is already there may be replaced.
+        origin: The Hugging Face folder that the model comes from.
 
     Raises:
         InputError: The folder exists and may not be replaced, or it cannot be written; nothing
             has changed then.
     """
     check_free(folder, overwrite)
-    write(folder, model)
+    write(folder, model, origin)
 
 
-def write(folder: Path, model: TrainedModel) -> None:
+def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> None:
     """Write a trained model into a folder that may contain other files; they stay.
 
     All files of the model are written or none. `save` checks first that nothing is overwritten by
@@ -145,6 +204,7 @@ def write(folder: Path, model: TrainedModel) -> None:
     Args:
         folder: The folder of the model; it and its parents are created.
         model: The model.
+        origin: The Hugging Face folder that the model comes from.
 
     Raises:
         InputError: The folder cannot be written, or the parameters are not those of the config or
@@ -153,19 +213,32 @@ def write(folder: Path, model: TrainedModel) -> None:
     with _first_fault(folder):
         tensors, _ = to_tensors(model.params, model.config, LAYOUT)
     with staged(folder) as staging:
-        model.tokenizer.save(staging)
+        write_files(staging, model.tokenizer)
+        if origin is not None:
+            (staging / ORIGIN_FILE).write_bytes(origin.to_bytes())
         files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
         description = {
             "model_type": MODEL_TYPE,
             "format": FORMAT,
-            "library_version": _library_version(),
+            "library_version": library_version(),
             "config": model.config.to_dict(),
             "generation": dict(model.generation),
+            "tokenizer": describe(model.tokenizer),
             "sha256": {path.name: file_digest(path) for path in sorted(staging.iterdir())},
         }
         description["config_sha256"] = _description_digest(description)
         text = json.dumps(description, indent=2) + "\n"
         (staging / CONFIG_FILE).write_text(text, "utf-8")
+
+
+def model_digest(model: TrainedModel) -> str:
+    """Return the sha256 of everything that decides what a model generates by default."""
+    digest = hashlib.sha256(model.tokenizer.digest().encode())
+    described = {"config": model.config.to_dict(), "generation": dict(model.generation)}
+    digest.update(json_digest(described).encode())
+    for leaf in jax.tree.leaves(model.params):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
@@ -236,23 +309,19 @@ def _check_description(
         )
     try:
         config = TransformerConfig.from_dict(description["config"])
-        generation = {name: _hashable(value) for name, value in description["generation"].items()}
+        generation = with_tuples({**description["generation"]})
         names = {*description["sha256"]}
+        wanted = {WEIGHTS_FILE, *description.get("tokenizer", BYTE_PAIR)["files"]}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({error!r}); copy the model again") from error
-    if names != set(MODEL_FILES) - {CONFIG_FILE}:
-        raise InputError(f"{path}: sha256 must name the files {', '.join(MODEL_FILES[1:])}")
+    if names - {ORIGIN_FILE} != wanted:
+        raise InputError(f"{path}: sha256 must name the files {', '.join(sorted(wanted))}")
     for name in generation:
         if name not in GENERATION_OPTIONS:
             raise InputError(f"{path}: generation: {name!r} is not an option of this version")
     return config, generation
-
-
-def _hashable(value: Any) -> Any:
-    """Return a tuple for a list of JSON, as `generate` takes it."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_digest(path: Path, digest: object) -> None:
@@ -307,7 +376,8 @@ def _description_digest(description: dict[str, Any]) -> str:
     return json_digest(content)
 
 
-def _library_version() -> str:
+def library_version() -> str:
+    """Return the version of this library, or "unknown" where it is not installed."""
     try:
         return version("jax-transformer")
     except PackageNotFoundError:  # used from a checkout that is not installed

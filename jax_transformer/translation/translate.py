@@ -1,24 +1,30 @@
-"""Translation of lines of text, in batches of lines of similar length and of few shapes."""
+"""Translation of a stream of lines, in batches of lines of similar length and of few shapes."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int32, Integer
+from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.data.bucketing import bucket_lengths
+from jax_transformer.data.tokenizers import LineError
 from jax_transformer.decoding import generate, options
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.runtime.sharding import make_mesh, row_shards, shardings
 from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.source_batches import (
+    SourceBatch,
+    Window,
+    source_batches,
+    usual_target_length,
+    windows,
+)
 
 
 class Translation(NamedTuple):
@@ -38,176 +44,199 @@ class Translation(NamedTuple):
 
 def translate(
     model: TrainedModel,
-    lines: Sequence[str],
+    lines: Iterable[str],
     *,
     beam_size: int | None = None,
-    num_hypotheses: int = 1,
+    num_hypotheses: int | None = None,
     length_penalty: float | None = None,
     max_new_tokens: int | None = None,
     overlong: Literal["refuse", "cut"] = "refuse",
     max_tokens: int = 4096,
-    bucket_count: int = 6,
+    window: int | None = None,
+    skip: int = 0,
+    total: int | None = None,
     console: Console | None = None,
     mesh: Mesh | None = None,
-) -> list[list[Translation]]:
-    """Translate lines; the translation of a line does not depend on the other lines.
+) -> Iterator[list[Translation]]:
+    """Translate a stream of lines; the translation of a line does not depend on the other lines.
 
-    Options that are None have the value of `model.generation`. A translation that has not ended
-    after `max_new_tokens` tokens gets EOS as its last token.
+    With a `window`, lines are read, translated and yielded in windows: 64 lines first, so that the
+    first translations are there soon, then four times as many in each window up to `window`. No
+    more than a window of lines is in memory. Within a window lines of similar length share a batch.
+
+    Options that are None have the value of `model.generation`.
 
     Args:
         model: The model.
         lines: Source lines.
         beam_size: Hypotheses of a line that beam search keeps; 1 is greedy search.
-        num_hypotheses: Translations of each line, at most `beam_size`.
-        length_penalty: Exponent alpha of ((5 + n) / 6)**alpha, by which the log-probability of n
-            tokens is divided (Wu et al. 2016); 0.6 is that of Vaswani et al. 2017.
+        num_hypotheses: Translations of each line, at most `beam_size`; if the model has no default,
+            one.
+        length_penalty: Exponent alpha of the divisor of a log-probability: of ((5 + n) / 6)**alpha
+            for n tokens (Wu et al. 2016), or of n**alpha where the model's `length_normalization`
+            is "power".
         max_new_tokens: Most tokens of a translation, EOS included; if the model has no default,
             ten more than twice the tokens of the line.
-        overlong: What happens if a line has more than `config.max_length` tokens, EOS included:
-            "refuse" to translate any line, or "cut" the line.
+        overlong: What happens if a line has more than `config.max_length` tokens, special tokens
+            included: "refuse" to translate its window, or "cut" the line.
         max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
             of more than one line, for each device that the lines are distributed over.
-        bucket_count: Most batch shapes; each needs a compilation.
+        window: Lines of the largest window; None reads all lines into one window.
+        skip: Number of lines that were translated before, and that `lines` does not contain: a sum
+            of the first `window_sizes`. The windows are then those of the whole input.
+        total: Number of lines, for the progress; None if it is not known.
         console: Shows live progress if it is a terminal, and the number of lines that were cut.
         mesh: The devices, from `make_mesh`; lines are distributed over the axes data and fsdp.
             None is one device.
 
     Returns:
-        For each line, in order, its translations, best first; a blank line has blank translations.
+        An iterator: for each line, in order, its translations, best first; a blank line has blank
+        translations.
 
     Raises:
-        InputError: A line is too long, or `generate` refuses an option: nothing has been
-            translated then. Or the logits of a line are NaN or infinite; the message names it.
+        InputError: `generate` refuses an option. While the iterator runs: a line is too long, or it
+            is no source of this model; the lines of its window have not been translated then. Or
+            the logits of a line are NaN or infinite. The message names the line.
     """
-    config, params, tokenizer, defaults = model
+    config, params, _, defaults = model
     given = {
         "beam_size": beam_size,
+        "num_hypotheses": num_hypotheses,
         "length_penalty": length_penalty,
         "max_new_tokens": max_new_tokens,
     }
-    chosen = {"beam_size": 1, **defaults}
+    chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    beam_size, max_new_tokens = chosen["beam_size"], chosen.pop("max_new_tokens", None)
-    options.check_sizes(config, beam_size, num_hypotheses)
+    options.check_sizes(config, chosen["beam_size"], chosen["num_hypotheses"])
     if max_new_tokens is not None and max_new_tokens < 1:
         raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    console = console or Console(quiet=True)
+    if window is not None and window < 1:
+        raise InputError(f"window={window} must be at least 1")
+    if window is None:
+        lines = list(lines)
+        total = len(lines)
     mesh = mesh or make_mesh()
     params = jax.device_put(params, shardings(params, mesh, config))
-    dtype = jax.tree.leaves(params)[0].dtype.name
-    execution = execution_on(mesh.devices.flat[0], dtype, config.head_dim, dropped=False)
-    most_tokens = max_tokens * row_shards(mesh) // beam_size
-    sources = _encode(model, lines, overlong, console)
-    blank = Translation("", 0.0, np.zeros(0, np.int32))
-    translations = [[blank] * num_hypotheses for _ in lines]
+    return _translate(
+        model._replace(params=params, generation=chosen),
+        windows(lines, window, skip),
+        overlong,
+        max_tokens * row_shards(mesh) // chosen["beam_size"],
+        total,
+        console or Console(quiet=True),
+        mesh,
+    )
+
+
+def _translate(
+    model: TrainedModel,
+    parts: Iterator[Window],
+    overlong: str,
+    most_tokens: int,
+    total: int | None,
+    console: Console,
+    mesh: Mesh,
+) -> Iterator[list[Translation]]:
+    blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
+    number, cut = 0, []
     with _progress(console) as progress:
-        task = progress.add_task("translating", total=sum(map(bool, sources)))
-        for members, src in _batches(config, sources, most_tokens, bucket_count, row_shards(mesh)):
-            ends = _ends(config, src, max_new_tokens)
-            try:
-                with jax.set_mesh(mesh):
-                    hypotheses = generate(
-                        params,
-                        config,
-                        src,
-                        max_new_tokens=ends.shape[1],
-                        prefix=ends,
-                        num_hypotheses=num_hypotheses,
-                        execution=execution,
-                        **chosen,
-                    )
-            except NonFiniteError as error:
-                line = f"line {members[error.row] + 1}"
-                raise NonFiniteError(line, error.row, error.step) from error
-            for index, *best in zip(members, *jax.device_get(hypotheses), strict=False):
-                translations[index] = [
-                    Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
-                    for ids, score, length in zip(*best, strict=True)
-                ]
-            progress.advance(task, len(members))
-    return translations
+        task = progress.add_task("translating", total=total)
+        for start, lines in parts:
+            sources, cut_lines = _encode(model, lines, start, overlong)
+            cut += cut_lines
+            translations = [blank] * len(lines)
+            progress.update(task, completed=start + sources.count([]))
+            for is_last in (False, True):
+                target_length = partial(_target_length, model, is_last=is_last)
+                batches = source_batches(
+                    model.config, sources, target_length, most_tokens, row_shards(mesh), start == 0
+                )
+                for batch in batches:
+                    best = _translate_batch(model, batch, start, mesh)
+                    for index, hypotheses in zip(batch.members, best, strict=True):
+                        if hypotheses is not None:
+                            translations[index], sources[index] = hypotheses, []
+                            progress.advance(task)
+            yield from translations
+            number = start + len(lines)
+    if cut:
+        console.print(
+            f"{len(cut):,} of {number:,} lines cut to max_length={model.config.max_length} tokens, "
+            f"the first of them line {cut[0]}"
+        )
 
 
 def _encode(
-    model: TrainedModel, lines: Sequence[str], overlong: str, console: Console
-) -> list[list[int]]:
-    """Return the source ids of each line, EOS included; none for a blank line."""
+    model: TrainedModel, lines: list[str], start: int, overlong: str
+) -> tuple[list[list[int]], list[int]]:
+    """Return the source ids of each line, none for a blank line; and the numbers of cut lines."""
     config, tokenizer = model.config, model.tokenizer
-    sources = [ids and [*ids, config.eos_id] for ids in tokenizer.encode_batch(lines)]
+    try:
+        *sources, blank = tokenizer.encode_source([*lines, ""])
+    except LineError as error:
+        raise LineError(start + error.row, error.fault) from error
+    sources = [[] if ids == blank else ids for ids in sources]
     too_long = [index for index, ids in enumerate(sources) if len(ids) > config.max_length]
     if too_long and overlong != "cut":
         raise InputError(
-            f"line {too_long[0] + 1} is {len(sources[too_long[0]])} tokens long, EOS included, "
-            f"but the model takes max_length={config.max_length}; split the line or set overlong "
-            "to 'cut'"
+            f"line {start + too_long[0] + 1} is {len(sources[too_long[0]])} tokens long, EOS "
+            f"included, but the model takes max_length={config.max_length}; split the line or set "
+            "overlong to 'cut'"
         )
-    for index in too_long:
-        sources[index] = [*sources[index][: config.max_length - 1], config.eos_id]
-    if too_long:
-        console.print(
-            f"{len(too_long):,} of {len(lines):,} lines cut to max_length={config.max_length} "
-            f"tokens, the first of them line {too_long[0] + 1}"
-        )
-    return sources
+    cut = tokenizer.encode_source([lines[index] for index in too_long], config.max_length)
+    for index, ids in zip(too_long, cut, strict=True):
+        sources[index] = ids
+    return sources, [start + index + 1 for index in too_long]
 
 
-def _batches(
-    config: TransformerConfig,
-    sources: Sequence[list[int]],
-    max_tokens: int,
-    bucket_count: int,
-    shards: int,
-) -> Iterator[tuple[Integer[np.ndarray, " members"], Integer[np.ndarray, "batch length"]]]:
-    """Yield the sources that are not empty, longest first, in at most `bucket_count` shapes.
+def _target_length(model: TrainedModel, source_length: int, is_last: bool) -> int:
+    """Return the most tokens of the translations in a batch of sources of a length.
 
-    Yields:
-        The indices of the sources in the first rows, and the padded rows; `shards` divides their
-        number. The remaining rows repeat the first one, so that they do not prolong decoding.
+    The last attempt has the limit of the model. Where a search that ends below a limit would find
+    the same without it, the first attempt has the limit that few translations reach, because a
+    smaller cache is faster.
     """
-    order = sorted((len(ids), index) for index, ids in enumerate(sources) if ids)
-    if not order:
-        return
-    lengths, members = np.array(order).T
-    # A compilation takes longer than a batch: use at most as many shapes as full batches.
-    full_batches = math.ceil(lengths.sum() / max(1, max_tokens))
-    buckets = bucket_lengths(lengths, min(bucket_count, full_batches))
-    ends = np.searchsorted(lengths, buckets, side="right")
-    # Longest first: a batch that does not fit into memory fails before any other is translated.
-    for length, bucket in reversed(list(zip(buckets, np.split(members, ends[:-1]), strict=True))):
-        parts = np.array_split(bucket, math.ceil(len(bucket) / max(1, max_tokens // length)))
-        count = math.ceil(len(parts[0]) / shards) * shards
-        for part in parts:
-            rows = [*part, *[part[0]] * (count - len(part))]
-            yield part, _padded(config, [sources[index] for index in rows], length)
+    config, generation = model.config, model.generation
+    usual = min(usual_target_length(source_length), config.max_length)
+    most = generation.get("max_new_tokens", usual)
+    # "never" is a bound that depends on the limit.
+    depends = generation["beam_size"] > 1 and generation.get("early_stopping", "never") == "never"
+    if is_last or depends or (generation.get("min_new_tokens") or 0) >= usual:
+        return most
+    return min(most, usual)
 
 
-def _ends(
-    config: TransformerConfig, src: Integer[np.ndarray, "batch length"], max_new_tokens: int | None
-) -> Int32[np.ndarray, "batch new_tokens"]:
-    """Return a prefix for `generate` that forces EOS at the last position of each translation.
-
-    The position depends on the line's own length and not on that of the batch, so that the other
-    lines do not matter.
-    """
-
-    def limit(length: int) -> int:
-        return max_new_tokens or min(2 * length + 10, config.max_length)
-
-    ends = np.full((len(src), limit(src.shape[1])), config.pad_id, np.int32)
-    for row, length in zip(ends, np.count_nonzero(src != config.pad_id, axis=1), strict=True):
-        row[limit(int(length)) - 1] = config.eos_id
-    return ends
-
-
-def _padded(
-    config: TransformerConfig, sequences: Sequence[list[int]], length: int
-) -> Integer[np.ndarray, "batch length"]:
-    # 64 bits: `generate` then refuses an id that 32 bits would wrap around.
-    rows = np.full((len(sequences), length), config.pad_id, np.int64)
-    for row, ids in zip(rows, sequences, strict=True):
-        row[: len(ids)] = ids
-    return rows
+def _translate_batch(
+    model: TrainedModel, batch: SourceBatch, start: int, mesh: Mesh
+) -> list[list[Translation] | None]:
+    """Return the translations of each member; None if the batch's limit is too low for it."""
+    config, params, tokenizer, generation = model
+    options = {**generation, "max_new_tokens": batch.target_length}
+    if "max_new_tokens" not in generation:
+        # The limit follows from the line's own length, so that the other lines do not matter.
+        lengths = np.count_nonzero(batch.src != config.pad_id, axis=1)
+        options["length_limits"] = np.minimum(usual_target_length(lengths), config.max_length)
+    is_attempt = batch.target_length < generation.get("max_new_tokens", 0)
+    if is_attempt:  # a target that has not ended is then among those that are returned
+        options["num_hypotheses"] = generation["beam_size"]
+    device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
+    execution = execution_on(device, dtype, config.head_dim, dropped=False)
+    try:
+        with jax.set_mesh(mesh):
+            hypotheses = generate(params, config, batch.src, execution=execution, **options)
+    except NonFiniteError as error:
+        line = f"line {start + batch.members[error.row] + 1}"
+        raise NonFiniteError(line, error.row, error.step) from error
+    rows = zip(batch.members, *jax.device_get(hypotheses), strict=False)
+    return [
+        None
+        if is_attempt and lengths.max() == batch.target_length
+        else [
+            Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
+            for ids, score, length in zip(tokens, scores, lengths, strict=True)
+        ][: generation["num_hypotheses"]]
+        for _, tokens, scores, lengths in rows
+    ]
 
 
 def _progress(console: Console) -> Progress:

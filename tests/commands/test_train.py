@@ -1,10 +1,6 @@
 """`jax-transformer train`: a run on real files, on the embedded task, and every bad input."""
 
-import contextlib
-import dataclasses
-import gzip
 import importlib.util
-import inspect
 import io
 import itertools
 import re
@@ -12,96 +8,24 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 from unittest import mock
 
 import jax
 import pytest
 import yaml
 
-from jax_transformer import InputError, TransformerConfig
+from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.data import number_words
-from jax_transformer.data.tokenizer import BytePairTokenizer
 from jax_transformer.training.run import output
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.metrics import read_metrics
-from jax_transformer.training.run.model_settings import (
-    SPECIAL_IDS,
-    VOCABULARY_SIZES,
-    model_config,
-)
 from jax_transformer.translation import evaluation
 from jax_transformer.translation.model_folder import load
+from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
 ROOT = Path(__file__).parents[2]
-FILES = ("source", "target", "valid_source", "valid_target")
-SMALL = (
-    "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
-    "--num-decoder-layers=1 --steps=12 --warmup-steps=4 --bucket-count=1 --max-tokens=60"
-).split()
-WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
-
-
-def write_corpus(directory):
-    """Write the four files: words, and the same words in capitals."""
-    text = "".join(f"{word}\n" for word in WORDS)
-    for name in FILES:
-        content = (text.upper() if name.endswith("target") else text).encode()
-        (directory / name).write_bytes(gzip.compress(content) if name == "source" else content)
-
-
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    """The four files in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    return {name: name for name in FILES}
-
-
-def arguments(files, *options):
-    named = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
-    return [*named, *SMALL, *options]
-
-
-def program(*argv):
-    cli.main(["train", *argv])
-
-
-def written():
-    """Return when each file was last written; when it was read does not matter."""
-    return {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
-
-
-def refusal(capsys, *argv):
-    """Return the one line that a refused run leaves on standard error; it writes nothing."""
-    before = written()
-    with pytest.raises(SystemExit) as left:
-        program(*argv)
-    assert isinstance(left.value.code, str)  # Python prints it on standard error and leaves with 1
-    assert left.value.code.startswith("error: ")
-    assert "\n" not in left.value.code
-    assert capsys.readouterr().err == ""
-    assert written() == before
-    return left.value.code
-
-
-@pytest.fixture(scope="module")
-def first_run(tmp_path_factory):
-    """A run of 12 steps at model, beside its four files, and what it has printed."""
-    directory, shown = tmp_path_factory.mktemp("first"), io.StringIO()
-    write_corpus(directory)
-    options = arguments({name: directory / name for name in FILES}, "--evaluation-interval=5")
-    with contextlib.chdir(directory), contextlib.redirect_stdout(shown):
-        program(*options, "--output=model")
-    return directory, shown.getvalue()
-
-
-@pytest.fixture
-def finished(first_run, corpus):
-    """A copy of that run in the working directory."""
-    return Path(shutil.copytree(first_run[0] / "model", "model"))
 
 
 def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinary):
@@ -127,7 +51,9 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
     assert all(0 <= report["validation_bleu"] <= 100 for report in evaluated)
     assert [report["rejected"] for report in reports if "loss" in report] == [0] * 3
 
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n\nb a\n")))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"ab\n\nb a\n")))
+    )
     cli.main(["translate", str(directory / "model")])
     translated = capsysbinary.readouterr().out.decode().split("\n")
     assert len(translated) == 4
@@ -164,67 +90,6 @@ def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
     Path("mine.yaml").write_text("training: {stepps: 3}")
     message = refusal(capsys, "--config=mine.yaml", "--output=other")
     assert message.endswith("training: knows no setting stepps; did you mean steps?")
-
-
-def parsed(*argv):
-    return train.parse(argv, train.defaults(argv))
-
-
-def other_value(name, preset="vaswani2017"):
-    """Return a value of a field that the preset does not have, as a flag has it and as YAML."""
-    hint = inspect.get_annotations(TransformerConfig, eval_str=True)[name]
-    value = getattr(TransformerConfig.preset(preset), name)
-    if isinstance(value, bool):
-        return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
-    if get_origin(hint) is Literal:
-        other = next(word for word in get_args(hint) if word != value)
-    else:
-        other = 6 if isinstance(value, int) else 0.25
-    return [f"--{name.replace('_', '-')}", str(other)], other
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TransformerConfig)])
-def test_every_field_of_the_model_is_a_flag_and_a_line_of_yaml(tmp_path, name):
-    flag, value = other_value(name)
-    path = tmp_path / "settings.yaml"
-    path.write_text(yaml.safe_dump({"model": {name: value}}))
-    by_flag, by_file = parsed("--source=x", *flag), parsed("--config", str(path))
-    assert getattr(by_flag.model, name) == getattr(by_file.model, name) == value
-    assert value != getattr(parsed("--source=x").model, name)
-    assert by_flag.model == by_file.model
-    # settings.yaml of the run gives the same model again.
-    path.write_text(train.to_yaml(by_flag.to_mapping()))
-    assert parsed("--config", str(path)).model == by_flag.model
-
-
-def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text("preset: pre_norm\nmodel: {final_norm: false, dropout: 0.4, d_ff: 20}\n")
-    model = parsed("--config", str(path), "--dropout=0.3", "--no-memory-norm").model
-    assert (model.norm, model.final_norm, model.dropout, model.d_ff) == ("std_norm", False, 0.3, 20)
-    other = parsed("--config", str(path), "--preset=pre_norm_memory_norm")
-    assert (other.preset, other.model.memory_norm) == ("pre_norm_memory_norm", True)
-    assert (other.model.dropout, other.model.max_length) == (0.4, 100)
-    assert parsed("--source=x", "--preset=shared_heads").model.dropout == 0.2
-    assert (parsed().model.d_model, parsed("--source=x").model.d_model) == (64, 256)
-
-
-def test_files_of_earlier_versions_are_read(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text("d_model: 24\ndropout: 0.5\ntraining: {token_budget: 9, average_decay: 0.5}")
-    read = parsed("--config", str(path))
-    assert (read.model.d_model, read.model.dropout) == (24, 0.5)
-    assert (read.training.max_tokens, read.training.ema_decay) == (9, 0.5)
-    path.write_text("d_model: 24\nmodel: {d_model: 32}")
-    with pytest.raises(InputError, match="d_model is there twice; keep the one under model"):
-        train.defaults([f"--config={path}"])
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
-def test_the_recipes_are_settings(path):
-    recipe = train.defaults([f"--config={path}"])
-    train.check_values(recipe)
-    assert recipe.training.max_tokens >= 8192
 
 
 def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, capsys):
@@ -288,29 +153,6 @@ def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
     assert shown.endswith("to translate: jax-transformer translate runs/0 < FILE\n")
     assert load(Path("runs/0")).tokenizer.vocab_size == 90
     assert train.first_free_run() == Path("runs/1")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return BytePairTokenizer.train(WORDS, vocab_size=8)
-
-
-@pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
-def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
-    settings = parsed("--source=x", f"--preset={preset}", "--d-model=24", "--dropout=0.3")
-    config = model_config(settings.model, tokenizer)
-    assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
-    assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
-    assert (config.d_model, config.dropout) == (24, 0.3)
-
-
-@pytest.mark.parametrize("name", [*VOCABULARY_SIZES, *SPECIAL_IDS])
-def test_what_contradicts_the_tokenizer_is_refused(tokenizer, name):
-    right = getattr(model_config(parsed().model, tokenizer), name)
-    flag = f"--{name.replace('_', '-')}"
-    model_config(parsed(flag, str(right)).model, tokenizer)
-    with pytest.raises(InputError, match=f"{name}=5 contradicts the tokenizer, which has {right};"):
-        model_config(parsed(flag, "5").model, tokenizer)
 
 
 def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from jax_transformer.convert import Layout, Operation, Row, files, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, TokenizerFiles
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.translation.model_folder import save
@@ -55,6 +55,9 @@ TOY = Family(
     generation=lambda config: {
         "num_beams": 3,
         "length_penalty": 0.0,
+        "early_stopping": "never",
+        "max_length": 13,
+        "bad_words_ids": [[config.pad_id]],
         "decoder_start_token_id": config.bos_id,
     },
     fields={
@@ -78,9 +81,9 @@ TOY = Family(
     defaults={"scaled": True, "positions": 512},
     computed={"decoder_layers": lambda values: values["layers"]},
     tokenizer=TokenizerFiles(
+        kind="byte_pair",
         names=("tokenizer.json",),
         read=lambda folder, config: BytePairTokenizer.load(folder),
-        write=lambda tokenizer, folder: tokenizer.save(folder),
     ),
 )
 LINES = ["abc cab", "", "üß abc", "b"]
@@ -110,7 +113,9 @@ def run(monkeypatch, capsysbinary):
 
     def run(*arguments, text=""):
         monkeypatch.setattr(sys, "argv", ["jax-transformer", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        monkeypatch.setattr(
+            sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
+        )
         code = 0
         try:
             cli.main()
@@ -159,7 +164,7 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     text = "\n".join(LINES)
     code, translations = run("translate", folder, "--scores", text=text)  # by the folder's defaults
     assert code == 0
-    options = ["--scores", "--beam", 3, "--length-penalty", 0]
+    options = ["--scores", "--beam", 3, "--length-penalty", 0, "--max-new-tokens", 12]
     assert run("translate", own, *options, text=text) == (0, translations)
     assert len(translations.splitlines()) == len(LINES)
 
@@ -171,16 +176,11 @@ def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
     assert_same_params(params, trained.params)
     assert tokenizer.digest() == trained.tokenizer.digest()
     power = {"length_normalization": "power"}
-    assert generation == {"beam_size": 3, "length_penalty": 0.0} | power
-    (tmp_path / "toy" / "generation_config.json").write_text(
-        '{"num_beams": 2, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "_from": "x"}'
-    )
-    assert load_folder(tmp_path / "toy")[3] == {"beam_size": 2, "length_penalty": 1.0} | power
-    (tmp_path / "toy" / "generation_config.json").unlink()
-    assert load_folder(tmp_path / "toy")[3] == generation
+    assert generation == {"beam_size": 3, "length_penalty": 0.0, "max_new_tokens": 12} | power
+    assert load_folder(tmp_path / "toy", ignore_generation_config=True)[3] == {}
 
     # A tokenizer's file is not overwritten either, and a link is replaced, not followed.
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
         (tmp_path / "toy" / name).unlink()
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "toy" / "tokenizer.json").unlink()

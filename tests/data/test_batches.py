@@ -17,7 +17,7 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 
 SHAPES = {"bucket_count": 4, "max_tokens": 200}
@@ -212,7 +212,7 @@ def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
 
 def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
     plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
-    too_large = dataclasses.replace(encoded, vocab_size=tokenizer.vocab_size - 1)
+    too_large = dataclasses.replace(encoded, src_vocab_size=tokenizer.vocab_size - 1)
     with pytest.raises(InputError, match=r"src\[\d+, \d+\]=6 "):
         list(training_batches(too_large, plan))
     for name in ("sources", "targets"):

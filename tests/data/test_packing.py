@@ -33,7 +33,8 @@ def encoded():
     return EncodedCorpus(
         sources=tuple(random.integers(4, 90, n).astype(np.int32) for n in source_lengths),
         targets=tuple(random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths),
-        vocab_size=90,
+        src_vocab_size=90,
+        tgt_vocab_size=90,
         dropped_overlong=0,
         unknown_tokens=0,
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer, Tokenizer, write_files
 from jax_transformer.errors import InputError
 
 LINES = [
@@ -48,9 +48,9 @@ def test_unseen_scripts_and_emoji_are_unknown_and_keep_their_length(tokenizer, l
 
 @pytest.mark.parametrize("text", ["<s>", "</s>", "<pad>", "<unk>", "a<s>d </s></s>", "<pad> <pad>"])
 def test_text_like_a_special_token_is_text(tmp_path, tokenizer, text):
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     for each in (tokenizer, BytePairTokenizer.load(tmp_path)):
-        for ids in (each.encode(text), *each.encode_batch([text])):
+        for ids in (each.encode(text), each.encode_source([text])[0][:-1]):
             assert min(ids) > tokenizer.unk_id
             assert each.decode(ids) == text
 
@@ -73,12 +73,12 @@ def test_special_ids_are_pinned_and_left_out_of_text(tokenizer):
 
 def test_each_token_is_shown_by_itself_with_its_space(tokenizer):
     ids = [1, *tokenizer.encode("das Haus. Ж"), 2, 0]
-    texts = tokenizer.token_texts(ids)
+    texts = tokenizer.source_texts(ids)
     assert texts[0] == "<s>"
     assert texts[-3:] == ["<unk>", "</s>", "<pad>"]
     assert "".join(texts[1:-3]) == " das Haus. "
     assert len(texts) == len(ids)
-    assert tokenizer.token_texts([]) == []
+    assert tokenizer.source_texts([]) == []
 
 
 def test_byte_pair_encoding_is_a_tokenizer_of_the_protocol(tokenizer):
@@ -88,13 +88,21 @@ def test_byte_pair_encoding_is_a_tokenizer_of_the_protocol(tokenizer):
 
 def test_a_batch_is_encoded_as_its_lines_are(tokenizer):
     lines = [*LINES[:3], "", "  ", "漢字"]
-    assert tokenizer.encode_batch(lines) == [tokenizer.encode(line) for line in lines]
-    assert tokenizer.encode_batch(tuple(lines)) == tokenizer.encode_batch(lines)
+    whole = [[*tokenizer.encode(line), tokenizer.eos_id] for line in lines]
+    assert tokenizer.encode_source(lines) == tokenizer.encode_target(lines) == whole
+    assert tokenizer.encode_source(tuple(lines)) == whole
+
+
+def test_a_long_line_is_cut_before_its_eos(tokenizer):
+    (whole,) = tokenizer.encode_source(LINES[:1])
+    for max_length in (1, 2, len(whole) - 1, len(whole), len(whole) + 1):
+        cut = [*whole[:-1][: max_length - 1], tokenizer.eos_id]
+        assert tokenizer.encode_source(LINES[:1], max_length) == [cut]
 
 
 def test_ids_stay_below_the_vocabulary_size(tokenizer):
     assert tokenizer.vocab_size == 120
-    assert max(map(max, tokenizer.encode_batch(LINES))) < 120
+    assert max(map(max, tokenizer.encode_source(LINES))) < 120
 
 
 @pytest.mark.parametrize("vocab_size", [10, 0, -1])
@@ -111,16 +119,16 @@ def test_training_is_deterministic():
 
 
 def test_a_saved_tokenizer_is_loaded_the_same(tmp_path, tokenizer):
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
     loaded = BytePairTokenizer.load(tmp_path)
     assert loaded.digest() == tokenizer.digest()
     assert loaded.vocab_size == tokenizer.vocab_size
-    assert loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
+    assert loaded.encode_source(LINES) == tokenizer.encode_source(LINES)
 
 
 def test_the_digest_is_that_of_the_canonical_file(tmp_path, tokenizer):
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
     canonical = json.dumps(content, sort_keys=True).encode()
     assert tokenizer.digest() == hashlib.sha256(canonical).hexdigest()
@@ -130,7 +138,7 @@ def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
 
     def digest_after(edit):
-        tokenizer.save(tmp_path)
+        write_files(tmp_path, tokenizer)
         content = json.loads(path.read_text("utf-8"))
         edit(content["model"])
         path.write_text(json.dumps(content), "utf-8")
@@ -176,7 +184,7 @@ FOREIGN = {
 @pytest.mark.parametrize("edit", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_tokenizer_file_is_refused_by_name(tmp_path, tokenizer, edit):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     content = json.loads(path.read_text("utf-8"))
     edit(content)
     path.write_text(json.dumps(content), "utf-8")
@@ -212,7 +220,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
 
 def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
@@ -221,7 +229,7 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
 
 def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
-    tokenizer.save(tmp_path)
+    write_files(tmp_path, tokenizer)
     content = json.loads(path.read_text("utf-8"))
     content["model"]["continuing_subword_prefix"] = "longer than any token of the vocabulary"
     path.write_text(json.dumps(content), "utf-8")

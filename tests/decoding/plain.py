@@ -17,7 +17,15 @@ STATIC = (
     "banned_tokens",
     "min_new_tokens",
     "forced_first_token",
+    "forced_last_token",
+    "early_stopping",
+    "eos_ids",
+    "allow_padding",
+    "banned_sequences",
+    "begin_suppressed_tokens",
     "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "renormalize",
     "top_k",
 )
 WITH_IDS = [name for name in TransformerConfig.presets() if name != "torch_nn"]
@@ -58,17 +66,31 @@ class Plain:
     config: TransformerConfig
     src: np.ndarray
     max_new_tokens: int
-    min_new_tokens: int = 0
+    start_token: int | None = None
+    eos_ids: tuple | None = None
+    allow_padding: bool = False
     prefix: tuple = ()
+    min_new_tokens: int = 0
+    forced_first_token: int | None = None
+    forced_last_token: int | None = None
     banned_tokens: tuple = ()
+    banned_sequences: tuple = ()
+    begin_suppressed_tokens: tuple = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    renormalize: bool = False
     length_penalty: float = 0.0
     length_normalization: str = "gnmt"
+    early_stopping: bool | str = "never"
 
     def __post_init__(self):
         config, src = self.config, self.src
-        self.length = self.max_new_tokens
+        self.start = config.bos_id if self.start_token is None else self.start_token
+        self.eos_ids = (config.eos_id,) if self.eos_ids is None else self.eos_ids
+        self.longest = len(self.prefix) + self.max_new_tokens
+        self.words = [id for id in src.tolist() if id != config.pad_id]
+        self.length = self.longest
         if config.decoder_attention == "self_over_memory":
             self.length = max(self.length, len(src))
             added = self.length - len(src)
@@ -78,7 +100,7 @@ class Plain:
         """Return the logits [n, V] that follow targets of one length, without a cache."""
         step = len(targets[0])
         tgt = np.full((len(targets), self.length), self.config.pad_id, np.int32)
-        tgt[:, 0] = self.config.bos_id
+        tgt[:, 0] = self.start
         tgt[:, 1 : step + 1] = np.array(targets).reshape(len(targets), step)
         rows = 2 ** int(np.ceil(np.log2(len(targets))))  # few shapes, few compilations
         tgt = np.resize(tgt, (rows, self.length))
@@ -86,45 +108,68 @@ class Plain:
         found = run(self.params, self.config, src, tgt)[: len(targets), step]
         return np.asarray(found, np.float64)
 
+    def forced(self, target):
+        """Return the token that must follow a target, or None."""
+        if len(target) < len(self.prefix):
+            return self.prefix[len(target)]
+        if len(target) + 1 == self.longest and self.forced_last_token is not None:
+            return self.forced_last_token
+        return None if target else self.forced_first_token
+
     def rule(self, scores, target):
         """Return the scores [V] of the tokens after a target, as the rules change them."""
-        config, sequence = self.config, [self.config.bos_id, *target]
-        if len(target) < len(self.prefix) and self.prefix[len(target)] != config.pad_id:
-            forced = self.prefix[len(target)]
-            return np.where(np.arange(len(scores)) == forced, scores, -np.inf)
+        sequence, new = [self.start, *target], len(target) - len(self.prefix)
         changed = scores.copy()
         for token in set(sequence):
             factor = self.repetition_penalty
             changed[token] = scores[token] * (factor if scores[token] < 0 else 1 / factor)
-        size = self.no_repeat_ngram_size
-        if size:
-            for start in range(len(sequence) - size + 1):
-                *before, last = sequence[start : start + size]
-                if before == sequence[len(sequence) - size + 1 :]:
-                    changed[last] = -np.inf
-        if len(target) < self.min_new_tokens:
-            changed[config.eos_id] = -np.inf
-        changed[[config.pad_id, *self.banned_tokens]] = -np.inf
-        return changed
+        for size, text in (
+            (self.no_repeat_ngram_size, sequence),
+            (self.encoder_no_repeat_ngram_size, self.words),
+        ):
+            starts = range(len(text) - size + 1) if size else ()
+            sequences = [text[start : start + size] for start in starts]
+            changed[completed(sequences, sequence)] = -np.inf
+        sequences = [ids for ids in self.banned_sequences if ids not in zip(self.eos_ids)]
+        changed[completed(sequences, sequence)] = -np.inf
+        changed[list(self.banned_tokens)] = -np.inf
+        if not self.allow_padding:
+            changed[self.config.pad_id] = -np.inf
+        if new < self.min_new_tokens:
+            changed[list(self.eos_ids)] = -np.inf
+        if self.forced(target) is not None:
+            changed[:] = -np.inf
+            changed[self.forced(target)] = 0
+        if len(target) == max(len(self.prefix), self.forced_first_token is not None):
+            changed[list(self.begin_suppressed_tokens)] = -np.inf
+        return log_softmax(changed) if self.renormalize else changed
 
-    def score(self, total, length):
+    def score(self, total, target):
+        length = len(target) - len(self.prefix)
         base = length if self.length_normalization == "power" else (5 + length) / 6
         return total / base**self.length_penalty
+
+    def has_ended(self, target):
+        return len(target) > len(self.prefix) and target[-1] in self.eos_ids
 
     def greedy(self):
         """Return the target that takes the likeliest token at each step, and its score."""
         target, total = [], 0.0
-        while len(target) < self.max_new_tokens and self.config.eos_id not in target:
+        while len(target) < self.longest and not self.has_ended(target):
             logits = self.logits([target])[0]
-            token = int(np.argmax(self.rule(logits, target)))
-            total += log_softmax(logits)[token]
+            changed = self.rule(logits, target)
+            token = int(np.argmax(changed))
+            if self.renormalize:
+                total += changed[token]
+            elif self.forced(target) is None:
+                total += log_softmax(logits)[token]
             target.append(token)
-        return target, self.score(total, len(target))
+        return target, self.score(total, target)
 
     def beam(self, size):
-        """Return all targets that finish in a beam that is never given up, best first."""
+        """Return all targets that finish, best first; "never" goes on to the last length."""
         beam, finished = [([], 0.0)], []
-        for _ in range(self.max_new_tokens):
+        while beam:
             logits = self.logits([target for target, _ in beam])
             every = [
                 ([*target, token], total + score)
@@ -132,15 +177,31 @@ class Plain:
                 for token, score in enumerate(self.rule(log_softmax(row), target))
                 if score > -np.inf
             ]
-            ranked = sorted(every, key=lambda one: -one[1])[: 2 * size]
-            ended = [one for one in ranked[:size] if one[0][-1] == self.config.eos_id]
-            finished += ended
-            beam = [one for one in ranked if one[0][-1] != self.config.eos_id][:size]
-            if not beam:
-                break
-        finished += [one for one in beam if len(one[0]) == self.max_new_tokens]
-        scored = [(target, self.score(total, len(target))) for target, total in finished]
-        return sorted(scored, key=lambda one: -one[1])
+            ranked = sorted(every, key=lambda one: -one[1])[: (1 + len(self.eos_ids)) * size]
+            at_limit = len(beam[0][0]) + 1 == self.longest
+            ends = [at_limit or self.has_ended(target) for target, _ in ranked]
+            finished += [
+                (target, self.score(total, target))
+                for (target, total), end in zip(ranked[:size], ends[:size], strict=True)
+                if end
+            ]
+            beam = [one for one, end in zip(ranked, ends, strict=True) if not end][:size]
+            finished = sorted(finished, key=lambda one: -one[1])
+            if self.early_stopping != "never" and len(finished) >= size and beam:
+                target, total = beam[0]
+                hopeless = self.score(total, target) <= finished[size - 1][1]
+                if self.early_stopping is True or hopeless:
+                    break
+        return finished
+
+
+def completed(sequences, sequence):
+    """Return the last ids of those sequences whose other ids `sequence` ends with."""
+    return [
+        last
+        for *before, last in sequences
+        if not before or list(before) == sequence[-len(before) :]
+    ]
 
 
 def log_softmax(logits):

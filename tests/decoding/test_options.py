@@ -7,7 +7,7 @@ import pytest
 from jax_transformer import InputError, generate
 from jax_transformer.decoding import check_generates, generation
 from tests.decoding.conftest import sequences
-from tests.decoding.plain import STATIC, quick_generate, random_model
+from tests.decoding.plain import quick_generate, random_model
 from tests.models import SOURCE_LENGTH, small_config
 
 KEY = jax.random.key(0)
@@ -30,11 +30,27 @@ REFUSED = [
     ({"min_new_tokens": -1}, "min_new_tokens=-1"),
     ({"banned_tokens": (3, 8)}, r"banned_tokens\[0, 1\]=8"),
     ({"banned_tokens": tuple(range(8))}, "leaves no token"),
-    ({"forced_first_token": 8}, r"forced_first_token\[0, 0\]=8"),
+    ({"forced_first_token": 8}, "forced_first_token=8 is outside"),
+    ({"forced_last_token": -1}, "forced_last_token=-1 is outside"),
+    ({"early_stopping": "always"}, "early_stopping='always' must be True, False or 'never'"),
+    ({"start_token": 8}, "start_token=8 is outside"),
+    ({"start_token": np.array([1, 2, 3, 4, 8])}, r"start_token\[0, 4\]=8"),
+    ({"start_token": np.array([1, 2])}, r"start_token of shape \(2,\) .*5 sources"),
+    ({"eos_ids": ()}, r"eos_ids=\(\) must name"),
+    ({"eos_ids": (2, 9)}, r"eos_ids\[0, 1\]=9"),
+    ({"beam_size": 3, "eos_ids": (2, 3)}, "beam_size=3 needs .*9 tokens"),
+    ({"banned_sequences": ((3, 4), (5, 8))}, r"banned_sequences\[1\]\[0, 1\]=8"),
+    ({"banned_sequences": ((3,), ())}, r"banned_sequences\[1\] is empty"),
+    ({"begin_suppressed_tokens": (3, 8)}, r"begin_suppressed_tokens\[0, 1\]=8"),
+    ({"encoder_no_repeat_ngram_size": 0}, "encoder_no_repeat_ngram_size=0"),
+    ({"length_limits": np.array([4, 4, 0, 4, 4])}, r"length_limits\[2\]=0 .*max_new_tokens=4"),
+    ({"length_limits": np.array([4, 4, 5, 4, 4])}, r"length_limits\[2\]=5"),
+    ({"length_limits": np.full(4, 4)}, r"length_limits of shape \(4,\) .*5 sources"),
     ({"prefix": np.array([[3, -2]] * 5)}, r"prefix\[0, 1\]=-2"),
     ({"prefix": np.full((4, 1), 3)}, r"prefix of shape \(4, 1\) .*5 sources"),
-    ({"prefix": np.full((5, 5), 3)}, r"\(5, 5\) .*max_new_tokens=4"),
-    ({"prefix": np.full((5, 1), 3), "forced_first_token": 3}, "exclude each other"),
+    ({"prefix": np.full((5, 0), 3)}, r"\(5, 0\) .*at least 1 column"),
+    ({"prefix": np.full((5, 26), 3)}, "26 tokens and max_new_tokens=4 exceed .*max_length=29"),
+    ({"prefix": np.array([[3, 4, 0]] * 4 + [[3, 0, 4]])}, r"prefix\[4, 2\]=4 follows padding"),
     ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0"),
     ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size=0"),
     ({"temperature": 1.0}, "temperature=1.0 .*needs a key"),
@@ -119,7 +135,17 @@ def test_one_compilation_for_each_shape_and_set_of_options(reversal_model):
         return count() - before
 
     assert compiled(length_penalty=lambda n: n / 8, banned_tokens=lambda n: (n,)) == 2
-    assert compiled(length_penalty=lambda n: n / 9, banned_tokens=lambda n: (n, n + 1)) == 0
+    data = {
+        "length_penalty": lambda n: n / 9,
+        "banned_tokens": lambda n: (n, n + 1),
+        "eos_ids": lambda n: (n + 2,),
+        "start_token": lambda n: n,
+        "allow_padding": lambda n: n % 2 == 0,
+        "early_stopping": lambda n: n % 2 == 0,  # of no use to greedy search
+        "length_limits": lambda n: np.full(4, 1 + n % 4),
+    }
+    assert compiled(**data) == 0
+    assert compiled(start_token=lambda n: np.arange(4) + n) == 0
     assert compiled(beam_size=2, length_penalty=lambda n: n / 8) == 2
     assert (
         compiled(
@@ -127,20 +153,38 @@ def test_one_compilation_for_each_shape_and_set_of_options(reversal_model):
             temperature=lambda n: 1 + n / 10,
             top_p=lambda n: n / 10,
             repetition_penalty=lambda n: 1 + n / 10,
+            prefix=lambda n: np.arange(8).reshape(4, 2) + 1 + n % 2,
             forced_first_token=lambda n: n,
+            forced_last_token=lambda n: n,
             min_new_tokens=lambda n: n % 3,
+            banned_sequences=lambda n: ((n, n + 1), (n + 2, 1, n)),
+            begin_suppressed_tokens=lambda n: (n, 3)[: 1 + n % 2],
         )
         == 2
     )
 
 
-def test_works_under_jit_with_values_that_are_traced():
+def test_works_under_transformations():
+    """Under `jit` with traced values, and under `vmap` as row by row."""
     config, params, src = random_model("vaswani2017")
-    options = {"max_new_tokens": 5, "key": KEY, "temperature": 0.7, "top_p": 0.9}
-    jitted = jax.jit(generate, static_argnames=STATIC)
+    options = {"max_new_tokens": 5, "beam_size": 2, "forced_last_token": 2}
+    rows = {
+        "start_token": np.arange(1, 6),
+        "prefix": np.array([[3, 4], [5, 0], [0, 0], [2, 3], [6, 7]]),
+        "length_limits": np.array([5, 4, 3, 2, 1]),
+    }
+    expected = generate(params, config, src, **rows, **options)
+    found = quick_generate(params, config, src, **rows, **options)
+    by_row = jax.vmap(lambda src, rows: generate(params, config, src, **rows, **options))(
+        src[:, None], jax.tree.map(lambda leaf: leaf[:, None], rows)
+    )
+    for a, b, c in zip(expected, found, by_row, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c[:, 0], rtol=1e-6)
+    sampled = {"max_new_tokens": 5, "key": KEY, "temperature": 0.7, "top_p": 0.9}
     for a, b in zip(
-        jitted(params, config, src, **options),
-        generate(params, config, src, **options),
+        quick_generate(params, config, src, **sampled),
+        generate(params, config, src, **sampled),
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)

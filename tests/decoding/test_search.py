@@ -54,6 +54,38 @@ def test_a_search_is_the_plain_one_that_goes_on_to_the_end(reversal_model_64, be
             assert_found(found, row, expected, config, atol=2e-6)
 
 
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_a_search_that_stops_early_is_the_plain_one(early_stopping):
+    """It depends on all finished hypotheses of the beam, also if fewer are returned."""
+    if early_stopping is True:
+        config, params, src = random_model("vaswani2017")
+    else:  # two short targets come first until the penalty has grown
+        config, params, src = biased(np.log([1e-9, 1e-9, 0.9, 1e-9, 0.1, 1e-9, 1e-9, 1e-9]))
+    options = {"max_new_tokens": 8, "length_penalty": 5.0}
+    found = quick_generate(
+        params, config, src, beam_size=3, num_hypotheses=2, early_stopping=early_stopping, **options
+    )
+    different = 0
+    for row, source in enumerate(src):
+        plain = Plain(params, config, source, early_stopping=early_stopping, **options)
+        expected = plain.beam(3)[:2]
+        assert_found(found, row, expected, config)
+        plain.early_stopping = "never"
+        different += expected != plain.beam(3)[:2]
+    assert different > 0
+
+
+def test_a_beam_stays_open_where_several_tokens_end_a_target():
+    """The first six continuations all end a target, but a longer target wins."""
+    odds = [1e-9, 0.01, 0.3, 0.3, 0.3, 0.04, 0.03, 0.02] + [1e-9] * 4
+    config, params, src = biased(np.log(odds))
+    options = {"max_new_tokens": 8, "length_penalty": 9.0, "eos_ids": (2, 3, 4)}
+    found = quick_generate(params, config, src, beam_size=3, num_hypotheses=3, **options)
+    expected = Plain(params, config, src[0], **options).beam(3)[:3]
+    assert_found(found, 0, expected, config)
+    assert len(expected[0][0]) == 8
+
+
 def test_a_power_of_the_length_is_the_other_penalty(reversal_model_64):
     config, params = reversal_model_64
     src, _ = sequences(6, seed=1)

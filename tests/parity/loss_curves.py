@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
-from jax_transformer.commands import train
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.commands.train_arguments import NUMBER_WORDS
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 
@@ -47,7 +47,7 @@ def draw(ours: np.ndarray, theirs: np.ndarray) -> None:
 def main() -> None:
     """Train, draw, print, and write the section of the document."""
     jax.config.update("jax_enable_x64", True)
-    defaults = train.NUMBER_WORDS
+    defaults = NUMBER_WORDS
     model = dataclasses.replace(
         defaults.model,
         src_vocab_size=defaults.vocab_size,

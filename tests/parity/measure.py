@@ -15,8 +15,7 @@ from jax_transformer.convert.table import flatten
 from jax_transformer.data.batches import Batch
 from jax_transformer.training import objective
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.optimizer import adam
-from jax_transformer.training.step import TrainState, train_step
+from jax_transformer.training.step import init_state, train_step
 from tests.models import random_params, small_config, unchecked
 from tests.parity.ladder import error
 from torch_reference import training
@@ -157,9 +156,7 @@ def train(
     config, module = pair.config, pair.module.train()  # dropout has rate 0
     module.load_state_dict(convert.to_torch(pair.params, config), strict=True)
     params = jax.tree.map(jnp.array, pair.params)
-    state = TrainState(
-        params, adam(config, settings).init(params), jnp.zeros((), jnp.int32), jax.random.key(0)
-    )
+    state = init_state(config, settings, params)
     step = jit(lambda state, batch: train_step(state, batch, config, settings))
     optimizer = training.adam(module, settings)
     our_losses, their_losses = [], []

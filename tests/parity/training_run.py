@@ -12,7 +12,7 @@ import torch_reference
 from jax_transformer import TransformerConfig, convert, generate, init_params
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import encode_corpus, epoch_plan, training_batches
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from tests.models import unchecked
 from tests.parity.measure import Jit, Pair, Trained, train
@@ -68,10 +68,10 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
     sources, references = (
         side[:: len(side) // held_out] for side in (validation.sources, validation.targets)
     )
-    ids = tokenizer.encode_batch(sources)
-    src = np.full((len(ids), max(map(len, ids)) + 1), config.pad_id, np.int32)
+    ids = tokenizer.encode_source(sources)
+    src = np.full((len(ids), max(map(len, ids))), config.pad_id, np.int32)
     for row, one in zip(src, ids, strict=True):
-        row[: len(one) + 1] = [*one, config.eos_id]
+        row[: len(one)] = one
     ours = generate(trained.ours, config, src, max_new_tokens=LONGEST)
     module.load_state_dict(convert.to_torch(trained.theirs, config))
     with unchecked():

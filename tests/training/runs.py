@@ -8,9 +8,10 @@ import numpy as np
 from rich.console import Console
 
 from jax_transformer import TransformerConfig
+from jax_transformer.convert.origin import Origin
 from jax_transformer.data.batches import encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.checkpoint_format import named_arrays
 from jax_transformer.training.run.checkpoint_writer import RunCheckpoints
@@ -23,6 +24,8 @@ from jax_transformer.training.run.state import (
 )
 from jax_transformer.training.step import Metrics, init_state
 
+GENERATION = {"beam_size": 4, "length_penalty": 1.0, "banned_tokens": (3,)}
+ORIGIN = Origin("toy", {"width": 4, "tied": True}, {"README.md": b"# toy\n", "x.txt": bytes([255])})
 WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 
@@ -42,7 +45,8 @@ def make_settings(ema_decay=0.9, d_ff=3):
     pairs = encode_corpus(ParallelCorpus(WORDS, WORDS), tokenizer, max_length=16)
     training_config = TrainingConfig(steps=40, ema_decay=ema_decay)
     arguments = {"source": None, "vocab_size": 8}
-    return RunSettings(config, training_config, tokenizer, corpus_digest(pairs), arguments)
+    digest = corpus_digest(pairs)
+    return RunSettings(config, training_config, tokenizer, digest, arguments, GENERATION, ORIGIN)
 
 
 def make_checkpoint(settings, step):

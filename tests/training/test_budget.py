@@ -140,6 +140,15 @@ def test_a_mesh_divides_what_its_axes_spread():
     assert all_axes.flops == step_flops(config, 8, LENGTH)
 
 
+def test_frozen_parameters_have_neither_gradients_nor_moments():
+    config = make_config(d_ff=520)
+    alone = budget(config, Workload(7, LENGTH))
+    frozen = budget(config, Workload(7, LENGTH, freeze=("*coder/*",)))
+    table = 252 * 128  # the only parameter that is left
+    assert (frozen.gradients, frozen.adam_moments) == (4 * table, 8 * table)
+    assert frozen.total("none") == alone.total("none") - 12 * (alone.num_parameters - table)
+
+
 def test_time_is_flops_over_what_the_devices_reach():
     found = budget(make_config(), Workload(8, LENGTH, mesh="data=8"))
     seconds = found.seconds(DEVICES["H100"], 0.5)
@@ -185,6 +194,7 @@ def test_the_command_prints_the_tables(monkeypatch, capsys):
         (["--steps", "0"], "steps=0 must be at least 1"),
         (["--utilisation", "0"], "utilisation=0.0 must be above 0"),
         (["--utilisation", "1.1"], "utilisation=1.1 must be above 0"),
+        (["--freeze", "x/*"], "freeze='x/*' matches no parameter; the nearest are "),
         (["--preset", "torch_nn"], "a budget needs a model from token ids to logits"),
     ],
 )

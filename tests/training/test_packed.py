@@ -42,7 +42,7 @@ def make_corpus(config, pairs=11, seed=0):
     vocab_size = min(config.src_vocab_size, config.tgt_vocab_size)
     sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(pairs)]
     targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(pairs)]
-    return EncodedCorpus(tuple(sources), tuple(targets), vocab_size, 0, 0)
+    return EncodedCorpus(tuple(sources), tuple(targets), vocab_size, vocab_size, 0, 0)
 
 
 @pytest.fixture(params=["float32", "float64"])

@@ -29,7 +29,9 @@ def compare(batching):
         tuple(random.integers(3, 37, random.integers(5, LENGTH + 1)) for _ in range(ROWS))
         for _ in range(2)
     ]
-    corpus = EncodedCorpus(*sides, vocab_size=37, dropped_overlong=0, unknown_tokens=0)
+    corpus = EncodedCorpus(
+        *sides, src_vocab_size=37, tgt_vocab_size=37, dropped_overlong=0, unknown_tokens=0
+    )
     settings = TrainingConfig(
         batching=batching, bucket_count=1, pack_length=LENGTH, max_tokens=ROWS * LENGTH
     )

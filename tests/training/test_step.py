@@ -243,7 +243,7 @@ def test_the_average_follows_the_parameters():
             expected,
             jax.device_get(state.params),
         )
-    assert state.eval_params is state.ema
+    assert leaves_equal(state.eval_params, state.ema)
     for found, wanted in zip(*map(jax.tree.leaves, (state.ema, expected)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
     assert not leaves_equal(state.ema, state.params)

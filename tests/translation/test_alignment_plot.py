@@ -25,14 +25,15 @@ LINES = ["", "cab", "üß $ abc", " ", "b Ж"]
 def model():
     """A model of two decoder layers, which differ."""
     fields = {"vocab_size": 13, "seed": 3, "max_length": 12, "num_decoder_layers": 2}
-    return tiny_model(["abc cab üß $"], **fields)
+    model = tiny_model(["abc cab üß $"], **fields)
+    return model._replace(generation={"forced_last_token": model.config.eos_id})
 
 
 @pytest.fixture(scope="module")
 def drawn(model):
     """The alignments of the lines, the longest of them cut."""
     lines = [*LINES, "abc " * 9, *["b"] * 9]
-    translations = translate(model, lines, overlong="cut", max_new_tokens=5)
+    translations = list(translate(model, lines, overlong="cut", max_new_tokens=5))
     return alignments(model, lines, translations), translations
 
 
@@ -69,7 +70,7 @@ def test_weights_are_the_models_over_its_layers_and_heads(model, drawn):
 
 def test_no_text_has_no_alignments(model, tmp_path):
     lines = ["", " "]
-    nothing = alignments(model, lines, translate(model, lines))
+    nothing = alignments(model, lines, list(translate(model, lines)))
     assert nothing == []
     with pytest.raises(InputError, match=r"plot\.png: not drawn, because no line holds text"):
         draw(tmp_path / "plot.png", nothing)

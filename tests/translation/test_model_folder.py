@@ -14,9 +14,17 @@ import jax_transformer
 import torch_reference
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.convert import files, huggingface
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.convert.origin import ORIGIN_FILE, Origin
+from jax_transformer.data.tokenizers import BytePairTokenizer, write_files
 from jax_transformer.translation import model_folder
-from jax_transformer.translation.model_folder import GENERATION, TrainedModel, load, save, write
+from jax_transformer.translation.model_folder import (
+    GENERATION,
+    TrainedModel,
+    load,
+    read_origin,
+    save,
+    write,
+)
 from tests.models import random_params, tiny_model
 from tests.training import runs
 
@@ -110,7 +118,7 @@ def test_config_json_describes_the_model_and_every_other_file(trained, directory
 
 
 def test_generation_defaults_come_back(trained, tmp_path):
-    generation = {"beam_size": 4, "max_new_tokens": 9, "banned_tokens": (0, 3)}
+    generation = {"beam_size": 4, "max_new_tokens": 9, "banned_sequences": ((0, 3), (4,))}
     save(tmp_path / "model", trained._replace(generation=generation))
     assert load(tmp_path / "model").generation == generation
 
@@ -307,10 +315,56 @@ def test_a_long_position_table_costs_nothing(directory):
     assert load(directory).config.max_length == 10**12
 
 
+def test_the_origin_of_a_model_is_kept_and_guarded(trained, tmp_path):
+    origin = Origin("marian", {"d_model": 8, "kept": None}, {"README.md": b"card \xff\x00"})
+    save(tmp_path / "model", trained, origin=origin)
+    assert read_origin(tmp_path / "model") == origin
+    assert load(tmp_path / "model").config == trained.config
+    save(tmp_path / "plain", trained)
+    assert read_origin(tmp_path / "plain") is None
+    path = tmp_path / "model" / ORIGIN_FILE
+    path.write_bytes(path.read_bytes().replace(b"marian", b"maria_"))
+    for read in (load, read_origin):
+        with pytest.raises(InputError, match=rf"{ORIGIN_FILE}: is damaged or of another model"):
+            read(tmp_path / "model")
+    for damaged in (
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 10**5,
+        b'{"model_type": "a", "config": 1, "files": 2}',
+    ):
+        with pytest.raises(InputError, match=ORIGIN_FILE):
+            Origin.from_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil",
+        "a/b",
+        "/evil",
+        "..",
+        ".",
+        "",
+        "a\\b",
+        "a\0b",
+        "model.safetensors",
+        "config.json",
+        "a.bin",
+    ],
+)
+def test_an_origin_names_only_files_of_its_folder(name):
+    """They are written when the model goes home."""
+    values = Origin("marian", {}, {name: b"x"}).to_json()
+    with pytest.raises(InputError, match=f"{ORIGIN_FILE}: the name .* is not that of a file"):
+        Origin.from_json(values)
+
+
 def test_another_tokenizer_is_refused(trained, directory):
     another = BytePairTokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
     assert another.vocab_size == trained.tokenizer.vocab_size
-    another.save(directory)
+    write_files(directory, another)
     message = refusal(directory)
     assert message.startswith(f"{directory / 'tokenizer.json'}: is damaged or of another model")
 
@@ -318,9 +372,7 @@ def test_another_tokenizer_is_refused(trained, directory):
 def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
     smaller = BytePairTokenizer.train(["ein kleines Haus", "a small house"], vocab_size=29)
     save(tmp_path / "model", trained._replace(tokenizer=smaller))
-    assert "src_vocab_size=30 and tgt_vocab_size=30 must be the tokenizer's 29" in refusal(
-        tmp_path / "model"
-    )
+    assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "model")
 
 
 def test_parameters_of_another_precision_are_refused(trained, tmp_path):
@@ -363,13 +415,12 @@ def test_the_checkpoints_of_a_finished_run_name_the_model(directory):
 
 def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')
-    monkeypatch.setattr(
-        huggingface,
-        "load_folder",
-        lambda folder: (trained.config, trained.params, trained.tokenizer, {"folder": folder}),
-        raising=False,
-    )
-    model = load(str(tmp_path))
+
+    def load_folder(folder, **options):
+        return trained.config, trained.params, trained.tokenizer, {"folder": folder, **options}
+
+    monkeypatch.setattr(huggingface, "load_folder", load_folder)
+    model = load(str(tmp_path), ignore_generation_config=True)
     assert isinstance(model, TrainedModel)
-    assert model.generation == {"folder": tmp_path}
+    assert model.generation == {"folder": tmp_path, "ignore_generation_config": True}
     assert model.tokenizer is trained.tokenizer

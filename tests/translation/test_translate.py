@@ -8,16 +8,21 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer, LineError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.translation import translate as translation
-from jax_transformer.translation.translate import translate
+from jax_transformer.translation.source_batches import window_sizes
+from jax_transformer.translation.translate import translate as translate_stream
 from tests.models import tiny_model
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 TEXTS = [line for line in LINES if line.strip()]
 MAX_LENGTH = 40
 BEAM = {"beam_size": 3, "num_hypotheses": 3}
+
+
+def translate(*arguments, **options):
+    return list(translate_stream(*arguments, **options))
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +53,12 @@ def padded(rows):
     return np.array([[*row, *[0] * (max(map(len, rows)) - len(row))] for row in rows], np.int32)
 
 
-def test_order_is_restored_from_batches_of_similar_length(model, monkeypatch):
+@pytest.fixture
+def sources(monkeypatch):
+    """The batches that are generated from; each translation is the source itself."""
     sources = []
 
     def echo(params, config, src, *, max_new_tokens, num_hypotheses, **_):
-        """Say the source itself, so that the right answer is known."""
         sources.append(src)
         tokens = np.zeros((len(src), num_hypotheses, max_new_tokens), np.int32)
         tokens[:, :, : src.shape[1]] = src[:, None]
@@ -60,15 +66,73 @@ def test_order_is_restored_from_batches_of_similar_length(model, monkeypatch):
         return Hypotheses(tokens, np.zeros(lengths.shape, np.float32), lengths.astype(np.int32))
 
     monkeypatch.setattr(translation, "generate", echo)
+    return sources
+
+
+def test_order_is_restored_from_batches_of_similar_length(model, sources):
     lines = LINES * 2
-    translations = translate(model, lines, max_tokens=3 * 18, bucket_count=2, **BEAM)
+    translations = translate(model, lines, max_tokens=3 * 32, **BEAM)
     for texts in zip(*translations, strict=True):
         assert [one.text for one in texts] == [line.strip() for line in lines]
     shapes = [src.shape for src in sources]
-    assert len(shapes) > len(set(shapes)) == 2
-    assert shapes == sorted(shapes, key=lambda shape: -shape[1])
-    assert all(rows * length <= 18 for rows, length in shapes)
-    assert sum(rows for rows, _ in shapes) <= len(TEXTS) * 2 + 1  # blank ones take no room
+    assert shapes == [(2, 16), (4, 8), (4, 8)]  # 32 tokens a batch; blank lines take no row
+
+
+def test_windows_share_their_shapes_and_keep_the_order(model, sources):
+    random = np.random.default_rng(0)
+    lines = [" ".join(random.choice(TEXTS, random.integers(0, 3))) for _ in range(700)]
+    translations = translate(model, lines, window=100, max_tokens=256)
+    assert [one.text for (one,) in translations] == lines
+    rows = {}
+    for src in sources:
+        rows.setdefault(src.shape[1], set()).add(len(src))
+    print(f"\n{len(sources)} batches of rows {rows}")
+    assert rows.keys() <= {8, 16, 32}
+    assert all(count * length <= 256 for length in rows for count in rows[length])
+    assert sum(map(len, rows.values())) <= len(rows) + 1  # the last batch of the first window
+    assert [src.shape for src in sources].count((8, 32)) <= 7  # one in each window
+
+
+def test_no_more_than_a_window_is_read_ahead(model, sources):
+    read = []
+
+    def without_end():
+        while True:
+            read.append("b")
+            yield "b"
+
+    translations = translate_stream(model, without_end(), window=100)
+    for number in range(1, 400):
+        assert next(translations)[0].text == "b"
+        assert len(read) == (64 if number <= 64 else 64 + 100 * -(-(number - 64) // 100))
+    assert [size for size, _ in zip(window_sizes(100), range(3), strict=False)] == [64, 100, 100]
+    assert next(window_sizes(10)) == 10
+
+
+def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
+    lines = [text * (1 + number % 3) for number, text in enumerate(TEXTS * 40)]
+    whole = translate(model, lines, window=100)
+    batches = [src.tolist() for src in sources]
+    for done in (64, 164):
+        sources.clear()
+        rest = translate(model, lines[done:], skip=done, window=100)
+        assert [one.text for (one,) in rest] == [one.text for (one,) in whole[done:]]
+        assert [src.tolist() for src in sources] == batches[-len(sources) :]
+    encode = BytePairTokenizer.encode_source
+
+    def encode_but_x(tokenizer, lines, *rest):
+        if "x" in lines:
+            raise LineError(lines.index("x"), "is no source")
+        return encode(tokenizer, lines, *rest)
+
+    monkeypatch.setattr(BytePairTokenizer, "encode_source", encode_but_x)
+    with pytest.raises(InputError, match="line 67 is no source"):
+        translate(model, ["b", "b", "x"], skip=64, window=100)
+    with pytest.raises(InputError, match="line 7 is no source"):
+        translate(model, ["b", "x"], skip=5)
+    long = ["b"] * 70 + [" ".join(["cab"] * 25)]
+    with pytest.raises(InputError, match="line 71 is 51 tokens long"):
+        translate(model, long[64:], skip=64, window=100)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
@@ -91,8 +155,10 @@ def test_the_n_best_are_complete_distinct_and_scored_as_the_model_scores_them(mo
     assert len(rows) == 3 * len(TEXTS)
     src = padded([source(model, line) for line, _ in rows])
     sums = score(params, config, src, padded([one.tokens for _, one in rows]))
-    for (_, one), log_probability in zip(rows, sums, strict=True):
-        assert one.tokens.tolist().index(config.eos_id) == len(one.tokens) - 1
+    for (line, one), log_probability in zip(rows, sums, strict=True):
+        ends = config.eos_id in one.tokens
+        assert ends or len(one.tokens) == limit(model, line)
+        assert not ends or one.tokens.tolist().index(config.eos_id) == len(one.tokens) - 1
         assert one.text == tokenizer.decode(one.tokens)
         penalty = ((5 + len(one.tokens)) / 6) ** 0.8
         assert one.score == pytest.approx(float(log_probability) / penalty, rel=1e-5)
@@ -131,11 +197,11 @@ def test_a_blank_line_has_blank_translations(model, found):
 
 @pytest.mark.usefixtures("fresh_caches")
 def test_each_bucket_is_compiled_once(model):
-    options = {"max_tokens": 30, "bucket_count": 2, "max_new_tokens": 3}
+    options = {"max_tokens": 32, "max_new_tokens": 3}
     before = generation._search._cache_size()
-    translate(model, LINES * 3, **options)
+    translate(model, LINES * 4, **options)  # batches of (2, 16) and (4, 8)
     assert generation._search._cache_size() - before == 2
-    translate(model, LINES[::-1] * 3, **options)
+    translate(model, LINES[::-1] * 4, **options)
     assert generation._search._cache_size() - before == 2
     translate(model, LINES, max_new_tokens=3)  # one batch has room for all
     assert generation._search._cache_size() - before == 3
@@ -143,8 +209,10 @@ def test_each_bucket_is_compiled_once(model):
 
 def test_the_longest_translation_can_be_set(model):
     for (one,) in translate(model, TEXTS, max_new_tokens=3):
-        assert one.tokens[-1] == model.config.eos_id
         assert len(one.tokens) == 3
+    forced = model._replace(generation={"forced_last_token": model.config.eos_id})
+    for (one,) in translate(forced, TEXTS, max_new_tokens=3):
+        assert one.tokens.tolist().index(model.config.eos_id) == 2
 
 
 def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
@@ -161,6 +229,48 @@ def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
     short = model._replace(generation={"max_new_tokens": 3})
     assert {len(best.tokens) for (best,) in translate(short, TEXTS)} == {3}
     assert {len(best.tokens) for (best,) in translate(short, TEXTS, max_new_tokens=2)} == {2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"early_stopping": False},
+        {"early_stopping": True, "forced_last_token": 2, "num_hypotheses": 2},
+        {"early_stopping": "never"},
+        {"beam_size": 1, "forced_last_token": 2},
+        {"early_stopping": False, "min_new_tokens": 30},
+    ],
+    ids=str,
+)
+def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
+    """Most lines end long before; the others reach the limit, and get what it gives."""
+    config, params, *_ = model
+    defaults = {"beam_size": 3, "max_new_tokens": 38, "length_normalization": "power"}
+    defaults |= {"length_penalty": 0.6, "num_hypotheses": 1} | options
+    src = padded([source(model, line) for line in TEXTS])
+    whole = jax.device_get(generate(params, config, src, **defaults))
+    calls = []
+
+    def record(*arguments, **given):
+        calls.append((given["max_new_tokens"], given["num_hypotheses"]))
+        return generate(*arguments, **given)
+
+    monkeypatch.setattr(translation, "generate", record)
+    max_tokens = 24 * defaults["beam_size"]
+    found = translate(model._replace(generation=defaults), TEXTS, max_tokens=max_tokens)
+    for row, best in enumerate(found):
+        for rank, one in enumerate(best):
+            length = whole.lengths[row, rank]
+            assert one.tokens.tolist() == whole.tokens[row, rank, :length].tolist()
+            assert one.score == pytest.approx(whole.scores[row, rank], rel=1e-5)
+    if options in ({"early_stopping": "never"}, {"early_stopping": False, "min_new_tokens": 30}):
+        assert {limit for limit, _ in calls} == {38}
+    else:  # sources of 8 tokens have a first attempt of 26 target tokens
+        assert [limit for limit, _ in calls] == [38, 26, 26, 38, 38, 38]
+        # An attempt returns every hypothesis: one that has not ended shows that more may come.
+        counts = {38: defaults["num_hypotheses"], 26: defaults["beam_size"]}
+        assert all(count == counts[limit] for limit, count in calls)
+        assert found[0] != found[1]
 
 
 def test_other_options_of_generate_can_be_defaults(model, monkeypatch):
@@ -205,6 +315,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
         ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 must be from 1 to beam_size=2"),
         ({"beam_size": 9}, "beam_size=9 needs a vocabulary of 18 tokens or more"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"window": 0}, "window=0 must be at least 1"),
         ({"max_new_tokens": 41}, "max_new_tokens: the target is 41 tokens long"),
         ({"length_penalty": float("nan")}, "length_penalty=nan must be a finite number"),
     ],
@@ -216,7 +327,11 @@ def test_an_option_that_cannot_work_is_refused(model, options, message):
 
 @pytest.mark.parametrize("token_id", [16, -1, 2**31, 2**32 + 1])
 def test_an_id_outside_the_vocabulary_is_refused_before_any_cast(model, monkeypatch, token_id):
-    monkeypatch.setattr(BytePairTokenizer, "encode_batch", lambda *_: [[4, 5], [4, token_id]])
+    monkeypatch.setattr(
+        BytePairTokenizer,
+        "encode_source",
+        lambda _, lines, *__: [[4, 5, 2], [4, token_id, 2], [2]][: len(lines)],
+    )
     with pytest.raises(InputError, match=rf"src\[1, 1\]={token_id} is outside the vocabulary"):
         translate(model, ["a", "b"])
 
@@ -230,7 +345,7 @@ def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(model, beam_size
     params["source_embedding"]["embedding"][own] = np.nan
     bad = model._replace(params=params)
     with pytest.raises(InputError) as raised:
-        translate(bad, lines, bucket_count=1, beam_size=beam_size)
+        translate(bad, lines, beam_size=beam_size)
     assert str(raised.value) == (
         "the logits of line 8 are NaN or infinite at step 0: parameters that are not finite, or so "
         "large that they overflow, cannot generate"
@@ -242,6 +357,6 @@ def test_progress_is_live_on_a_terminal_and_nothing_elsewhere(model):
     console = Console(file=terminal, force_terminal=True, width=80)
     translate(model, LINES, length_penalty=0.8, console=console)
     assert "translating" in terminal.getvalue()
-    assert f"{len(TEXTS)}/{len(TEXTS)}" in terminal.getvalue()
+    assert f"{len(LINES)}/{len(LINES)}" in terminal.getvalue()
     translate(model, LINES, length_penalty=0.8, console=Console(file=pipe))
     assert pipe.getvalue() == ""

@@ -5,6 +5,7 @@ written by orbax, with the sha256 of each of its files, and `run`, a JSON file w
 among it the sha256 of each array.
 """
 
+import base64
 import contextlib
 import hashlib
 import logging
@@ -19,7 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.training.run.state import RunCheckpoint
 
-FORMAT = 2  # of what a step's directory holds
+FORMAT = 3  # of what a step's directory holds
 ARRAYS, RUN = "arrays", "run"
 FILES = "files.json"  # sha256 of each file of `arrays`
 
@@ -41,20 +42,37 @@ def upgrade(content: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: The content is of a later format.
     """
-    if content["format"] == FORMAT:
-        return content
-    if content["format"] != 1:
+    if content["format"] not in range(1, FORMAT + 1):
         raise InputError(
             f"is of format {content['format']}, but this version of the library reads formats 1 "
             f"to {FORMAT}; use the version that wrote it"
         )
+    if content["format"] == 1:
+        content = _from_format_1(content)
+    if content["format"] == 2:
+        content = _from_format_2(content)
+    return content
+
+
+def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
     settings = content["settings"]
     training_config = _renamed(settings["training_config"], TRAINING_CONFIG_NAMES)
     return content | {
-        "format": FORMAT,
+        "format": 2,
         "settings": settings | {"training_config": training_config},
         "progress": _renamed(content["progress"], PROGRESS_NAMES),
     }
+
+
+def _from_format_2(content: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer was the text of its only file, and every run drew its first parameters."""
+    file = base64.b64encode(content["settings"]["tokenizer"].encode()).decode()
+    tokenizer = {
+        "tokenizer": {"kind": "byte_pair", "files": ["tokenizer.json"]},
+        "tokenizer_files": {"tokenizer.json": file},
+    }
+    settings = content["settings"] | tokenizer | {"generation": None, "origin": None}
+    return content | {"format": 3, "settings": settings}
 
 
 def upgraded_array_name(name: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from jax_transformer.data import number_words
 from jax_transformer.data.batches import EncodedCorpus, encode_corpus
 from jax_transformer.data.corpus import ParallelCorpus, read_parallel
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
 
 # Without validation files this share of the training pairs is held out, but at most so many.
@@ -170,10 +170,11 @@ def _without_overlong(
     text: ParallelCorpus, tokenizer: Tokenizer, max_length: int
 ) -> ParallelCorpus:
     lengths = zip(
-        *(map(len, tokenizer.encode_batch(side)) for side in (text.sources, text.targets)),
+        map(len, tokenizer.encode_source(text.sources)),
+        map(len, tokenizer.encode_target(text.targets)),
         strict=True,
     )
-    kept = [index for index, sides in enumerate(lengths) if max(sides) < max_length]
+    kept = [index for index, sides in enumerate(lengths) if max(sides) <= max_length]
     sources, targets = (
         tuple(side[index] for index in kept) for side in (text.sources, text.targets)
     )

@@ -75,6 +75,7 @@ class Run:
         tensorboard: Whether the log is written for TensorBoard as well.
         mesh: The devices. They are no part of the run, which may be resumed on others.
         lost_after: With several processes, the seconds without a step after which they end.
+        params: Parameters of a new run, float32 and on the host; None draws them.
     """
 
     directory: Path
@@ -85,6 +86,7 @@ class Run:
     tensorboard: bool = False
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120
+    params: Params | None = None
 
 
 class Best(NamedTuple):
@@ -300,7 +302,7 @@ def _start(run: Run) -> RunCheckpoint:
     if run.resumed is None:
         if steps_in(run.directory / CHECKPOINTS):
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
-        state = sharded_init_state(run.mesh, config, training_config)
+        state = sharded_init_state(run.mesh, config, training_config, run.params)
         return RunCheckpoint(RunProgress(), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]

@@ -6,13 +6,15 @@ from collections.abc import Collection
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer, Tokenizer
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
+# Fields that change no parameter and no output: a run that starts from a model may change them.
+DROPOUT_RATES = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def _model_settings() -> type:
@@ -52,18 +54,25 @@ def settings_of(config: TransformerConfig) -> ModelSettings:
     return ModelSettings(**config.to_dict() | dict.fromkeys(VOCABULARY_SIZES + SPECIAL_IDS))
 
 
-def named_fields(model: ModelSettings, preset: str, always: Collection[str]) -> dict[str, Any]:
+def named_fields(
+    model: ModelSettings, preset: str | None, always: Collection[str]
+) -> dict[str, Any]:
     """Return the fields that a settings file must name beside the preset.
 
     Args:
         model: The settings.
-        preset: The preset that the file names.
+        preset: The preset that the file names; None if it names none, and so every field that the
+            tokenizer does not decide.
         always: Fields to name even where they are those of the preset.
     """
-    expected = preset_settings(preset, {})
-    fields = dataclasses.asdict(model).items()
+    fields = dataclasses.asdict(model)
+    if preset is None:
+        decided = {*VOCABULARY_SIZES, *SPECIAL_IDS}
+        expected = {name: None if name in decided else ... for name in fields}
+    else:
+        expected = dataclasses.asdict(preset_settings(preset, {}))
     return {
-        name: value for name, value in fields if name in always or value != getattr(expected, name)
+        name: value for name, value in fields.items() if name in always or value != expected[name]
     }
 
 
@@ -81,22 +90,63 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
-    return _resolved(model, BytePairTokenizer, vocab_size)
+    return _resolved(model, BytePairTokenizer, (vocab_size, vocab_size))
 
 
-def model_config(model: ModelSettings, tokenizer: Tokenizer) -> TransformerConfig:
+def model_config(
+    model: ModelSettings, tokenizer: Tokenizer | TransformerConfig
+) -> TransformerConfig:
     """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
+
+    Args:
+        model: The settings.
+        tokenizer: The tokenizer, or the config of a model that has its tokenizer already.
 
     Raises:
         InputError: As `check_model`.
     """
-    return _resolved(model, tokenizer, tokenizer.vocab_size)
+    sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
+    return _resolved(model, tokenizer, sizes)
+
+
+def check_same_model(
+    model: ModelSettings, preset: str | None, config: TransformerConfig, name: str
+) -> None:
+    """Refuse settings of another model than the one that a run starts from.
+
+    Args:
+        model: The settings.
+        preset: The preset that was named; None if none was.
+        config: The shape of the model that the run starts from.
+        name: What this model is called in messages.
+
+    Raises:
+        InputError: A field other than `DROPOUT_RATES` differs; the message names both values.
+    """
+    kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
+    by_preset = {} if preset is None else PRESETS[preset]
+    for field in sorted(kept & by_preset.keys() - {*VOCABULARY_SIZES, *SPECIAL_IDS}):
+        if by_preset[field] != getattr(config, field):
+            raise InputError(
+                f"preset={preset!r} has {field}={by_preset[field]!r}, but the model in {name} has "
+                f"{getattr(config, field)!r}; leave preset out"
+            )
+    for field in sorted(kept):
+        given, own = getattr(model, field), getattr(config, field)
+        undecided = given is None and field in VOCABULARY_SIZES + SPECIAL_IDS
+        if given != own and not undecided:
+            raise InputError(
+                f"{field}={given!r} is not that of the model in {name}, which has {own!r}; leave "
+                f"{field} out"
+            )
 
 
 def _resolved(
-    model: ModelSettings, tokenizer: Tokenizer | type[BytePairTokenizer], vocab_size: int
+    model: ModelSettings,
+    tokenizer: Tokenizer | TransformerConfig | type[BytePairTokenizer],
+    sizes: tuple[int, int],
 ) -> TransformerConfig:
-    decided = dict.fromkeys(VOCABULARY_SIZES, vocab_size)
+    decided = dict(zip(VOCABULARY_SIZES, sizes, strict=True))
     decided |= {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     for name, value in decided.items():
         given = getattr(model, name)

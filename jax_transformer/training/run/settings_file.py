@@ -55,6 +55,8 @@ def to_yaml(settings: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, Path) else value
 
 
@@ -94,6 +96,10 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
     """Return the value as the type that a field is annotated with."""
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for choice in choices:
+        if choice == tuple[str, ...]:
+            if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+                return tuple(value)
+            continue
         if get_origin(choice) is Literal:
             if value in get_args(choice):
                 return value
@@ -112,4 +118,6 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
 def _word(choice: Any) -> str:
     if get_origin(choice) is Literal:
         return "one of " + ", ".join(map(repr, get_args(choice)))
+    if choice == tuple[str, ...]:
+        return "a list of texts"
     return "null" if choice is type(None) else choice.__name__

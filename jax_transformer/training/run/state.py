@@ -1,15 +1,18 @@
 """The settings of a training run, which stay, and its progress, which grows; both as plain JSON."""
 
+import base64
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files.json_file import with_tuples
+from jax_transformer.convert.origin import Origin
 from jax_transformer.data.batches import EncodedCorpus
-from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
@@ -38,6 +41,10 @@ class RunSettings(NamedTuple):
         tokenizer: The vocabulary.
         data_sha256: `corpus_digest` of the training and the validation pairs.
         arguments: Everything else that the program needs to start again, as JSON; not compared.
+        generation: Generation defaults of the model, from the model that the run starts from; None
+            for those of the models that this library trains. Not compared.
+        origin: The Hugging Face folder that the model comes from; None if there is none. Not
+            compared.
     """
 
     config: TransformerConfig
@@ -45,6 +52,8 @@ class RunSettings(NamedTuple):
     tokenizer: Tokenizer
     data_sha256: str
     arguments: dict[str, Any]
+    generation: Mapping[str, Any] | None = None
+    origin: Origin | None = None
 
 
 class Position(NamedTuple):
@@ -180,10 +189,16 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
     return {
         "config": settings.config.to_dict(),
         "training_config": dataclasses.asdict(settings.training_config),
-        "tokenizer": settings.tokenizer.to_json(),
+        "tokenizer": describe(settings.tokenizer),
+        "tokenizer_files": {
+            name: base64.b64encode(content).decode()
+            for name, content in settings.tokenizer.files().items()
+        },
         "tokenizer_sha256": settings.tokenizer.digest(),
         "data_sha256": settings.data_sha256,
         "arguments": settings.arguments,
+        "generation": None if settings.generation is None else dict(settings.generation),
+        "origin": None if settings.origin is None else settings.origin.to_json(),
     }
 
 
@@ -198,15 +213,20 @@ def settings_from_json(read: dict[str, Any]) -> RunSettings:
     for name, value in read["training_config"].items():
         if name not in known:
             raise InputError(f"{name}={value!r} is no setting of this version of the library")
-    tokenizer = BytePairTokenizer.from_json(read["tokenizer"], "tokenizer")
+    contents = {
+        name: base64.b64decode(content) for name, content in read["tokenizer_files"].items()
+    }
+    tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:
         raise ValueError("the tokenizer's sha256 differs")
     return RunSettings(
         TransformerConfig.from_dict(read["config"]),
-        TrainingConfig(**read["training_config"]),
+        TrainingConfig(**with_tuples(read["training_config"])),
         tokenizer,
         read["data_sha256"],
         read["arguments"],
+        with_tuples(read["generation"]),
+        None if read["origin"] is None else Origin.from_json(read["origin"]),
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from jax_transformer.convert.families import FAMILIES
+from tests.data.sentencepiece_models import text, train, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -95,3 +96,17 @@ def foreign_results(model, config, src, tgt):
             output_hidden_states=True,
         )
     return result.logits, result.encoder_hidden_states
+
+
+def write_tokenizer(model_type, folder):
+    """Write a tokenizer of the family; return the ids and the vocabulary size of its models."""
+    if model_type == "marian":
+        size = write_marian(folder, model_max_length=512, source_lang="x", mine=3)
+        ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0}
+        return {"vocab_size": size, **ids, "forced_eos_token_id": 0}
+    folder.mkdir()
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (folder / "spiece.model").write_bytes(train(text(1), 130, **ids))
+    tokenizer = transformers.PegasusTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {"vocab_size": len(tokenizer)}

@@ -11,7 +11,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.training.run import loop
 from jax_transformer.training.run.averaging import average, average_run
 from jax_transformer.training.run.checkpoints import read_step, steps_in
-from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.model_folder import load, read_origin
 from tests.training import runs
 
 
@@ -53,6 +53,7 @@ def test_the_command_line_writes_a_model(run, tmp_path, monkeypatch, capsys, opt
     written, expected = load(output), average_run(run, last)
     assert written.config == expected.settings.config
     assert written.tokenizer.digest() == expected.settings.tokenizer.digest()
+    assert (written.generation, read_origin(output)) == (runs.GENERATION, runs.ORIGIN)
     for one, other in zip(*map(jax.tree.leaves, (written.params, expected.params)), strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(SystemExit, match="exists already"):

@@ -12,13 +12,15 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.convert.files.digests import json_digest
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.checkpoint_format import FORMAT
+from jax_transformer.training.run.checkpoint_format import FORMAT, named_arrays
 from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
 from jax_transformer.training.run.checkpoints import restore, steps_in
 from jax_transformer.training.run.state import Position, RunProgress, check_same
 from tests.training.runs import (
+    GENERATION,
+    ORIGIN,
     arrays_digest,
     make_checkpoint,
     make_settings,
@@ -60,6 +62,18 @@ def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
     check_same(restored.settings, settings, step=8)
 
 
+def test_frozen_parameters_are_saved_once(settings, tmp_path):
+    frozen = dataclasses.replace(settings.training_config, freeze=("encoder/*", "token*"))
+    expected = make_checkpoint(settings._replace(training_config=frozen), 8)
+    save(tmp_path / "run", settings._replace(training_config=frozen), [8])
+    restored = restore(tmp_path / "run", quiet())
+    assert restored.settings.training_config == frozen
+    assert same_bits(restored.checkpoint, expected)
+    parts = [name.split("/")[:-1] for name in named_arrays(restored.checkpoint)]
+    with_encoder = {"/".join(part[: part.index("encoder")]) for part in parts if "encoder" in part}
+    assert with_encoder == {"state/params", "best_params"}  # neither moments nor EMA
+
+
 def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
     checkpoint = make_checkpoint(settings, 1)
     expected = jax.tree.map(np.copy, checkpoint.best_params)
@@ -81,16 +95,18 @@ def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
 
 
 def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
-    going_on = threading.Event()
+    written, going_on = threading.Event(), threading.Event()
     finalize = DigestingHandler.finalize
 
     def waits(self, path):
+        written.set()  # all arrays are: no file appears or disappears under the copy
         assert going_on.wait(60)
         finalize(self, path)
 
     monkeypatch.setattr(DigestingHandler, "finalize", waits)
     with RunCheckpoints(directory, settings) as checkpoints:
         checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
+        assert written.wait(60)
         assert steps_in(directory) == [0, 4, 8]
         killed = shutil.copytree(directory, directory.parent / "killed")  # as a kill leaves it
         going_on.set()
@@ -113,6 +129,7 @@ OTHER = {
     "ema_decay": None,
     "clip_norm": 2.0,
     "spike_factor": 2.0,
+    "freeze": ("encoder/*",),
     "seed": 1,
 }
 
@@ -234,6 +251,9 @@ def test_checkpoints_of_every_format_so_far_are_read(golden, tmp_path):
     assert restored.settings.training_config == TrainingConfig(steps=40, ema_decay=ema_decay)
     assert (restored.checkpoint.state.ema is None) == (ema_decay is None)
     assert restored.settings.tokenizer.encode("ab") == [7, 6]
+    drawn = golden.name in ("format_1", "format_1_ema", "format_2")  # by every run
+    expected = (None, None) if drawn else (GENERATION, ORIGIN)
+    assert (restored.settings.generation, restored.settings.origin) == expected
 
 
 def test_there_is_a_golden_checkpoint_of_the_present_format():

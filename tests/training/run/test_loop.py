@@ -15,7 +15,7 @@ from rich.console import Console
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.data.batches import encode_corpus, epoch_plan
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run import loop, progress

@@ -20,7 +20,9 @@ class Settings:
 
 
 def test_settings_come_back_from_their_file(tmp_path):
-    training = TrainingConfig(clip_norm=1.0, ema_decay=None, schedule="cosine", seed=3)
+    training = TrainingConfig(
+        clip_norm=1.0, ema_decay=None, schedule="cosine", seed=3, freeze=("encoder/*", "x")
+    )
     settings = Settings(Path("ö.en"), d_model=7, overwrite=True, training=training)
     (tmp_path / "settings.yaml").write_text(to_yaml(dataclasses.asdict(settings)))
     assert read_settings(tmp_path / "settings.yaml", Settings()) == settings
@@ -54,6 +56,8 @@ def test_what_a_file_does_not_name_stays(tmp_path):
             "training: {compute_dtype: int8}",
             "training: compute_dtype='int8' must be one of 'float32', 'bfloat16'",
         ),
+        ("training: {freeze: encoder/*}", "training: freeze='encoder/*' must be a list of texts"),
+        ("training: {freeze: [3]}", "training: freeze=[3] must be a list of texts"),
         ("a: b: c", "is no YAML ("),
         ("!!python/object/apply:os.system [touch canary]", "is no YAML ("),
     ],

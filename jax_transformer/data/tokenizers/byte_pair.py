@@ -1,77 +1,30 @@
-"""Tokenizers: what the library asks of one, and byte-pair encoding on Unicode characters.
+"""Byte-pair encoding on Unicode characters, with one vocabulary for both languages.
 
-The byte-pair encoding is that of Sennrich et al. 2016, "Neural Machine Translation of Rare Words
-with Subword Units", with one vocabulary for both languages.
+Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".
 """
 
 import hashlib
 import json
 import os
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import tokenizers
 from jaxtyping import Integer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from jax_transformer.data.tokenizers.storage import read_files
+from jax_transformer.data.tokenizers.tokenizer_json import TOKENIZER_FILE, parse
 from jax_transformer.errors import InputError
 
-TOKENIZER_FILE = "tokenizer.json"
-MAX_FILE_SIZE = 2**28  # bytes of a tokenizer file
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
 UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What training and translation ask of a tokenizer: one vocabulary for source and target.
-
-    Attributes:
-        pad_id: Id of padding.
-        bos_id: Id that begins every target (BOS).
-        eos_id: Id that ends every source and every target (EOS).
-        unk_id: Id of what the vocabulary lacks.
-        vocab_size: Number of token ids, the special ones included.
-    """
-
-    pad_id: int
-    bos_id: int
-    eos_id: int
-    unk_id: int
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, the special ones included."""
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each line, without BOS and EOS; none for a blank line."""
-
-    def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
-        """Return the text of token ids [length], without padding, BOS and EOS."""
-
-    def token_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
-        """Return the text of each token by itself, to show it: special tokens by their names."""
-
-    def digest(self) -> str:
-        """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the tokenizer's file or files into a folder."""
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> "Tokenizer":
-        """Read the tokenizer that `save` wrote into a folder.
-
-        Raises:
-            InputError: A file is missing, damaged or not from this kind of tokenizer.
-        """
-
-
 class BytePairTokenizer:
-    """The `Tokenizer` that this library trains; create it with `train` or `load`.
+    """The `Tokenizer` that this library trains; create it with `train`, `load` or `from_json`.
 
     A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
     and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
@@ -79,6 +32,7 @@ class BytePairTokenizer:
     text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
     """
 
+    kind = "byte_pair"
     pad_id = 0
     bos_id = 1
     eos_id = 2
@@ -119,25 +73,15 @@ class BytePairTokenizer:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "BytePairTokenizer":
-        """Read the tokenizer.json that `save` wrote into a folder.
+        """Read the tokenizer.json in a folder.
 
         Raises:
             InputError: The file is missing, damaged or not a tokenizer of this library.
         """
-        path = Path(folder) / TOKENIZER_FILE
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_SIZE:
-                raise InputError(f"{path}: not a regular file of at most {MAX_FILE_SIZE:,} bytes")
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}; a tokenizer file must be there") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not UTF-8, so not a tokenizer file") from error
-        return cls.from_json(text, str(path))
+        return cls.from_files(read_files(Path(folder), (TOKENIZER_FILE,)), {}, str(folder))
 
     @classmethod
-    def from_json(cls, text: str, name: str) -> "BytePairTokenizer":
+    def from_json(cls, text: str | bytes, name: str) -> "BytePairTokenizer":
         """Read the text that `to_json` returned.
 
         Args:
@@ -147,13 +91,7 @@ class BytePairTokenizer:
         Raises:
             InputError: The text is damaged or not a tokenizer of this library.
         """
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(text)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library's errors and panics have no narrower type
-            reason = " ".join(str(error).split())
-            raise InputError(f"{name}: damaged tokenizer file ({reason})") from error
+        tokenizer = parse(text, name)
         ids = sorted(tokenizer.get_vocab().values())
         if _rules(tokenizer) != _rules(_untrained()) or ids != list(range(len(ids))):
             raise InputError(
@@ -161,9 +99,26 @@ class BytePairTokenizer:
             )
         return cls(tokenizer)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write tokenizer.json, in the format of the `tokenizers` library, into a folder."""
-        (Path(folder) / TOKENIZER_FILE).write_text(self.to_json(), encoding="utf-8")
+    @classmethod
+    def from_files(
+        cls, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
+    ) -> "BytePairTokenizer":
+        """Read what `files` returned; `settings` is empty.
+
+        Raises:
+            InputError: The file is missing, damaged or not a tokenizer of this library.
+        """
+        if set(contents) != {TOKENIZER_FILE} or settings:
+            raise InputError(f"{name}: a tokenizer of this library is {TOKENIZER_FILE} alone")
+        return cls.from_json(contents[TOKENIZER_FILE], f"{name}/{TOKENIZER_FILE}")
+
+    def files(self) -> dict[str, bytes]:
+        """Return tokenizer.json, in the format of the `tokenizers` library."""
+        return {TOKENIZER_FILE: self.to_json().encode()}
+
+    def settings(self) -> dict[str, Any]:
+        """Return nothing: tokenizer.json says everything."""
+        return {}
 
     def to_json(self) -> str:
         """Return the tokenizer as JSON, in the format of the `tokenizers` library."""
@@ -174,6 +129,16 @@ class BytePairTokenizer:
         """Number of token ids, the special ones included."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def src_vocab_size(self) -> int:
+        """Number of token ids of a source."""
+        return self.vocab_size
+
+    @property
+    def tgt_vocab_size(self) -> int:
+        """Number of token ids of a target."""
+        return self.vocab_size
+
     def digest(self) -> str:
         """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
         canonical = json.dumps(json.loads(self.to_json()), sort_keys=True)
@@ -183,9 +148,18 @@ class BytePairTokenizer:
         """Return the token ids of a line, without BOS and EOS."""
         return self._tokenizer.encode(line).ids
 
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each line, without BOS and EOS; uses every CPU core."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(lines))]
+    def encode_source(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
+        """Return the ids of each line and EOS; uses every CPU core.
+
+        Args:
+            lines: The lines.
+            max_length: Most ids of a line, EOS included; longer ones are cut before the EOS.
+        """
+        most = None if max_length is None else max_length - 1
+        encodings = self._tokenizer.encode_batch_fast(list(lines))
+        return [[*encoding.ids[:most], self.eos_id] for encoding in encodings]
+
+    encode_target = encode_source
 
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
         """Return the text of token ids, without padding, BOS and EOS; `<unk>` becomes U+FFFD.
@@ -198,7 +172,7 @@ class BytePairTokenizer:
         kept = [int(token_id) for token_id in ids if token_id not in specials]
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
-    def token_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
+    def source_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token with the space that it begins with; `<s>` as "<s>"."""
         # Decoding removes the space of the first token, so another token comes before each.
         return [
@@ -207,6 +181,8 @@ class BytePairTokenizer:
             else self.decode([self.unk_id, token_id]).removeprefix(UNKNOWN_CHARACTER)
             for token_id in map(int, ids)
         ]
+
+    target_texts = source_texts
 
 
 def _untrained() -> tokenizers.Tokenizer:

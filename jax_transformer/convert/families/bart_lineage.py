@@ -1,0 +1,113 @@
+"""What Marian, Pegasus and the other descendants of BART in transformers have in common.
+
+They share the names of their weights and most keys of config.json.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.families.family import ACTIVATIONS
+from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row
+from jax_transformer.functional import sinusoidal_positions
+
+FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
+    {
+        "d_model": "d_model",
+        "encoder_attention_heads": "num_heads",
+        "decoder_attention_heads": "num_heads",
+        "encoder_ffn_dim": "d_ff",
+        "decoder_ffn_dim": "d_ff",
+        "encoder_layers": "num_encoder_layers",
+        "decoder_layers": "num_decoder_layers",
+        "max_position_embeddings": "max_length",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+        "pad_token_id": "pad_id",
+        "decoder_start_token_id": "bos_id",
+        "eos_token_id": "eos_id",
+    }
+)
+WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "activation_function": ACTIVATIONS,
+        "scale_embedding": {
+            True: {"embedding_scale": "sqrt_d_model"},
+            False: {"embedding_scale": "none"},
+        },
+    }
+)
+FIXED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "is_encoder_decoder": (True,),
+        "is_decoder": (False,),
+        "tie_word_embeddings": (True,),
+        "encoder_layerdrop": (0.0,),
+        "decoder_layerdrop": (0.0,),
+    }
+)
+
+
+def layout(
+    name: str, position_table: Callable[[TransformerConfig], np.ndarray] | None = None
+) -> Layout:
+    """Return the names and shapes of the weights of a family.
+
+    A model has only those of the tensors whose parameters its config has: one token table or two,
+    norms at the ends of the stacks, the bias of the output.
+
+    Args:
+        name: The family's model type.
+        position_table: Returns the table of positions [length, d_model], where it is computed.
+    """
+    rows = (
+        # A table that encoder, decoder and output share has its own name and three copies.
+        Row("model.shared.weight", "token_embedding/embedding"),
+        Row("model.encoder.embed_tokens.weight", "token_embedding/embedding"),
+        Row("model.decoder.embed_tokens.weight", "token_embedding/embedding"),
+        Row("lm_head.weight", "token_embedding/embedding"),
+        # With two tables, the output is tied to the decoder's table.
+        Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
+        Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
+        Row("lm_head.weight", "target_embedding/embedding"),
+        *_layers("encoder", {"self_attention": "self_attn"}),
+        *_layers("decoder", {"self_attention": "self_attn", "cross_attention": "encoder_attn"}),
+        *norm("model.encoder.layer_norm", "encoder/norm"),
+        *norm("model.decoder.layer_norm", "decoder/norm"),
+        Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1))),
+    )
+    buffers = (
+        ()
+        if position_table is None
+        else tuple(
+            Buffer(f"model.{stack}.embed_positions.weight", position_table)
+            for stack in ("encoder", "decoder")
+        )
+    )
+    return Layout(name, rows, buffers)
+
+
+def sinusoids(config: TransformerConfig) -> np.ndarray:
+    """Return the computed position table [max_length, d_model] of a config."""
+    return sinusoidal_positions(config.max_length, config.d_model, config.positions)
+
+
+def _layers(stack: str, attentions: Mapping[str, str]) -> list[Row]:
+    """Return the rows of a stack's layers, given the foreign name of each attention."""
+    foreign, path = f"model.{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
+    rows = [
+        *linear(f"{foreign}.fc1", f"{path}/feed_forward/inner"),
+        *linear(f"{foreign}.fc2", f"{path}/feed_forward/outer"),
+        *norm(f"{foreign}.final_layer_norm", f"{path}/feed_forward_residual/norm"),
+    ]
+    for own, name in attentions.items():
+        rows += norm(f"{foreign}.{name}_layer_norm", f"{path}/{own}_residual/norm")
+        for projection in ("query", "key", "value"):
+            rows += linear(f"{foreign}.{name}.{projection[0]}_proj", f"{path}/{own}/{projection}")
+        rows += linear(f"{foreign}.{name}.out_proj", f"{path}/{own}/output")
+    return rows

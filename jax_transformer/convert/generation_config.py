@@ -1,0 +1,279 @@
+"""Generation defaults of a Hugging Face folder as keyword arguments of `generate`.
+
+Each key of `GenerationConfig` in transformers 5.23 is honoured, or changes no output and is not
+read, or is refused unless its value is neutral.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files.folder import CONFIG_FILE
+from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.errors import InputError
+
+GENERATION_FILE = "generation_config.json"
+REMEDY = "--ignore-generation-config ignores the file's generation defaults"
+DEFAULT_NEW_TOKENS = 20  # of transformers, where a file has neither max_length nor max_new_tokens
+LONGEST_VALUE = 60  # characters of a value in a message
+
+# Keys that are refused, with the values at which they change nothing; null never does.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "assistant_early_exit": (),
+        "cache_implementation": (
+            "dynamic",
+            "dynamic_full",
+            "hybrid",
+            "hybrid_chunked",
+            "offloaded",
+            "offloaded_hybrid",
+            "offloaded_hybrid_chunked",
+            "offloaded_static",
+            "paged",
+            "sliding_window",
+            "static",
+        ),
+        "constraints": (),
+        "diversity_penalty": (0,),
+        "do_sample": (False,),
+        "dola_layers": (),
+        "encoder_repetition_penalty": (1,),
+        "exponential_decay_length_penalty": (),
+        "force_words_ids": (),
+        "guidance_scale": (1,),
+        "max_time": (),
+        "num_beam_groups": (1,),
+        "penalty_alpha": (0,),
+        "prompt_lookup_num_tokens": (),
+        "sequence_bias": (),
+        "stop_strings": (),
+        "token_healing": (False,),
+        "use_mtp": (False,),
+        "watermarking_config": (),
+    }
+)
+
+
+def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the generation defaults of a folder, and the name of the file that has them.
+
+    As in transformers, generation_config.json replaces all keys of config.json. Where it is
+    absent, those keys of config.json that are not null are the defaults.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    path = folder / GENERATION_FILE
+    if os.path.lexists(path):
+        return read_json(path), GENERATION_FILE
+    values = {k: v for k, v in read_json(folder / CONFIG_FILE).items() if v is not None}
+    if values.get("force_bos_token_to_be_generated") and "bos_token_id" in values:
+        values["forced_bos_token_id"] = values["bos_token_id"]
+    return values, CONFIG_FILE
+
+
+def names_length(folder: Path) -> bool:
+    """Return whether the generation defaults of a folder limit the length of a target.
+
+    Where they do not, transformers stops after `DEFAULT_NEW_TOKENS` tokens, and so does this
+    library.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    values, _ = read_generation_config(folder)
+    return any(values.get(key) is not None for key in ("max_length", "max_new_tokens"))
+
+
+def generation_options(
+    values: Mapping[str, Any], config: TransformerConfig, name: str = GENERATION_FILE
+) -> dict[str, Any]:
+    """Return the keyword arguments of `generate` that have the effect of generation defaults.
+
+    Options at the default of `generate` are left out. Where the file has no id of the first
+    decoder input, of EOS or of padding, it is that of the config.
+
+    Args:
+        values: The content of generation_config.json. Unknown keys are not read.
+        config: The shape of the model.
+        name: The name of the file in error messages.
+
+    Raises:
+        InputError: A value is damaged or cannot be honoured; names the key and the value.
+    """
+    read = _Reader(values, config, name)
+    for key, neutral in NEUTRAL.items():
+        value = values.get(key)
+        if value is not None and value not in neutral:
+            raise read.refusal(key, "cannot be honoured")
+    started = values.get("decoder_start_token_id") is not None
+    start = read.token("decoder_start_token_id" if started else "bos_token_id", config.bos_id)
+    eos_ids = read.tokens("eos_token_id", (config.eos_id,))
+    forced_last = read.tokens("forced_eos_token_id", ())
+    if len(forced_last) > 1:
+        raise read.refusal("forced_eos_token_id", "cannot be honoured")
+    max_new_tokens = _max_new_tokens(read, config)
+    sequences = read.sequences("bad_words_ids")
+    # transformers does not ban EOS by itself.
+    banned = {words[0] for words in sequences if len(words) == 1} - {*eos_ids}
+    banned |= set(read.tokens("suppress_tokens", ()))
+    early_stopping = values.get("early_stopping")
+    if early_stopping is None:
+        early_stopping = False
+    if early_stopping != "never" and type(early_stopping) is not bool:
+        raise read.refusal("early_stopping", 'must be true, false or "never"')
+    renormalize = values.get("renormalize_logits")
+    if renormalize not in (None, True, False):
+        raise read.refusal("renormalize_logits", "must be true or false")
+    beams = read.count("num_beams", 1, least=1)
+    hypotheses = read.count("num_return_sequences", 1, least=1)
+    if hypotheses > beams:
+        raise read.refusal("num_return_sequences", f"must be at most num_beams={beams}")
+    found = {
+        "beam_size": beams,
+        "num_hypotheses": hypotheses,
+        "length_penalty": read.number("length_penalty", 1.0),
+        "length_normalization": "power",
+        "early_stopping": early_stopping,
+        "start_token": start,
+        "eos_ids": eos_ids,
+        "allow_padding": config.pad_id not in banned,
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": _min_new_tokens(read, max_new_tokens, bool(forced_last)),
+        "forced_first_token": read.token("forced_bos_token_id", None),
+        "forced_last_token": forced_last[0] if forced_last else None,
+        "banned_tokens": tuple(sorted(banned - {config.pad_id})),
+        "banned_sequences": tuple(words for words in sequences if len(words) > 1),
+        "begin_suppressed_tokens": read.tokens("begin_suppress_tokens", ()),
+        "repetition_penalty": read.number("repetition_penalty", 1.0, above=0.0),
+        "no_repeat_ngram_size": read.count("no_repeat_ngram_size", 0),
+        "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0),
+        "renormalize": bool(renormalize),
+    }
+    without_effect = {
+        "beam_size": 1,
+        "num_hypotheses": 1,
+        "early_stopping": "never",
+        "start_token": config.bos_id,
+        "eos_ids": (config.eos_id,),
+        "allow_padding": False,
+        "min_new_tokens": 0,
+        "forced_first_token": None,
+        "forced_last_token": None,
+        "banned_tokens": (),
+        "banned_sequences": (),
+        "begin_suppressed_tokens": (),
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "encoder_no_repeat_ngram_size": 0,
+        "renormalize": False,
+    }
+    return {
+        option: value
+        for option, value in found.items()
+        if option not in without_effect or value != without_effect[option]
+    }
+
+
+class _Reader:
+    """The values of a file, checked one by one."""
+
+    def __init__(self, values: Mapping[str, Any], config: TransformerConfig, name: str) -> None:
+        self.values, self.vocab_size, self.name = values, config.tgt_vocab_size, name
+
+    def refusal(self, key: str, fault: str) -> InputError:
+        """Return the error for the value of a key."""
+        value = f"{self.values[key]!r}"
+        if len(value) > LONGEST_VALUE:
+            value = f"{value[:LONGEST_VALUE]}..."
+        return InputError(f"{self.name}: {key}={value} {fault}; {REMEDY}")
+
+    def count(self, key: str, default: int | None, least: int = 0) -> int | None:
+        """Return a whole number of at least `least`."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if type(value) is not int or value < least:
+            raise self.refusal(key, f"must be a whole number from {least} on")
+        return value
+
+    def number(self, key: str, default: float, above: float = -math.inf) -> float:
+        """Return a finite number."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not above < value < math.inf:
+            raise self.refusal(key, f"must be a finite number{' above 0' if above == 0 else ''}")
+        return float(value)
+
+    def token(self, key: str, default: int | None) -> int | None:
+        """Return the id of a token."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        self._check_ids(key, [value])
+        return value
+
+    def tokens(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ids of tokens, each once; the file has one id or a list."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        ids = value if isinstance(value, list) else [value]
+        self._check_ids(key, ids)
+        return tuple(dict.fromkeys(ids)) or default
+
+    def sequences(self, key: str) -> list[tuple[int, ...]]:
+        """Return a list of sequences of ids."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(ids, list) and ids for ids in value):
+            raise self.refusal(key, "must be a list of lists of ids")
+        for ids in value:
+            self._check_ids(key, ids)
+        return [tuple(ids) for ids in value]
+
+    def _check_ids(self, key: str, ids: list[Any]) -> None:
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise self.refusal(key, f"must be ids from 0 to {self.vocab_size - 1}")
+
+
+def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
+    """Return the largest number of tokens after the start token.
+
+    `max_length` counts the start token. A target never becomes longer than the position table,
+    beyond which transformers fails.
+    """
+    most = math.inf if config.positions == "none" else config.max_length
+    new_tokens = read.count("max_new_tokens", None, least=1)
+    if new_tokens is None:
+        max_length = read.count("max_length", None, least=2)
+        if max_length is None:  # the position table bounds the start token and the default
+            return int(min(DEFAULT_NEW_TOKENS, max(1, most - 1)))
+        new_tokens = max_length - 1
+    return int(min(new_tokens, most))
+
+
+def _min_new_tokens(read: _Reader, max_new_tokens: int, forced_end: bool) -> int:
+    """Return the smallest number of tokens between the start token and EOS.
+
+    `min_length` counts the start token. A forced EOS at the end is stronger.
+    """
+    new_tokens = read.count("min_new_tokens", None)
+    key = "min_length" if new_tokens is None else "min_new_tokens"
+    if new_tokens is None:
+        new_tokens = max(0, read.count("min_length", 0) - 1)
+    if new_tokens < max_new_tokens:
+        return new_tokens
+    if forced_end:
+        return max_new_tokens - 1
+    raise read.refusal(key, f"must leave room for EOS among {max_new_tokens} new tokens")

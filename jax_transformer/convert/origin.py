@@ -1,0 +1,133 @@
+"""What a Hugging Face folder holds besides the model, kept so that it can be written back.
+
+A model that was read from such a folder, trained on and saved by this library carries its origin in
+one file, `huggingface_origin.json`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.convert.families import get_family
+from jax_transformer.convert.files.checks import faults_named
+from jax_transformer.convert.files.folder import CONFIG_FILE, WEIGHTS_FILE
+from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.errors import InputError
+
+ORIGIN_FILE = "huggingface_origin.json"
+MAX_FILE_SIZE = 2**24  # bytes of a file that is carried over
+# Ends of the names of weights, which would be stale beside other weights, and of their indices.
+WEIGHTS = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".index.json",
+    ".mlmodel",
+    ".msgpack",
+    ".npz",
+    ".onnx",
+    ".onnx_data",
+    ".ot",
+    ".pb",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".tflite",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a Hugging Face folder holds besides weights and tokenizer.
+
+    Attributes:
+        model_type: The family of the model.
+        config: The content of config.json.
+        files: The content of the other files that are carried over, by name:
+            generation_config.json, a model card, settings of the tokenizer's class.
+    """
+
+    model_type: str
+    config: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the origin ready for JSON; `from_json` is the inverse."""
+        files = {name: base64.b64encode(data).decode() for name, data in self.files.items()}
+        return {"model_type": self.model_type, "config": dict(self.config), "files": files}
+
+    def to_bytes(self) -> bytes:
+        """Return the content of `ORIGIN_FILE`; `from_bytes` is the inverse."""
+        return (json.dumps(self.to_json(), indent=2) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Origin:
+        """Return the origin.
+
+        Raises:
+            InputError: The values are damaged.
+        """
+        try:
+            files = {name: base64.b64decode(data) for name, data in values["files"].items()}
+            origin = cls(values["model_type"], dict(values["config"]), files)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{ORIGIN_FILE}: is damaged ({error!r})") from error
+        for name in files:
+            # The names become paths when the model is written as a Hugging Face folder.
+            sound = name.isprintable() and name not in ("", ".", "..", CONFIG_FILE, WEIGHTS_FILE)
+            if not sound or "/" in name or "\\" in name or name.endswith(WEIGHTS):
+                raise InputError(
+                    f"{ORIGIN_FILE}: the name {name[:60]!r} is not that of a file to carry over"
+                )
+        return origin
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Origin:
+        """Return the origin from the content of `ORIGIN_FILE`.
+
+        Raises:
+            InputError: The content is damaged.
+        """
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{ORIGIN_FILE}: is no readable JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise InputError(f"{ORIGIN_FILE}: must hold a JSON object")
+        return cls.from_json(values)
+
+
+def read_origin(folder: Path) -> tuple[Origin, list[str]]:
+    """Return the origin that is a Hugging Face folder, and the names of what it leaves out.
+
+    It leaves out weights, folders, files of more than 16 MiB and what is no regular file. The
+    names do not include the model's model.safetensors and the tokenizer's own files, which the
+    model and the tokenizer carry.
+
+    Raises:
+        InputError: The family is unknown, or a file cannot be read.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    family = get_family(config.get("model_type"))
+    elsewhere = {CONFIG_FILE, WEIGHTS_FILE}
+    if family.tokenizer is not None:
+        elsewhere.update(family.tokenizer.names)
+    files, left = {}, []
+    with faults_named(folder, "cannot be read", OSError):
+        for path in sorted(folder.iterdir()):
+            status = path.stat() if path.exists() else path.lstat()
+            carried = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_SIZE
+            if path.name in elsewhere:
+                continue
+            if carried and not path.name.endswith(WEIGHTS):
+                files[path.name] = path.read_bytes()
+            else:
+                left.append(path.name)
+    return Origin(family.model_type, config, files), left

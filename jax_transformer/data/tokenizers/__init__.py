@@ -1,0 +1,60 @@
+"""Tokenizers by kind, and how any of them is written and read: a description and its files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_transformer.data.tokenizers.byte_pair import BytePairTokenizer
+from jax_transformer.data.tokenizers.sentencepiece_vocabulary import SentencePieceTokenizer
+from jax_transformer.data.tokenizers.separate import SeparateTokenizers
+from jax_transformer.data.tokenizers.storage import read_files, write_files
+from jax_transformer.data.tokenizers.tokenizer import LineError, Tokenizer
+from jax_transformer.data.tokenizers.tokenizer_json import TokenizerJson
+from jax_transformer.errors import InputError
+
+__all__ = [
+    "TOKENIZERS",
+    "BytePairTokenizer",
+    "LineError",
+    "SentencePieceTokenizer",
+    "SeparateTokenizers",
+    "Tokenizer",
+    "TokenizerJson",
+    "describe",
+    "from_description",
+    "read_files",
+    "write_files",
+]
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    tokenizer.kind: tokenizer
+    for tokenizer in (BytePairTokenizer, SentencePieceTokenizer, TokenizerJson, SeparateTokenizers)
+}
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what identifies a tokenizer beside its files, ready for JSON."""
+    return {"kind": tokenizer.kind, "files": sorted(tokenizer.files()), **tokenizer.settings()}
+
+
+def from_description(
+    description: Mapping[str, Any], contents: Mapping[str, bytes], name: str
+) -> Tokenizer:
+    """Return the tokenizer from what `describe` returned and the content of its files.
+
+    Args:
+        description: The description.
+        contents: The files by name.
+        name: What contains the files, for error messages.
+
+    Raises:
+        InputError: The kind is unknown, or a file is missing or damaged.
+    """
+    settings = dict(description)
+    kind = settings.pop("kind", None)
+    if kind not in TOKENIZERS:
+        raise InputError(
+            f"{name}: the tokenizer's kind {kind!r} is none of {', '.join(TOKENIZERS)}"
+        )
+    wanted = settings.pop("files")
+    files = {file: content for file, content in contents.items() if file in wanted}
+    return TOKENIZERS[kind].from_files(files, settings, name)

@@ -1,0 +1,193 @@
+"""An output file that is written in parts, by a process that may be killed at any moment.
+
+While the output is unfinished, it is in FILE.part, and FILE.part.json says how many lines of the
+input it covers and what it was made of. The finished output gets its name in one step.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from jax_transformer.convert.files.checks import faults_named
+from jax_transformer.errors import InputError
+
+
+class ResumableFile:
+    """An unfinished output that is open for writing; `resumable_file` opens it.
+
+    Attributes:
+        lines: Number of input lines whose output is on the disk.
+    """
+
+    def __init__(
+        self, path: Path, part: IO[bytes], facts: Mapping[str, Any], lines: int, input_sha256: str
+    ) -> None:
+        self.lines = lines
+        self._path, self._part, self._facts = path, part, facts
+        self._input_sha256 = input_sha256
+        self._digest = hashlib.sha256()
+        self._read = 0
+
+    def rest(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the input lines whose output is missing.
+
+        Args:
+            lines: All lines of the input.
+
+        Raises:
+            InputError: The lines before them are not those that the output was made of.
+        """
+        lines, done = iter(lines), self.lines
+        for line in itertools.islice(lines, done):
+            self._update(line)
+        if done and self._digest.hexdigest() != self._input_sha256:
+            raise InputError(
+                f"{_part_of(self._path)}: was made of another input, because the first {done:,} "
+                "lines differ; give the same input, or overwrite the unfinished output"
+            )
+        for line in lines:
+            self._update(line)
+            yield line
+
+    def write(self, content: bytes) -> None:
+        """Add to the output; `commit` puts it on the disk."""
+        self._part.write(content)
+
+    def commit(self) -> None:
+        """Put the output on the disk; it must cover all lines that `rest` has yielded so far."""
+        self.lines = self._read
+        self._part.flush()
+        os.fsync(self._part.fileno())
+        state = {
+            "lines": self.lines,
+            "bytes": self._part.tell(),
+            "input_sha256": self._digest.hexdigest(),
+            "facts": dict(self._facts),
+        }
+        path = _state_of(self._path)
+        new = path.with_name(path.name + ".new")
+        new.unlink(missing_ok=True)
+        with new.open("x", encoding="utf-8") as file:
+            json.dump(state, file, indent=2)
+        os.replace(new, path)
+
+    def _update(self, line: str) -> None:
+        self._digest.update(line.encode() + b"\n")
+        self._read += 1
+
+
+def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse an output that may not be written; changes nothing on the disk.
+
+    Args:
+        path: The finished output.
+        resume: Whether an unfinished output is continued.
+        overwrite: Whether an output, finished or not, may be replaced.
+
+    Raises:
+        InputError: There is one already, or the folder cannot be written.
+    """
+    if resume and overwrite:
+        raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
+    if overwrite:
+        return
+    if os.path.lexists(path):
+        raise InputError(f"{path}: exists already; name another output or overwrite it")
+    if os.path.lexists(_part_of(path)) and not resume:
+        raise InputError(
+            f"{_part_of(path)}: is an unfinished output; resume it, overwrite it, or name another "
+            "output"
+        )
+
+
+@contextlib.contextmanager
+def resumable_file(
+    path: Path, facts: Mapping[str, Any], *, resume: bool, overwrite: bool
+) -> Iterator[ResumableFile]:
+    """Open an output for writing; when the block ends without an error, it is finished.
+
+    After an error the unfinished output stays, unless nothing was committed.
+
+    Args:
+        path: The finished output; a symbolic link there is replaced, not followed.
+        facts: What decides the output, by name, ready for JSON.
+        resume: Whether an unfinished output of the same facts is continued; without one, a new
+            output begins.
+        overwrite: Whether an output, finished or not, is replaced.
+
+    Raises:
+        InputError: As `check_output`; the unfinished output has other facts or is damaged; another
+            process writes it; or the disk is full.
+    """
+    check_output(path, resume=resume, overwrite=overwrite)
+    resume = resume and os.path.lexists(_part_of(path))
+    with faults_named(path, "cannot be written", OSError), _locked(_part_of(path)) as part:
+        lines, size, digest = _resumed(path, facts) if resume else (0, 0, "")
+        if os.fstat(part.fileno()).st_size < size:
+            raise InputError(f"{_part_of(path)}: is shorter than it was; overwrite it")
+        part.truncate(size)
+        part.seek(size)
+        file = ResumableFile(path, part, facts, lines, digest)
+        if not resume:
+            _state_of(path).unlink(missing_ok=True)
+        try:
+            yield file
+        except BaseException:
+            if file.lines == 0:  # nothing to go on with
+                _part_of(path).unlink()
+            raise
+        file.commit()
+        os.replace(_part_of(path), path)
+        _state_of(path).unlink()
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _state_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part.json")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing, created if it is missing, and keep other processes out of it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{path}: another process is writing it; wait until that process ends"
+            ) from error
+        yield file
+
+
+def _resumed(path: Path, facts: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return the lines, the bytes and the sha256 of the input of an unfinished output."""
+    state_path = _state_of(path)
+    try:
+        state = json.loads(state_path.read_text(encoding="utf-8"))
+        lines, size, digest = int(state["lines"]), int(state["bytes"]), str(state["input_sha256"])
+        recorded = dict(state["facts"])
+    except FileNotFoundError:  # killed before the first commit
+        return 0, 0, ""
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{state_path}: is damaged ({error}); overwrite the unfinished output"
+        ) from error
+    for name in facts:
+        if recorded.get(name) != facts[name]:
+            raise InputError(
+                f"{name}={facts[name]!r} is not that of the unfinished output, which has "
+                f"{recorded.get(name)!r}; resume it with the same {name}, or overwrite it"
+            )
+    return lines, size, digest

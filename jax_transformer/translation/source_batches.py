@@ -1,0 +1,123 @@
+"""Lines in windows, and the sources of a window in batches of few shapes."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from jax_transformer.config import TransformerConfig
+
+FIRST_WINDOW = 64  # lines
+GROWTH = 4  # factor from one window to the next
+LARGEST_WINDOW = 8192  # lines
+SHORTEST_BATCH = 8  # tokens
+
+
+class Window(NamedTuple):
+    """Lines that are translated together.
+
+    Attributes:
+        start: Number of lines before it.
+        lines: The lines; at least one.
+    """
+
+    start: int
+    lines: list[str]
+
+
+class SourceBatch(NamedTuple):
+    """Sources of similar length.
+
+    Attributes:
+        members: Indices of the sources in the first rows; the other rows repeat the first one, so
+            that they do not prolong decoding.
+        src: Ids, padded at the right [batch, length].
+        target_length: Most tokens of a translation.
+    """
+
+    members: list[int]
+    src: Integer[np.ndarray, "batch length"]
+    target_length: int
+
+
+def usual_target_length(
+    source_length: int | Integer[np.ndarray, " rows"],
+) -> int | Integer[np.ndarray, " rows"]:
+    """Return the number of tokens that few translations of a source exceed."""
+    return 2 * source_length + 10
+
+
+def window_sizes(largest: int) -> Iterator[int]:
+    """Yield the numbers of lines of the windows, without end: small ones first."""
+    size = min(FIRST_WINDOW, largest)
+    while True:
+        yield size
+        size = min(GROWTH * size, largest)
+
+
+def windows(lines: Iterable[str], largest: int | None, skip: int) -> Iterator[Window]:
+    """Yield the windows behind the first `skip` lines; `lines` begins behind them, too."""
+    lines, start = iter(lines), 0
+    if largest is None:
+        if window := list(lines):
+            yield Window(skip, window)
+        return
+    for size in window_sizes(largest):
+        if start >= skip:
+            window = list(itertools.islice(lines, size))
+            if not window:
+                return
+            yield Window(start, window)
+        start += size
+
+
+def source_batches(
+    config: TransformerConfig,
+    sources: Sequence[list[int]],
+    target_length: Callable[[int], int],
+    most_tokens: int,
+    shards: int,
+    is_first: bool,
+) -> Iterator[SourceBatch]:
+    """Yield the sources that are not empty, longest first, in few shapes.
+
+    The length of a batch is a power of two or `config.max_length`, and its number of rows follows
+    from the length, so that all windows share their shapes: a compilation takes longer than a
+    batch. Only the last batch of the first window may have fewer rows, because there may be no
+    second window.
+
+    Args:
+        config: The shape of the model.
+        sources: Ids of each source; none for a source that is left out.
+        target_length: Returns the most tokens of the translations of a batch, given the length of
+            its sources.
+        most_tokens: Most tokens of a batch of more than one row: rows times the length of the
+            sources. If the targets may be longer than `usual_target_length`, that is the length of
+            the sources for which it would be usual: the decoder's cache grows with the targets.
+        shards: Divides the number of rows.
+        is_first: Whether this is the first window.
+    """
+    lengths = [len(ids) for ids in sources]
+    members = [index for index, length in enumerate(lengths) if length]
+    order = sorted(members, key=lambda index: -lengths[index])
+    while order:
+        # Longest first: a batch that does not fit into memory fails before any other is translated.
+        length = min(_power_of_two(max(SHORTEST_BATCH, lengths[order[0]])), config.max_length)
+        longest = target_length(length)
+        counted = max(length, (longest - usual_target_length(0)) // 2)
+        count = max(1, most_tokens // (counted * shards)) * shards
+        members, order = order[:count], order[count:]
+        if is_first and not order:
+            count = min(count, -(-_power_of_two(len(members)) // shards) * shards)
+        # 64 bits: `generate` then refuses an id that 32 bits would wrap around.
+        src = np.full((count, length), config.pad_id, np.int64)
+        for row, index in zip(src, members + members[:1] * count, strict=False):
+            row[: lengths[index]] = sources[index]
+        yield SourceBatch(members, src, longest)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,35 @@
+"""A tiny text in the working directory, and a run on it that several modules go on from."""
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.commands.training import FILES, arguments, program, write_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """The four files in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    return {name: name for name in FILES}
+
+
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory):
+    """A run of 12 steps at model, beside its four files, and what it has printed."""
+    directory, shown = tmp_path_factory.mktemp("first"), io.StringIO()
+    write_corpus(directory)
+    options = arguments({name: directory / name for name in FILES}, "--evaluation-interval=5")
+    with contextlib.chdir(directory), contextlib.redirect_stdout(shown):
+        program(*options, "--output=model")
+    return directory, shown.getvalue()
+
+
+@pytest.fixture
+def finished(first_run, corpus):
+    """A copy of that run in the working directory."""
+    return Path(shutil.copytree(first_run[0] / "model", "model"))

@@ -1,0 +1,330 @@
+"""Runs that start from a model or from a tokenizer: --init, --freeze, --tokenizer, and refusals."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from jax_transformer import InputError
+from jax_transformer.commands import train
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import to_huggingface
+from jax_transformer.convert.table import flatten
+from jax_transformer.data.tokenizers import BytePairTokenizer, SeparateTokenizers
+from jax_transformer.training.run.checkpoints import read_step
+from jax_transformer.training.run.metrics import read_metrics
+from jax_transformer.translation import evaluation
+from jax_transformer.translation.model_folder import load, read_origin, save
+from tests.commands.training import FILES, SMALL, WORDS, program, refusal
+from tests.convert.test_toy_family import TOY
+from tests.models import random_params, tiny_model
+from tests.training.runs import quiet, same_bits
+
+TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
+SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]
+RATE = ["--schedule=constant", "--learning-rate=0.01", "--warmup-steps=1"]
+FREEZE = ["--freeze", "encoder/*", "token_embedding/*"]
+
+
+def same_model(one, other):
+    """Return whether two folders hold the same model, parameters bit for bit."""
+    models = [load(one), load(other)]
+    leaves = zip(*(jax.tree.leaves(model.params) for model in models), strict=True)
+    described = [
+        (model.config, model.tokenizer.digest(), dict(model.generation), read_origin(Path(folder)))
+        for model, folder in zip(models, (one, other), strict=True)
+    ]
+    equal = all(np.array_equal(*map(np.asarray, pair)) for pair in leaves)
+    return equal and described[0] == described[1]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Leave out the pictures, which take most of the time of a tiny run."""
+    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
+    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
+
+
+@pytest.fixture
+def base(first_run, corpus):
+    """A model of this library at base, in the working directory."""
+    return Path(shutil.copytree(first_run[0] / "model", "base"))
+
+
+def write_toy(folder):
+    """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
+    tokenizer = BytePairTokenizer.train([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
+    fields = train.defaults(["--source=x"]).model
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "d_ff": 8, "dropout": 0.2}
+    config = train.model_config(dataclasses.replace(fields, **sizes | ids), tokenizer)
+    params = random_params(config, dtype=jax.numpy.bfloat16)
+    to_huggingface(params, config, folder, family="toy", tokenizer=tokenizer)
+    (Path(folder) / "README.md").write_text("# toy\n")
+    (Path(folder) / "flax_model.msgpack").write_text("stale weights")
+
+
+@pytest.fixture
+def toy(corpus, monkeypatch):
+    """A Hugging Face folder at toy, of a family that only the tests know."""
+    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    write_toy("toy")
+    return Path("toy")
+
+
+def test_a_run_from_an_own_model_goes_on_where_that_has_ended(base, capsys):
+    # A learning rate that moves no parameter by a bit that counts.
+    still = ["--schedule=constant", "--learning-rate=1e-30", "--steps=1", "--dropout=0.3"]
+    program(*TEXT, "--init=base", "--output=on", *SHORT, *still)
+    shown = capsys.readouterr().out
+    first, last = (
+        [
+            one["validation_loss"]
+            for one in read_metrics(folder / "metrics.jsonl")
+            if "validation_loss" in one
+        ]
+        for folder in (base, Path("on"))
+    )
+    assert last == [pytest.approx(min(first), rel=1e-6)]
+    before, after = load(base), load("on")
+    assert after.config == dataclasses.replace(before.config, dropout=0.3)
+    assert after.tokenizer.digest() == before.tokenizer.digest()
+    assert (after.generation, read_origin(Path("on"))) == (before.generation, None)
+    count = sum(leaf.size for leaf in jax.tree.leaves(before.params))
+    assert f"{count:,} of {count:,} parameters are trained" in shown
+    settings = yaml.safe_load(Path("on/settings.yaml").read_text())
+    assert (settings["init"], settings["preset"]) == ("base", None)
+    assert settings["vocab_size"] == before.tokenizer.vocab_size
+
+    other = shutil.copytree(base, "other")
+    line = refusal(capsys, "--output=on", "--resume", f"--init={other}", "--steps=2")
+    assert line.startswith(f"error: init={str(Path('other').absolute())!r} is not the run's, which")
+    assert str(base.absolute()) in line
+
+
+def killed_at_its_second_report(*argv):
+    """Run until the second report, where a KeyboardInterrupt ends the run without a checkpoint."""
+    report, calls = train.loop._report, []
+
+    def interrupted(*call):
+        calls.append(call)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return report(*call)
+
+    with mock.patch.object(train.loop, "_report", interrupted), pytest.raises(KeyboardInterrupt):
+        program(*argv)
+
+
+def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, monkeypatch, capsys):
+    initial, options = load(toy), [*TEXT, "--init=toy", *SHORT, *RATE, *FREEZE]
+    translated = []
+    monkeypatch.setattr(
+        evaluation,
+        "translate",
+        lambda *some, translate=evaluation.translate, **options: (
+            translated.append(options) or translate(*some, **options)
+        ),
+    )
+    program(*options, "--output=one")
+    shown = capsys.readouterr().out
+    assert "toy: parameters converted from bfloat16 to float32" in shown
+    assert "toy: not carried over: flax_model.msgpack" in shown
+    assert translated
+    assert all(options["beam_size"] == 1 for options in translated)
+    assert initial.generation["beam_size"] == 3
+
+    # Frozen parameters keep their bits, and the others move.
+    before, after = flatten(initial.params), flatten(load("one").params)
+    trained = 0
+    for name, leaf in before.items():
+        frozen = name.startswith(("encoder/", "token_embedding/"))
+        trained += 0 if frozen else leaf.size
+        same = np.array_equal(np.asarray(leaf).astype(np.float32), after[name])
+        assert same == frozen, name
+    assert f"{trained:,} of {sum(leaf.size for leaf in before.values()):,} parameters" in shown
+    saved = read_step(Path("one/run"), 4).checkpoint
+    moments = flatten(saved.state.optimizer_state[0].mu)
+    assert {name.split("/")[0] for name in moments} == {"decoder"}
+
+    # The folder's defaults and other files are the model's.
+    assert dict(load("one").generation) == dict(initial.generation)
+    origin = read_origin(Path("one"))
+    assert origin.model_type == "toy"
+    assert origin.config == json.loads((toy / "config.json").read_text())
+    assert set(origin.files) == {"README.md", "generation_config.json"}
+    assert origin.files["README.md"] == b"# toy\n"
+
+    # The settings start the same run again.
+    program("--config=one/settings.yaml", "--output=again")
+    assert same_model("again", "one")
+
+    # A killed run does not need the folder any more.
+    killed_at_its_second_report(*options, "--output=killed")
+    shutil.rmtree(toy)
+    monkeypatch.delitem(FAMILIES, "toy")
+    program("--output=killed", "--resume")
+    assert "resumed at step 2 of 4" in capsys.readouterr().out
+    assert same_model("killed", "one")
+    runs = [read_step(Path(folder, "run"), 4).checkpoint for folder in ("killed", "one")]
+    assert same_bits(*runs)
+
+
+def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
+    sides = []
+    for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
+        sides.append(BytePairTokenizer.train(words, vocab_size=20))
+        Path(f"{name}.json").write_bytes(sides[-1].files()["tokenizer.json"])
+    pair = SeparateTokenizers(*sides)
+    small = [option for option in SMALL if not option.startswith("--vocab")]
+    tokenizers = ["--tokenizer=en.json", "--target-tokenizer=de.json"]
+    tables = ["--token-embeddings=separate", *SHORT, "--steps=2"]
+    program(*TEXT, *small, *tokenizers, *tables, "--output=model")
+    model = load("model")
+    assert model.tokenizer.digest() == pair.digest()
+    sizes = [model.config.src_vocab_size, model.config.tgt_vocab_size]
+    assert sizes == [side.vocab_size for side in sides]
+    assert sizes[0] != sizes[1]
+    settings = yaml.safe_load(Path("model/settings.yaml").read_text())
+    assert (settings["tokenizer"], settings["target_tokenizer"]) == ("en.json", "de.json")
+    saved = read_step(Path("model/run"), 2).settings
+    assert saved.tokenizer.digest() == pair.digest()
+    assert train.arguments_of_run(saved).target_tokenizer == Path("de.json").absolute()
+
+
+def started(*argv):
+    """Return the settings of a run, without training."""
+    options = [*TEXT, *argv]
+    found, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    return train.prepare(found, start, quiet())[0]
+
+
+def test_one_tokenizer_may_be_a_file_or_a_folder(base):
+    tokenizer = BytePairTokenizer.load(base)
+    shutil.copy(base / "tokenizer.json", "other.json")
+    Path("tokenizer").mkdir()
+    shutil.copy(base / "tokenizer.json", "tokenizer")
+    for path in ("other.json", "tokenizer", "base"):
+        settings = started(f"--tokenizer={path}")
+        assert settings.tokenizer.digest() == tokenizer.digest()
+        assert settings.config.src_vocab_size == settings.config.tgt_vocab_size
+        assert settings.config.src_vocab_size == tokenizer.vocab_size
+    pair = tiny_model(WORDS, 16)._replace(tokenizer=SeparateTokenizers(tokenizer, tokenizer))
+    sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+    config = dataclasses.replace(pair.config, **sizes)
+    save(Path("pair"), pair._replace(config=config, params=random_params(config)))
+    assert started("--tokenizer=pair", "--token-embeddings=separate").tokenizer.kind == "separate"
+    with pytest.raises(InputError, match="tokenizer=pair: two tokenizers need token_embeddings="):
+        started("--tokenizer=pair")
+    # Equal by digest is the tokenizer of --init.
+    assert started("--init=base", "--tokenizer=other.json").tokenizer.digest() == tokenizer.digest()
+
+
+def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
+    lines = ["one two " + "".join(map(chr, range(97, 123))) + " -äöüß"]
+    model = tiny_model(lines, 60, max_length=200)
+    save(Path("model"), model)
+    options = ["--init=model"]
+    found, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    settings, corpora = train.prepare(found, start, quiet())
+    assert settings.config == model.config
+    assert len(corpora.training.sources) > 1000
+
+
+REFUSED = {
+    "d_model": (
+        ["--d-model=16"],
+        "d_model=16 is not that of the model in base, which has 8; leave",
+    ),
+    "activation": (
+        ["--activation=gelu"],
+        "activation='gelu' is not that of the model in base, which has 'relu'",
+    ),
+    "padding": (["--pad-id=3"], "pad_id=3 is not that of the model in base, which has 0"),
+    "preset": (
+        ["--preset=pre_norm"],
+        "preset='pre_norm' has final_norm=True, but the model in base has False; leave preset out",
+    ),
+    "no preset": (["--preset=nonsense"], "preset='nonsense' is unknown"),
+    "vocabulary": (["--vocab-size=17"], "vocab_size=17 is not that of the tokenizer, which has 1"),
+    "tokenizer": (
+        ["--tokenizer=other.json"],
+        "tokenizer=other.json is not the tokenizer of the model in base: their sha256 are ",
+    ),
+    "target tokenizer alone": (
+        ["--target-tokenizer=other.json"],
+        "tokenizer=None: name that of the sources beside target_tokenizer=other.json",
+    ),
+    "settings": (
+        ["--config=mine.yaml"],
+        "num_heads=4 is not that of the model in base, which has 2; leave num_heads out",
+    ),
+    "nothing there": (["--init=nowhere"], "nowhere: is not the folder of a trained model"),
+    "unknown family": (["--init=bert"], "config.json: model_type='bert' is unknown"),
+    "other weights": (
+        ["--init=broken"],
+        "broken: the weights are not those of config.json: encoder.0.up.w: wrong",
+    ),
+    "generation defaults": (["--init=sampling"], "do_sample=True cannot be honoured"),
+    "other text": (["--dropout=1.5"], "dropout=1.5"),
+    "pattern": (["--freeze", "encodr/*"], "freeze='encodr/*' matches no parameter; the nearest"),
+    "everything": (["--freeze", "*"], "freeze='*' leaves no parameter to train"),
+}
+
+
+@pytest.fixture
+def bad(base, monkeypatch):
+    """Files that cannot be used beside the model at base."""
+    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    other = BytePairTokenizer.train([*WORDS, "xyz"], vocab_size=16)
+    Path("other.json").write_bytes(other.files()["tokenizer.json"])
+    Path("damaged.json").write_text("{")
+    Path("mine.yaml").write_text("model: {num_heads: 4}\n")
+    Path("bert").mkdir()
+    Path("bert/config.json").write_text('{"model_type": "bert"}')
+    write_toy("broken")
+    changed = json.loads(Path("broken/config.json").read_text()) | {"inner_width": 15}
+    Path("broken/config.json").write_text(json.dumps(changed))
+    write_toy("sampling")
+    Path("sampling/generation_config.json").write_text('{"do_sample": true}')
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_contradicts_the_model_is_refused(bad, capsys, options, message):
+    assert message in refusal(capsys, *TEXT, "--init=base", "--output=on", *options)
+
+
+WITHOUT_MODEL = {
+    "vocabulary": (
+        ["--tokenizer=other.json", "--vocab-size=17"],
+        "vocab_size=17 is not that of the tokenizer, which has 16; leave vocab_size out",
+    ),
+    "one table": (
+        ["--tokenizer=base", "--target-tokenizer=other.json"],
+        "target_tokenizer=other.json: two tokenizers need token_embeddings='separate', but the "
+        "model has 'shared'",
+    ),
+    "nothing there": (["--tokenizer=nowhere"], "nowhere: No such file or directory"),
+    "damaged": (["--tokenizer=damaged.json"], "damaged.json: damaged tokenizer file"),
+    "another program's": (["--tokenizer=bert"], "bert: holds no tokenizer: neither"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WITHOUT_MODEL.values(), ids=WITHOUT_MODEL)
+def test_what_contradicts_the_tokenizer_is_refused(bad, capsys, options, message):
+    small = [option for option in SMALL if not option.startswith("--vocab")]
+    assert message in refusal(capsys, *TEXT, *small, "--output=on", *options)
+
+
+def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
+    options = [*TEXT, "--init=sampling", "--ignore-generation-config"]
+    _, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    assert start.generation == {}
+    assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'

@@ -1,0 +1,258 @@
+"""`jax-transformer translate` as a command and as a program."""
+
+import contextlib
+import gzip
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from jax_transformer.commands import main as cli
+from jax_transformer.commands import translate as command_module
+from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.translation import alignment_plot
+from jax_transformer.translation import translate as translation
+from jax_transformer.translation.model_folder import save
+from jax_transformer.translation.translate import translate
+from tests.models import tiny_model
+
+LINES = ["cab", "", "üß abc", "b"]
+TEXT = "\n".join(LINES).encode()
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return tiny_model(["abc cab üß"], vocab_size=12, seed=3, max_length=12)
+
+
+@pytest.fixture(scope="module")
+def directory(checkpoint, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint") / "model"
+    save(directory, checkpoint)
+    return directory
+
+
+@pytest.fixture
+def run(directory, monkeypatch, capsysbinary):
+    """Run the command; return its exit code, and what it wrote to standard output and error."""
+
+    def run(text, *options, checkpoint=directory):
+        monkeypatch.setattr(sys, "argv", ["x", "translate", str(checkpoint), *map(str, options)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text))))
+        code, message = 0, ""
+        try:
+            cli.main()
+        except SystemExit as left:  # Python would print what is no number, and leave with 1
+            code, message = (1, f"{left.code}\n") if isinstance(left.code, str) else (left.code, "")
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode() + message
+
+    return run
+
+
+def command(directory):
+    return [sys.executable, "-m", "jax_transformer.commands.main", "translate", directory]
+
+
+def test_a_program_writes_lines_to_standard_output_and_nothing_else(checkpoint, directory):
+    done = subprocess.run(command(directory), input=TEXT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    texts = [best.text for best, *_ in translate(checkpoint, LINES)]
+    assert done.stdout.decode() == "".join(f"{text}\n" for text in texts)
+    assert len({*texts}) > 2
+
+
+def test_progress_is_on_standard_error_where_that_is_a_terminal(checkpoint, directory):
+    terminal, its_end = pty.openpty()
+    program = subprocess.Popen(
+        command(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=its_end
+    )
+    os.close(its_end)
+    program.stdin.write(TEXT)
+    program.stdin.close()
+    shown = b""
+    with contextlib.suppress(OSError):  # what Linux says once the program has left
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    os.close(terminal)
+    out = program.stdout.read().decode()
+    program.stdout.close()
+    assert program.wait() == 0
+    assert b"translating" in shown
+    assert b"4/?" in shown  # nobody knows how long standard input is
+    assert out == "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, LINES))
+
+
+def test_a_reader_that_leaves_early_ends_the_program_without_a_word(directory):
+    program = subprocess.Popen(
+        command(directory),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # as where nothing is set
+    )
+    program.stdout.close()
+    program.stdin.write(b"\n")
+    program.stdin.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    assert program.wait() == 1
+
+
+def test_n_best_lines_with_scores(run, checkpoint):
+    code, out, err = run(TEXT, "--beam=4", "--nbest=3", "--scores", "--length-penalty=1")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+    rows = [line.split("\t") for line in out[:-1].split("\n")]
+    options = {"beam_size": 4, "num_hypotheses": 3, "length_penalty": 1.0}
+    expected = [one for best in translate(checkpoint, LINES, **options) for one in best]
+    assert len(rows) == 3 * len(LINES)
+    assert rows[3:6] == [["0.000000", ""]] * 3  # of the blank line
+    for (score, text), one in zip(rows, expected, strict=True):
+        assert text == one.text
+        assert float(score) == pytest.approx(one.score, abs=1e-6)
+
+
+def test_blank_lines_stay_in_step_with_the_n_best_of_others(run):
+    code, out, _ = run(b"\n" + TEXT + b"\n \n", "--beam=4", "--nbest=3")
+    assert code == 0
+    lines = out[:-1].split("\n")
+    assert len(lines) == 3 * 6
+    assert not any(lines[:3] + lines[6:9] + lines[15:])
+    assert all(any(lines[start : start + 3]) for start in (3, 9, 12))
+    assert run(b"") == (0, "", "")
+
+
+def test_what_is_cut_is_said_on_standard_error(run):
+    text = b"cab\n\n" + b"abc " * 12 + b"\n"
+    code, out, err = run(text, "--overlong=cut", "--max-new-tokens=3")
+    assert (code, out.count("\n")) == (0, 3)
+    assert err == "1 of 3 lines cut to max_length=12 tokens, the first of them line 3\n"
+
+
+def test_alignments_are_drawn_once(run, tmp_path):
+    picture = tmp_path / "plot.png"
+    plain = run(TEXT, "--beam=4", "--nbest=3")
+    assert run(TEXT, "--beam=4", "--nbest=3", f"--alignments={picture}") == plain
+    drawn = picture.read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    code, out, err = run(b"", f"--alignments={picture}")
+    assert (code, out) == (1, "")
+    assert err == f"error: {picture}: exists already; name another picture or overwrite it\n"
+    assert picture.read_bytes() == drawn
+    assert run(b"b\n", "--overwrite", f"--alignments={picture}", "--max-new-tokens=3")[0] == 0
+    assert picture.read_bytes() != drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nbest=3", "--beam=2"], "--nbest 3 must be from 1 to --beam 2"),
+        (["--beam=0"], "--nbest 1 must be from 1 to --beam 0"),
+        (["--alignments=plot.jpg"], "plot.jpg: the name of a picture must end in .png, .pdf or"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_model_is_read(run, options, message):
+    code, out, err = run(TEXT, *options, checkpoint="nowhere")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: {message}")
+
+
+def test_the_defaults_of_the_model_hold_unless_a_flag_is_given(run, checkpoint, tmp_path):
+    generation = {"beam_size": 4, "length_penalty": 1.0, "max_new_tokens": 5}
+    save(tmp_path / "model", checkpoint._replace(generation=generation))
+    flags = ("--beam=4", "--length-penalty=1", "--max-new-tokens=5")
+    expected = run(TEXT, "--nbest=3", "--scores", *flags)
+    assert run(TEXT, "--nbest=3", "--scores", checkpoint=tmp_path / "model") == expected
+    options = ("--beam=1", "--length-penalty=0.6", "--max-new-tokens=7")
+    assert run(TEXT, *options, checkpoint=tmp_path / "model") == run(TEXT, *options)
+    code, out, err = run(TEXT, "--nbest=3")  # by default this model keeps one hypothesis
+    assert (code, out, err) == (1, "", "error: --nbest 3 must be from 1 to --beam 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"cab\na\xffb\n", ":2:2: byte 0xff is not UTF-8"),
+        (b"cab\n\n" + b"abc " * 12 + b"\n", "line 3 is 37 tokens long"),
+    ],
+)
+def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, text, message):
+    monkeypatch.setattr(translation, "generate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(alignment_plot, "draw", lambda *_, **__: pytest.fail("work was done"))
+    code, out, err = run(text, f"--alignments={tmp_path / 'plot.png'}")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_what_is_no_checkpoint_is_refused(run, tmp_path):
+    code, _, err = run(TEXT, checkpoint=tmp_path)
+    assert code == 1
+    assert err.startswith(f"error: {tmp_path}: is not the folder of a trained model")
+
+
+@pytest.fixture
+def files(tmp_path, checkpoint):
+    """An input of several windows, the name of an output, and what it must hold."""
+    lines = [LINES[number % 4] + " c" * (number % 3) for number in range(150)]
+    path = tmp_path / "input.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, lines, window=70))
+    return path, tmp_path / "output", expected
+
+
+def test_a_file_becomes_a_file(run, files):
+    path, output, expected = files
+    options = (f"--input={path}", f"--output={output}", "--window=70")
+    assert run(b"", *options) == (0, "", "")
+    assert output.read_text() == expected
+    assert run(b"", f"--input={path}", "--window=70") == (0, expected, "")
+    assert run(path.read_bytes(), "--window=70") == (0, expected, "")
+    refused = f"error: {output}: exists already; name another output or overwrite it\n"
+    assert run(b"", *options) == (1, "", refused)
+    assert run(TEXT, f"--output={output}", "--overwrite") == (0, "", "")
+    assert output.read_text() == run(TEXT)[1]
+    assert run(b"", "--resume")[2].startswith("error: --resume goes on with a file")
+
+
+def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch):
+    path, output, expected = files
+    options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
+    generate, calls = translation.generate, []
+
+    def killed_at(number):
+        def generate_until(*arguments, **options):
+            calls.append(len(calls))
+            if len(calls) == number:
+                raise SystemExit(137)
+            return generate(*arguments, **options)
+
+        calls.clear()
+        monkeypatch.setattr(translation, "generate", generate_until)
+
+    for number, told in ((1, ""), (2, ""), (2, "resumed after 64 lines\n")):
+        killed_at(number)
+        assert run(b"", *options) == (137, "", told)
+        assert not output.exists()
+    assert run(b"", *options, "--beam=2")[2].startswith("error: beam_size=2 is not that of the")
+    killed_at(0)
+    assert run(b"", *options) == (0, "", "resumed after 134 lines\n")
+    assert output.read_text() == expected
+    assert {*os.listdir(output.parent)} == {"input.gz", "output"}
+
+
+def test_a_line_without_end_is_refused(run, monkeypatch):
+    monkeypatch.setattr(command_module, "LONGEST_LINE", 40)
+    text = b"cab\n" + b"b" * 41 + b"\n"
+    message = "error: standard input:2: is longer than 40 bytes; split the line\n"
+    assert run(text) == (1, "", message)
+
+
+def test_a_translation_is_one_line_whatever_its_tokens_are(run, monkeypatch):
+    monkeypatch.setattr(BytePairTokenizer, "decode", lambda *_: "a\nb")
+    assert run(TEXT)[1] == "a b\n\na b\na b\n"

@@ -1,0 +1,50 @@
+"""Runs of `jax-transformer train` on a tiny text, in the working directory."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from jax_transformer.commands import main as cli
+
+FILES = ("source", "target", "valid_source", "valid_target")
+SMALL = (
+    "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
+    "--num-decoder-layers=1 --steps=12 --warmup-steps=4 --bucket-count=1 --max-tokens=60"
+).split()
+WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
+
+
+def write_corpus(directory):
+    """Write the four files: words, and the same words in capitals."""
+    text = "".join(f"{word}\n" for word in WORDS)
+    for name in FILES:
+        content = (text.upper() if name.endswith("target") else text).encode()
+        (directory / name).write_bytes(gzip.compress(content) if name == "source" else content)
+
+
+def arguments(files, *options):
+    named = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    return [*named, *SMALL, *options]
+
+
+def program(*argv):
+    cli.main(["train", *argv])
+
+
+def written():
+    """Return when each file was last written; when it was read does not matter."""
+    return {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+
+
+def refusal(capsys, *argv):
+    """Return the one line that a refused run leaves on standard error; it writes nothing."""
+    before = written()
+    with pytest.raises(SystemExit) as left:
+        program(*argv)
+    assert isinstance(left.value.code, str)  # Python prints it on standard error and leaves with 1
+    assert left.value.code.startswith("error: ")
+    assert "\n" not in left.value.code
+    assert capsys.readouterr().err == ""
+    assert written() == before
+    return left.value.code

@@ -1,0 +1,103 @@
+"""What the small models of Marian, Pegasus and the other descendants of BART have in common."""
+
+import torch
+
+REFUSED = {
+    "is_encoder_decoder": False,
+    "is_decoder": True,
+    "tie_word_embeddings": False,
+    "encoder_layerdrop": 0.1,
+    "decoder_layerdrop": 0.1,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 60,
+    "activation_function": "quick_gelu",
+    "d_model": 43,
+    "pad_token_id": 53,
+    "eos_token_id": [0, 1],
+    "decoder_start_token_id": None,
+    "max_position_embeddings": 0,
+    "scale_embedding": "false",
+    "dropout": "0.1",
+    "attention_dropout": None,
+    "encoder_layers": 2.0,
+}
+IMPOSSIBLE = (
+    {"positions": "sinusoidal"},
+    {"norm_epsilon": 1e-6},
+    {"qkv_bias": False},
+    {"output_projection": "linear"},
+    {"output_bias": False},
+    {"token_embeddings": "none", "output_projection": "linear"},
+    {"embedding_dropout": "decoder"},
+    {"memory_norm": True},
+)
+
+
+def sinusoids(length, d_model):
+    """Return the position table as transformers documents it: sines, then cosines."""
+    frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+def both_sides(heads, d_ff, **others):
+    """Return the arguments of a config whose encoder and decoder have the same widths."""
+    return {
+        "scale_embedding": True,
+        "dropout": 0.1,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": d_ff,
+        "decoder_ffn_dim": d_ff,
+    } | others
+
+
+def ids(pad, eos, start=None):
+    """Return the special ids; without a start id, targets begin with padding."""
+    return {
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad if start is None else start,
+        "eos_token_id": eos,
+        "forced_eos_token_id": eos,
+    }
+
+
+def three_heads(**others):
+    return both_sides(
+        heads=3,
+        d_ff=61,
+        vocab_size=53,
+        d_model=42,
+        encoder_layers=2,
+        decoder_layers=3,
+        max_position_embeddings=37,
+        **others,
+    )
+
+
+def one_head_unscaled(**others):
+    return both_sides(
+        heads=1,
+        d_ff=7,
+        vocab_size=31,
+        d_model=10,
+        encoder_layers=3,
+        decoder_layers=1,
+        max_position_embeddings=19,
+        scale_embedding=False,
+        activation_function="gelu",
+        **others,
+    )
+
+
+def seven_heads(**others):
+    return both_sides(
+        heads=7,
+        d_ff=29,
+        vocab_size=43,
+        d_model=70,
+        encoder_layers=1,
+        decoder_layers=2,
+        max_position_embeddings=23,
+        **others,
+    )

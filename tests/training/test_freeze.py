@@ -1,0 +1,114 @@
+"""Frozen parameters: those of torch's requires_grad, bit-equal after steps, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, convert
+from jax_transformer.convert.table import flatten, nest, parameter_shapes
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.freeze import merged, trainable, trained_names, trained_sizes
+from jax_transformer.training.step import init_state, train_step
+from tests.models import random_params
+from tests.parity import measure
+from tests.parity.ladder import bound
+
+FREEZE = ("encoder/*", "*/cross_attention/*", "token_embedding/embedding")
+CONFIG = measure.trainable("vaswani2017", num_decoder_layers=1)
+# Clipping and weight decay act, and the EMA follows: each could move a frozen parameter.
+SETTINGS = dataclasses.replace(measure.SETTINGS, freeze=FREEZE, ema_decay=0.9)
+NAMES = [*parameter_shapes(CONFIG)]
+TRAINED = trained_names(NAMES, FREEZE)
+FROZEN = [name for name in NAMES if name not in TRAINED]
+
+
+def same_bits(one, other):
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def in_torch(names):
+    """Return what torch_reference calls these parameters."""
+    shapes = parameter_shapes(CONFIG)
+    marks = nest({name: np.full(shapes[name], name in names, np.float32) for name in NAMES})
+    return {name for name, mark in convert.to_torch(marks, CONFIG).items() if mark.all()}
+
+
+def test_patterns_name_whole_paths():
+    assert len(FROZEN) > len(TRAINED) > 4
+    assert {name.split("/")[0] for name in TRAINED} == {"decoder"}
+    assert not any("cross_attention/" in name for name in TRAINED)
+    assert any("cross_attention_residual/" in name for name in TRAINED)
+    trained, whole = trained_sizes(CONFIG, FREEZE)
+    sizes = {name: np.prod(shape) for name, shape in parameter_shapes(CONFIG).items()}
+    assert (trained, whole) == (sum(map(sizes.get, TRAINED)), sum(sizes.values()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_twenty_steps_are_those_of_torch_without_the_gradients(dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    pair, frozen = measure.make_pair(CONFIG, dtype), in_torch(FROZEN)
+    assert len(frozen) >= len(FROZEN)
+    for name, parameter in pair.module.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    batches = measure.random_batches(CONFIG, measure.STEPS)
+    trained = measure.train(pair, batches, SETTINGS)
+    leaf, worst = measure.worst(measure.training_errors(trained))
+    print(f"{dtype} after {measure.STEPS} steps: {worst:.1e} in {leaf}")
+    assert worst <= bound("adam", dtype), leaf
+    before, after = flatten(pair.params), flatten(trained.ours)
+    for name in NAMES:
+        assert same_bits(before[name], after[name]) == (name in FROZEN), name
+
+
+def test_frozen_parameters_have_no_moments_and_no_average_and_cost_no_gradient():
+    state = init_state(CONFIG, SETTINGS, random_params(CONFIG))
+    moments = state.optimizer_state[1]
+    assert [*flatten(moments.mu)] == [*flatten(moments.nu)] == [*flatten(state.ema)] == TRAINED
+    assert [*flatten(state.eval_params)] == NAMES
+    assert all(
+        same_bits(flatten(state.params)[name], flatten(state.eval_params)[name]) for name in NAMES
+    )
+
+    (batch,) = measure.random_batches(CONFIG, 1)
+    without = dataclasses.replace(SETTINGS, freeze=())
+    flops = [
+        train_step.lower(init_state(CONFIG, some), batch, CONFIG, some).cost_analysis()["flops"]
+        for some in (SETTINGS, without)
+    ]
+    print(f"a step with frozen parameters has {flops[0] / flops[1]:.0%} of the operations")
+    assert flops[0] < 0.7 * flops[1]
+
+
+def test_without_patterns_nothing_is_split():
+    params = nest(dict.fromkeys(NAMES, 0.0))
+    assert trainable(params, ()) is params
+    assert merged(params, params) == params
+    some = trainable(params, FREEZE)
+    assert merged(params, jax.tree.map(lambda leaf: leaf + 1, some)) == nest(
+        {name: float(name in TRAINED) for name in NAMES}
+    )
+
+
+REFUSED = {
+    "no such part": (
+        ("encoder/*", "decodr/layers_0/*"),
+        "freeze='decodr/layers_0/*' matches no parameter; the nearest are decoder/layers_0/",
+    ),
+    "a part without its pattern": (("encoder",), "freeze='encoder' matches no parameter; the nea"),
+    "all": (
+        ("*coder/*", "token*"),
+        "freeze='*coder/* token*' leaves no parameter to train; name fewer of decoder/*, encoder/*,"
+        " token_embedding/*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("patterns", "message"), REFUSED.values(), ids=REFUSED)
+def test_patterns_that_cannot_be_meant_are_refused(patterns, message):
+    with pytest.raises(InputError) as refused:
+        init_state(CONFIG, TrainingConfig(freeze=patterns))
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,144 @@
+"""The output that a killed process goes on with: the same bytes, or one line that says why not."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jax_transformer.errors import InputError
+from jax_transformer.translation.resumable_file import resumable_file
+
+LINES = [f"line {number}" for number in range(10)]
+FACTS = {"beam_size": 4, "model": "abc"}
+
+
+class Killed(BaseException):
+    """A process that ends: nothing is tidied up."""
+
+
+def write(path, lines=LINES, kill_at=None, every=3, facts=FACTS, **options):
+    """Write the lines in capitals, and commit after every third; end before line `kill_at`."""
+    options = {"resume": False, "overwrite": False} | options
+    with resumable_file(path, facts, **options) as file:
+        done = file.lines
+        for number, line in enumerate(file.rest(lines), start=done + 1):
+            if number == kill_at:
+                raise Killed
+            file.write(f"{line.upper()}\n".encode())
+            if number % every == 0:
+                file.commit()
+    return done
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "output"
+
+
+def killed(path, kill_at, **options):
+    with pytest.raises(Killed):
+        write(path, kill_at=kill_at, **options)
+
+
+def whole():
+    return "".join(f"{line.upper()}\n" for line in LINES).encode()
+
+
+@pytest.mark.parametrize("kill_at", range(1, 11))
+def test_a_killed_output_goes_on_to_the_same_bytes(path, kill_at):
+    killed(path, kill_at)
+    assert not path.exists()
+    assert write(path, resume=True) == 3 * ((kill_at - 1) // 3)
+    assert path.read_bytes() == whole()
+    assert os.listdir(path.parent) == ["output"]
+
+
+def test_bytes_behind_the_last_commit_are_dropped(path):
+    killed(path, 8)
+    with Path(f"{path}.part").open("ab") as part:
+        part.write(b"half a li" * 100)  # more than the rest of the output
+    killed(path, 10, resume=True)
+    assert write(path, resume=True) == 9
+    assert path.read_bytes() == whole()
+
+
+def test_resume_begins_an_output_that_is_not_there(path):
+    assert write(path, resume=True) == 0
+    assert path.read_bytes() == whole()
+
+
+def test_killed_before_anything_was_on_the_disk(path):
+    Path(f"{path}.part").write_bytes(b"LINE 0\nLI")
+    with pytest.raises(InputError, match="is an unfinished output"):
+        write(path)
+    assert write(path, resume=True) == 0
+    assert path.read_bytes() == whole()
+
+
+def test_an_error_before_the_first_commit_leaves_nothing(path):
+    killed(path, 2)
+    assert os.listdir(path.parent) == []
+
+
+def test_nothing_is_replaced_unasked(path):
+    killed(path, 7)
+    part, state = Path(f"{path}.part"), Path(f"{path}.part.json")
+    before = part.read_bytes(), state.read_bytes()
+
+    def refused(message, **options):
+        with pytest.raises(InputError, match=message) as error:
+            write(path, **options)
+        assert "\n" not in str(error.value)
+
+    refused(r"output\.part: is an unfinished output; resume it, overwrite it")
+    refused(
+        "beam_size=5 is not that of the unfinished", resume=True, facts=FACTS | {"beam_size": 5}
+    )
+    refused("was made of another input.*first 6 lines", resume=True, lines=["x", *LINES[1:]])
+    refused("was made of another input", resume=True, lines=LINES[:4])
+    refused("resume=True continues .* overwrite=True replaces", resume=True, overwrite=True)
+    assert (part.read_bytes(), state.read_bytes()) == before
+    state.write_text("[]")
+    refused(r"output\.part\.json: is damaged", resume=True)
+    state.write_bytes(before[1])
+    os.truncate(part, 3)
+    refused(r"output\.part: is shorter than it was", resume=True)
+
+    killed(path, 5, overwrite=True)
+    assert json.loads(state.read_text())["lines"] == 3
+    write(path, overwrite=True)
+    assert path.read_bytes() == whole()
+    refused("output: exists already; name another output or overwrite it")
+    refused("output: exists already", resume=True)
+    assert path.read_bytes() == whole()
+    write(path, lines=LINES[:2], overwrite=True)
+    assert path.read_bytes() == b"LINE 0\nLINE 1\n"
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing" / "output"):
+        with pytest.raises(InputError, match="is a folder, or lies in no writable folder"):
+            write(path)
+
+
+def test_links_are_replaced_not_followed(path, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    write(path, overwrite=True)
+    assert not path.is_symlink()
+    path.unlink()
+    Path(f"{path}.part").symlink_to(precious)
+    with pytest.raises(InputError, match="cannot be written"):
+        write(path, overwrite=True)
+    assert precious.read_text() == "precious"
+
+
+def test_two_processes_do_not_share_an_output(path):
+    with resumable_file(path, FACTS, resume=False, overwrite=False) as file:
+        list(file.rest(LINES))
+        with pytest.raises(InputError, match=r"output\.part: another process is writing it"):
+            write(path, resume=True)
+        file.write(whole())
+    assert path.read_bytes() == whole()
