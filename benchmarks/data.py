@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.systems import processor, spread
 from jax_transformer.checks import check_ids
-from jax_transformer.commands import train
+from jax_transformer.commands.train_arguments import Arguments, defaults
 from jax_transformer.data.batches import (
     EncodedCorpus,
     encode_corpus,
@@ -33,9 +33,10 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.data.corpus import ParallelCorpus, read_parallel
-from jax_transformer.data.tokenizer import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer, Tokenizer
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run.model_settings import model_config
 from jax_transformer.training.step import init_state, train_step
 
 RECIPE = Path("configs/multi30k_en_de.yaml")
@@ -68,7 +69,7 @@ def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
     return time.perf_counter() - start
 
 
-def encode(corpus: ParallelCorpus, arguments: train.Arguments) -> tuple[Tokenizer, EncodedCorpus]:
+def encode(corpus: ParallelCorpus, arguments: Arguments) -> tuple[Tokenizer, EncodedCorpus]:
     """Return the vocabulary of a recipe, and the text in it."""
     tokenizer = BytePairTokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
     return tokenizer, encode_corpus(corpus, tokenizer, arguments.model.max_length)
@@ -77,7 +78,7 @@ def encode(corpus: ParallelCorpus, arguments: train.Arguments) -> tuple[Tokenize
 def compare(
     tokenizer: Tokenizer,
     encoded: EncodedCorpus,
-    arguments: train.Arguments,
+    arguments: Arguments,
     batching: str,
     rounds: int,
 ) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def compare(
         batching: In which mode, whatever the recipe's is.
         rounds: How often an epoch is made, and the step of its first batch run, in turn.
     """
-    config = train.model_config(arguments.model, tokenizer)
+    config = model_config(arguments.model, tokenizer)
     settings = replace(arguments.training, batching=batching)
     batch = make_batch(encoded, plan_epoch(encoded, settings, epoch=0)[0])
     tokens = int(np.count_nonzero(batch.src) + np.count_nonzero(batch.tgt_out))
@@ -104,7 +105,8 @@ def compare(
         state, _ = jax.block_until_ready(step(state, batch))
         stepped = time.perf_counter()
         for name in ("src", "tgt_in", "tgt_out"):
-            check_ids(name, getattr(batch, name), encoded.vocab_size)
+            size = encoded.src_vocab_size if name == "src" else encoded.tgt_vocab_size
+            check_ids(name, getattr(batch, name), size)
         trained.append(tokens / (stepped - start))
         checks.append((time.perf_counter() - stepped) / (stepped - start))
     return {
@@ -146,7 +148,7 @@ def main(
     keep_freed_memory()
     console = Console()
     corpus = read_parallel(source, target)
-    recipes = {"train.py": train.Arguments(), RECIPE.stem: train.defaults([f"--config={RECIPE}"])}
+    recipes = {"train.py": Arguments(), RECIPE.stem: defaults([f"--config={RECIPE}"])}
     texts = {name: encode(corpus, arguments) for name, arguments in recipes.items()}
     _, encoded = texts[RECIPE.stem]
     console.print(f"{corpus.report()}; {encoded.report()}")

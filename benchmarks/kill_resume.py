@@ -36,7 +36,7 @@ from jax_transformer.data.batches import (
     training_batches,
 )
 from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.tokenizer import BytePairTokenizer
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
