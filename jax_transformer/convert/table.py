@@ -78,11 +78,14 @@ class Row:
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
             several paths where the foreign tensor stacks several parameters along its first axis.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
+        when: A field of the config and its value, without which the row is skipped, as
+            ("output_projection", "tied"); None for a row of every config.
     """
 
     foreign: str
     parameters: str | tuple[str, ...]
     operation: Operation = identity
+    when: tuple[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -121,12 +124,14 @@ class Layout:
         buffers: Buffers that are computed and not learned.
         scope: Path of the part of the parameters that is converted; the paths of the rows are
             relative to it. "" is the whole model.
+        unused: Names of foreign tensors that have no meaning: `to_params` does not read them.
     """
 
     name: str
     rows: tuple[Row, ...]
     buffers: tuple[Buffer, ...] = ()
     scope: str = ""
+    unused: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +194,8 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     shapes = parameter_shapes(config, layout.scope)
     pairs: dict[str, Pair] = {}
     for row in layout.rows:
+        if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
+            continue
         matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
         if not matches:
             _check_possible(layout, row)

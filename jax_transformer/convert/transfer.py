@@ -117,6 +117,9 @@ def to_params(
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
     named = _strip(tensors, strip_prefixes, report)
+    for name in [name for name in layout.unused if name in named]:
+        report.add("not read", name, "has no meaning in the model")
+        del named[name]
     config = _within_tensors(config, layout, named, report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()

@@ -4,13 +4,16 @@ Whatever differs from family to family is in its `Family`; the reader of folders
 and the tests look it up here. A program can add its own: `FAMILIES[family.model_type] = family`.
 """
 
-from jax_transformer.convert.families import marian, pegasus
+from jax_transformer.convert.families import marian, mt5, pegasus, t5, umt5
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
 FAMILIES: dict[str, Family] = {
     "marian": marian.FAMILY,
     "pegasus": pegasus.FAMILY,
+    "t5": t5.FAMILY,
+    "mt5": mt5.FAMILY,
+    "umt5": umt5.FAMILY,
 }
 
 
