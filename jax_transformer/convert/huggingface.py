@@ -68,7 +68,8 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
-    config = config_from_json(family, values)
+    tied = None if family.is_tied is None else family.is_tied(tensors)
+    config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
@@ -203,7 +204,8 @@ def _config_of(
             f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
             "origin out"
         )
-    before = config_from_json(family, origin.config)
+    tied = None if family.is_tied is None else config.output_projection == "tied"
+    before = config_from_json(family, origin.config, tied)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id"):
         old, new = getattr(before, name), getattr(config, name)
         if old != new:

@@ -73,6 +73,8 @@ class Family:
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Reads and writes the tokenizer's files; None where this library cannot.
         saves_buffers: Whether the layout's buffers are written into model.safetensors.
+        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
+            it is given, it decides, and not "tie_word_embeddings" of config.json.
     """
 
     model_type: str
@@ -91,14 +93,18 @@ class Family:
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: TokenizerFiles | None = None
     saves_buffers: bool = False
+    is_tied: Callable[[Mapping[str, Any]], bool] | None = None
 
 
-def config_from_json(family: Family, values: Mapping[str, Any]) -> TransformerConfig:
+def config_from_json(
+    family: Family, values: Mapping[str, Any], tied: bool | None = None
+) -> TransformerConfig:
     """Return the config that a config.json describes.
 
     Args:
         family: The family of the model.
         values: The content of config.json.
+        tied: Whether the output projection is tied; None is what config.json says.
 
     Raises:
         InputError: A key is missing, or has a value that the model cannot have.
@@ -110,6 +116,8 @@ def config_from_json(family: Family, values: Mapping[str, Any]) -> TransformerCo
     for key, value in family.computed.items():
         if values.get(key) is None:
             values[key] = value(values)
+    if tied is not None:
+        values["tie_word_embeddings"] = tied
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key in family.fields:
@@ -179,8 +187,9 @@ def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
 
 
 def _explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a config, with the dropout rates that follow from others."""
+    """Return the fields of a config, with the numbers that follow from others."""
     return config.to_dict() | {
+        "d_kv": config.head_dim,
         "attention_dropout": config.attention_dropout_rate,
         "activation_dropout": config.activation_dropout_rate,
     }
@@ -205,7 +214,7 @@ def _get(values: Mapping[str, Any], key: str) -> Any:
 def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
     """Return the value of a key: an integer where the config's field is one, else a float."""
     value = _get(values, key)
-    if isinstance(getattr(TransformerConfig, field), int):
+    if TransformerConfig.__annotations__[field] in ("int", "int | None"):
         if type(value) is not int:
             raise InputError(f"config.json: {key}={value!r} must be an integer")
         return value
