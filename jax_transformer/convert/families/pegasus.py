@@ -1,15 +1,10 @@
 """PegasusForConditionalGeneration: models for summaries (Zhang et al. 2020)."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import Family, TokenizerFiles, read_tokenizer_json
-
-if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import TokenizerJson
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families.family import Family
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
@@ -20,20 +15,6 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
         "max_length": config.max_length,
         "pad_token_id": config.pad_id,
     }
-
-
-def _read_tokenizer(folder: Path, config: TransformerConfig) -> "TokenizerJson":
-    return read_tokenizer_json(folder, config, source_suffix=("eos_id",), target_suffix=("eos_id",))
-
-
-def _tokenizer_config(tokenizer: "TokenizerJson", config: TransformerConfig) -> bytes:
-    clean_up = tokenizer.settings().get("clean_up_spaces", False)
-    values = {
-        "tokenizer_class": "PegasusTokenizer",
-        "clean_up_tokenization_spaces": clean_up,
-        "model_max_length": config.max_length,
-    }
-    return (json.dumps(values, indent=2) + "\n").encode()
 
 
 FAMILY = Family(
@@ -57,10 +38,5 @@ FAMILY = Family(
         "decoder_start_token_id": 0,
         "eos_token_id": 1,
     },
-    tokenizer=TokenizerFiles(
-        kind="tokenizer_json",
-        names=("tokenizer.json",),
-        read=_read_tokenizer,
-        config=_tokenizer_config,
-    ),
+    tokenizer=tokenizer_files.PEGASUS,
 )
