@@ -164,15 +164,25 @@ class SentencePieceLanguages:
 
         An id that no token has, as the made-up words of M2M100, is "<unk>", as in transformers.
         """
+        kept = [token_id for token_id in map(int, ids) if token_id not in self._special_ids]
+        if VOCABULARY in self._contents:
+            text = self._joined_by_model(kept)
+        else:  # as the library tokenizers joins tokens, which MBartTokenizer uses
+            first, rest = (self._tokens.get(i, "") for i in kept[:1]), kept[1:]
+            text = "".join(first).replace(MARK, "")
+            text += "".join(self._tokens.get(i, "") for i in rest).replace(MARK, " ")
+        return clean_up_spaces(text) if self._settings["clean_up_spaces"] else text
+
+    def _joined_by_model(self, ids: Sequence[int]) -> str:
+        """Return the text of ids as M2M100Tokenizer joins it."""
         text, part = "", []
-        for token_id in map(int, ids):
-            if token_id in self._tokens and token_id not in self._special_ids:
+        for token_id in ids:
+            if token_id in self._tokens:
                 part.append(self._tokens[token_id])
-            elif token_id not in self._special_ids:
+            else:
                 text += self._model.decode_pieces(part) + "<unk>"
                 part = []
-        text = (text + self._model.decode_pieces(part)).strip()
-        return clean_up_spaces(text) if self._settings["clean_up_spaces"] else text
+        return (text + self._model.decode_pieces(part)).strip()
 
     def source_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token with the space that it begins with; `</s>` as "</s>"."""
