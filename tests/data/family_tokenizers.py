@@ -54,9 +54,12 @@ def write_mbart(folder, saved=True, **languages):
     return _saved(transformers.MBartTokenizer, folder, [MODEL], saved, **languages)
 
 
-def write_mbart_50(folder, **languages):
+def write_mbart_50(folder, saved=True, **languages):
     (folder / MODEL).write_bytes(train(text(1), 130, **FAIRSEQ))
-    return _saved(transformers.MBart50Tokenizer, folder, [], **languages)
+    if not saved:  # MBartTokenizer has the same file
+        values = {"tokenizer_class": "MBart50Tokenizer"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return _saved(transformers.MBart50Tokenizer, folder, [], saved, **languages)
 
 
 def write_nllb(folder, **options):
@@ -78,9 +81,9 @@ def write_m2m100(folder, **languages):
     return transformers.M2M100Tokenizer.from_pretrained(folder)
 
 
-def write_t5(folder):
+def write_t5(folder, saved=True):
     (folder / "spiece.model").write_bytes(train(text(1), 130, **T5))
-    return _saved(transformers.T5Tokenizer, folder, [])
+    return _saved(transformers.T5Tokenizer, folder, [], saved)
 
 
 def write_pegasus(folder):

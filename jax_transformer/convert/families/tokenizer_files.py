@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from jax_transformer.convert.families import language_codes
 from jax_transformer.convert.families.tokenizer_settings import (
     MERGES,
     MODEL,
+    T5_MODEL,
     TOKENIZER_JSON,
     VOCABULARY,
     class_of,
@@ -24,6 +25,7 @@ from jax_transformer.convert.families.tokenizer_settings import (
     read_byte_level,
     read_tokenizer_config,
     read_tokenizer_json,
+    read_unigram,
     special_tokens,
 )
 from jax_transformer.errors import InputError
@@ -105,16 +107,34 @@ PEGASUS = TokenizerFiles(
 
 
 def _t5_config(tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
-    tokens = json.loads(tokenizer.files()[TOKENIZER_JSON])["added_tokens"]
-    extra_ids = sum(token["content"].startswith("<extra_id_") for token in tokens)
+    if tokenizer.kind == "tokenizer_json":
+        added = json.loads(tokenizer.files()[TOKENIZER_JSON])["added_tokens"]
+        tokens = [token["content"] for token in added]
+    else:
+        tokens = tokenizer.settings().get("more_tokens", [])
+    extra_ids = sum(token.startswith("<extra_id_") for token in tokens)
     return _written(tokenizer, config, "T5Tokenizer", extra_ids=extra_ids)
 
 
-# The table is padded: t5-small has 32,128 rows for 32,100 tokens.
+def _t5_names(folder: Path) -> tuple[str, ...]:
+    if (folder / T5_MODEL).exists() and not (folder / TOKENIZER_JSON).exists():
+        return (T5_MODEL,)
+    return (TOKENIZER_JSON,)
+
+
+def _read_t5(folder: Path, config: TransformerConfig) -> Tokenizer:
+    # The table is padded: t5-small has 32,128 rows for 32,100 tokens.
+    if _t5_names(folder) == (TOKENIZER_JSON,):
+        return read_tokenizer_json(folder, config, fit="padded")
+    extra_ids = read_tokenizer_config(folder).get("extra_ids", 100)
+    extra = [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
+    return read_unigram(folder, config, T5_MODEL, "t5", extra, fit="padded")
+
+
 T5 = TokenizerFiles(
-    kinds=("tokenizer_json",),
-    names=_json_names,
-    read=lambda folder, config: read_tokenizer_json(folder, config, fit="padded"),
+    kinds=("tokenizer_json", "sentencepiece_unigram"),
+    names=_t5_names,
+    read=_read_t5,
     config=_t5_config,
 )
 
@@ -189,22 +209,26 @@ def _is_mbart_50(folder: Path) -> bool:
 
 def _mbart_names(folder: Path) -> tuple[str, ...]:
     # MBartTokenizer does not normalise text; the sentencepiece model does, as mBART was trained.
-    if (folder / MODEL).exists() and not _is_mbart_50(folder):
-        return (MODEL,)
-    return (TOKENIZER_JSON,)
+    is_json = (folder / TOKENIZER_JSON).exists() and _is_mbart_50(folder)
+    return (MODEL,) if (folder / MODEL).exists() and not is_json else (TOKENIZER_JSON,)
 
 
 def _read_mbart(folder: Path, config: TransformerConfig) -> Tokenizer:
-    if _mbart_names(folder) == (MODEL,):
-        return _read_mbart_model(folder, config)
     if _is_mbart_50(folder):
         languages = {"placement": "before", "usual": "en_XX"}
+        if _mbart_names(folder) == (MODEL,):
+            more = [*language_codes.MBART_50, "<mask>"]
+            return read_unigram(folder, config, MODEL, "mbart_50", more, languages=languages)
     else:
         languages = {"placement": "after", "starts": True, "usual": "en_XX"}
+        if _mbart_names(folder) == (MODEL,):
+            return _read_mbart_model(folder, config, languages)
     return read_tokenizer_json(folder, config, languages=languages)
 
 
-def _read_mbart_model(folder: Path, config: TransformerConfig) -> SentencePieceLanguages:
+def _read_mbart_model(
+    folder: Path, config: TransformerConfig, languages: Mapping[str, Any]
+) -> SentencePieceLanguages:
     """Return mBART's tokenizer by its sentencepiece model: codes and <mask> follow the pieces."""
     from jax_transformer.data.tokenizers import SentencePieceLanguages, read_files
     from jax_transformer.data.tokenizers.sentencepiece_languages import FAIRSEQ_IDS, fairseq_ids
@@ -217,9 +241,7 @@ def _read_mbart_model(folder: Path, config: TransformerConfig) -> SentencePieceL
     settings |= {
         "special_tokens": FAIRSEQ_IDS | codes | {special_tokens(values)["mask"]: mask},
         "vocab_size": mask + 1,
-        "languages": language_settings(
-            codes, values, path, placement="after", starts=True, usual="en_XX"
-        ),
+        "languages": language_settings(codes, values, path, **languages),
     }
     return SentencePieceLanguages(contents, settings, str(folder))
 
@@ -230,7 +252,7 @@ def _mbart_config(tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, 
 
 
 MBART = TokenizerFiles(
-    kinds=("tokenizer_json", "sentencepiece_languages"),
+    kinds=("tokenizer_json", "sentencepiece_languages", "sentencepiece_unigram"),
     names=_mbart_names,
     read=_read_mbart,
     config=_mbart_config,
@@ -254,6 +276,11 @@ def _m2m100_names(folder: Path) -> tuple[str, ...]:
 
 def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
     if _is_nllb(folder):
+        if (folder / MODEL).exists() and not (folder / TOKENIZER_JSON).exists():
+            raise InputError(
+                f"{folder} has {MODEL} but no {TOKENIZER_JSON}, which lists the ids of the language "
+                "codes; fetch this file too"
+            )
         legacy = bool(read_tokenizer_config(folder).get("legacy_behaviour"))
         languages = {"placement": "after" if legacy else "before", "usual": "eng_Latn"}
         return read_tokenizer_json(folder, config, fit="padded", languages=languages)

@@ -14,13 +14,17 @@ from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import ByteLevelTokenizer, TokenizerJson
+    from jax_transformer.data.tokenizers import (
+        ByteLevelTokenizer,
+        SentencePieceUnigram,
+        TokenizerJson,
+    )
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 MODEL = "sentencepiece.bpe.model"
-MODELS = ("spiece.model", MODEL)  # from which transformers writes a tokenizer.json
+T5_MODEL = "spiece.model"
 # The names of special tokens where tokenizer_config.json has no others.
 USUAL = {
     "bos": "<s>",
@@ -92,7 +96,7 @@ def _json_content(folder: Path) -> bytes:
     """
     from jax_transformer.data.tokenizers import read_files
 
-    for name in MODELS:
+    for name in (T5_MODEL, MODEL):  # from which transformers writes a tokenizer.json
         if (folder / name).exists() and not (folder / TOKENIZER_JSON).exists():
             raise InputError(
                 f"{folder} has {name} but no {TOKENIZER_JSON}; write one with transformers: "
@@ -141,16 +145,79 @@ def read_tokenizer_json(
     if languages is None:
         settings |= affix_settings(values, vocabulary, path, (prefix, suffix), target_suffix)
     else:
-        codes = {token: i for token, i in vocabulary.items() if LANGUAGE.fullmatch(token)}
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
-        codes = {code: codes[code] for code in sorted(codes, key=codes.get) if code in added}
+        codes = {token: vocabulary[token] for token in added if LANGUAGE.fullmatch(token)}
+        codes = dict(sorted(codes.items(), key=lambda code: code[1]))
         settings["languages"] = language_settings(codes, values, path, **languages)
-    size = 1 + max(vocabulary.values())
+    settings |= size_settings(1 + max(vocabulary.values()), config, fit)
+    return TokenizerJson(content, settings, str(path))
+
+
+def size_settings(
+    size: int, config: TransformerConfig, fit: Literal["padded", "cut"] | None
+) -> dict[str, int]:
+    """Return the number of ids of a model as a setting, where it is not that of the tokenizer.
+
+    Args:
+        size: Number of ids of the tokenizer.
+        config: The shape of the model.
+        fit: As for `read_tokenizer_json`.
+    """
     fitting = {None: size, "padded": max(size, config.src_vocab_size)}
     fitting["cut"] = min(size, config.src_vocab_size)
-    if fitting[fit] != size:
-        settings["vocab_size"] = fitting[fit]
-    return TokenizerJson(content, settings, str(path))
+    return {} if fitting[fit] == size else {"vocab_size": fitting[fit]}
+
+
+def read_unigram(
+    folder: Path,
+    config: TransformerConfig,
+    name: str,
+    rule: Literal["t5", "mbart_50"],
+    more_tokens: Sequence[str],
+    *,
+    fit: Literal["padded"] | None = None,
+    languages: Mapping[str, Any] | None = None,
+) -> SentencePieceUnigram:
+    """Return the tokenizer in the sentencepiece model of a folder; EOS ends each line.
+
+    Args:
+        folder: The folder.
+        config: The shape of the model; its start token is that of targets.
+        name: The name of the sentencepiece model.
+        rule: As for `SentencePieceUnigram`.
+        more_tokens: Special tokens whose ids follow those of the pieces.
+        fit: As for `read_tokenizer_json`.
+        languages: Attributes of `Languages` except the ids, which are those of `more_tokens`.
+
+    Raises:
+        InputError: The file is missing or damaged, or lacks a special token.
+    """
+    from jax_transformer.data.tokenizers import SentencePieceUnigram, read_files
+    from jax_transformer.data.tokenizers.sentencepiece_model import read_model
+    from jax_transformer.data.tokenizers.sentencepiece_unigram import FAIRSEQ
+
+    contents, path = read_files(folder, [name]), folder / name
+    values, model = read_tokenizer_config(folder), read_model(contents[name], str(path))
+    pieces = [model.id_to_piece(number) for number in range(model.get_piece_size())]
+    if rule == "mbart_50":
+        pieces = [*FAIRSEQ, *pieces[3:]]
+    vocabulary = {token: number for number, token in enumerate([*pieces, *more_tokens])}
+    settings = common_settings(values, vocabulary, path, config)
+    if languages is None:
+        settings |= affix_settings(values, vocabulary, path, ((), ["eos"]), None)
+    else:
+        codes = {token: vocabulary[token] for token in more_tokens if LANGUAGE.fullmatch(token)}
+        settings["languages"] = language_settings(codes, values, path, **languages)
+    tokens = special_tokens(values)
+    named = [token for token in dict.fromkeys(tokens.values()) if token in vocabulary]
+    settings |= {
+        "rule": rule,
+        "more_tokens": list(more_tokens),
+        "special_tokens": [*named, *(token for token in more_tokens if token not in named)],
+        "mask_token": tokens["mask"],
+        **size_settings(len(vocabulary), config, fit),
+    }
+    return SentencePieceUnigram(contents, settings, str(folder))
 
 
 def language_settings(
@@ -224,9 +291,7 @@ def read_byte_level(
         "add_prefix_space": add_prefix_space if space is None else bool(space),
     }
     added = [token for token in settings["special_tokens"] if token not in vocabulary]
-    size = 1 + max(vocabulary.values()) + len(added)
-    if config.src_vocab_size < size:
-        settings["vocab_size"] = config.src_vocab_size
+    settings |= size_settings(1 + max(vocabulary.values()) + len(added), config, "cut")
     return ByteLevelTokenizer(contents, settings, str(folder))
 
 

@@ -7,6 +7,7 @@ from jax_transformer.data.tokenizers.byte_level import ByteLevelTokenizer
 from jax_transformer.data.tokenizers.byte_pair import BytePairTokenizer
 from jax_transformer.data.tokenizers.languages import Languages, with_languages
 from jax_transformer.data.tokenizers.sentencepiece_languages import SentencePieceLanguages
+from jax_transformer.data.tokenizers.sentencepiece_unigram import SentencePieceUnigram
 from jax_transformer.data.tokenizers.sentencepiece_vocabulary import SentencePieceTokenizer
 from jax_transformer.data.tokenizers.separate import SeparateTokenizers
 from jax_transformer.data.tokenizers.storage import read_files, write_files
@@ -22,6 +23,7 @@ __all__ = [
     "LineError",
     "SentencePieceLanguages",
     "SentencePieceTokenizer",
+    "SentencePieceUnigram",
     "SeparateTokenizers",
     "Tokenizer",
     "TokenizerJson",
@@ -39,6 +41,7 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
         ByteLevelTokenizer,
         SentencePieceTokenizer,
         SentencePieceLanguages,
+        SentencePieceUnigram,
         TokenizerJson,
         SeparateTokenizers,
     )

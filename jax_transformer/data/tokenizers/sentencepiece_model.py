@@ -1,5 +1,7 @@
 """Sentencepiece models and vocabularies, read with care."""
 
+from collections.abc import Iterator
+
 import sentencepiece
 
 from jax_transformer.data.tokenizers.storage import parse_json
@@ -7,6 +9,7 @@ from jax_transformer.errors import InputError
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
+CHARACTER_MAP = 2  # field of the message NormalizerSpec
 
 
 def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
@@ -17,7 +20,7 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     """
     remedy = "copy the file again"
     try:
-        missing = {PIECES, TRAINER_SETTINGS, NORMALIZER} - message_fields(content)
+        missing = {PIECES, TRAINER_SETTINGS, NORMALIZER} - _message_fields(content)
         if missing:
             raise InputError(f"{name}: is no whole sentencepiece model; {remedy}")
         return sentencepiece.SentencePieceProcessor(model_proto=content)
@@ -27,7 +30,25 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
         raise InputError(f"{name}: is no sentencepiece model, or is damaged; {remedy}") from error
 
 
-def message_fields(content: bytes) -> set[int]:
+def normalization_map(content: bytes, name: str) -> bytes:
+    """Return the map of a sentencepiece model that normalises characters; empty if it has none.
+
+    Args:
+        content: A model that `read_model` accepts.
+        name: Its name in error messages.
+
+    Raises:
+        InputError: The model is damaged.
+    """
+    try:
+        (settings,) = (value for field, value in _fields(content) if field == NORMALIZER)
+        found = [value for field, value in _fields(settings) if field == CHARACTER_MAP]
+    except (IndexError, ValueError) as error:
+        raise InputError(f"{name}: is damaged; copy the file again") from error
+    return bytes(found[-1]) if found else b""
+
+
+def _message_fields(content: bytes) -> set[int]:
     """Return the numbers of the fields of a protocol buffer message of length-delimited fields.
 
     A file that was cut off between two fields is still a message: the fields tell.
@@ -36,7 +57,22 @@ def message_fields(content: bytes) -> set[int]:
         ValueError: A field is of another type or longer than the message.
         IndexError: The message ends within the length of a field.
     """
-    fields, position = set(), 0
+    fields = set()
+    for field, value in _fields(content):
+        if not isinstance(value, bytes):
+            raise ValueError(f"field {field} is a number")
+        fields.add(field)
+    return fields
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield the number and the value of each field of a protocol buffer message.
+
+    Raises:
+        ValueError: A field is neither a number nor length-delimited, or longer than the message.
+        IndexError: The message ends within a number.
+    """
+    position = 0
 
     def number() -> int:
         nonlocal position
@@ -53,14 +89,16 @@ def message_fields(content: bytes) -> set[int]:
 
     while position < len(content):
         field, wire_type = divmod(number(), 8)
-        if wire_type != 2:
+        if wire_type == 0:
+            yield field, number()
+        elif wire_type == 2:
+            length = number()
+            position += length
+            if position > len(content):
+                raise ValueError("the last field is longer than the message")
+            yield field, content[position - length : position]
+        else:
             raise ValueError(f"field {field} is of wire type {wire_type}")
-        length = number()
-        position += length
-        fields.add(field)
-    if position != len(content):
-        raise ValueError("the last field is longer than the message")
-    return fields
 
 
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:

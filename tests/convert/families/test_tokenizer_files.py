@@ -46,6 +46,10 @@ FOLDERS = {
     ),
     "mbart": ("MBART", write.write_mbart, {}, 0, 0, MBART, ("fr_XX", "de_DE", "zh_CN")),
     "mbart-50": ("MBART", write.write_mbart_50, {}, 0, 2, MBART, ("fr_XX", "af_ZA", "sl_SI")),
+    "mbart-50 without tokenizer.json": (
+        *("MBART", write.write_mbart_50, {"saved": False}, 0, 2, MBART),
+        ("fr_XX", "af_ZA", "sl_SI"),
+    ),
     "m2m100": ("M2M100", write.write_m2m100, {}, 8, 2, M2M100, ("fr", "zu", "af")),
     "nllb": ("M2M100", write.write_nllb, {}, 2, 2, M2M100, ("fra_Latn", "deu_Latn", "eng_Latn")),
     "nllb with legacy behaviour": (
@@ -53,6 +57,9 @@ FOLDERS = {
         ("fra_Latn", "zho_Hans", "eng_Latn"),
     ),
     "t5": ("T5", write.write_t5, {}, 28, 0, "T5ForConditionalGeneration", ()),
+    "t5 without tokenizer.json": (
+        *("T5", write.write_t5, {"saved": False}, 28, 0, "T5ForConditionalGeneration", ()),
+    ),
     "pegasus": ("PEGASUS", write.write_pegasus, {}, 0, 0, "PegasusForConditionalGeneration", ()),
 }
 WITH_LANGUAGES = [name for name, (*_, codes) in FOLDERS.items() if codes]
@@ -339,8 +346,17 @@ def test_the_class_tells_mbart_from_mbart_50(folder_of, tmp_path):
 
 REFUSED = {
     "a sentencepiece model alone": (
-        *("t5", lambda folder: (folder / "tokenizer.json").unlink()),
+        *("pegasus", lambda folder: (folder / "tokenizer.json").unlink()),
         r"has spiece\.model but no tokenizer\.json; write one with transformers: AutoTokenizer",
+    ),
+    "half a sentencepiece model": (
+        "mbart-50 without tokenizer.json",
+        lambda folder: (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-99]),
+        r"sentencepiece\.bpe\.model: is no",
+    ),
+    "NLLB by its sentencepiece model": (
+        *("nllb", lambda folder: (folder / "tokenizer.json").unlink()),
+        r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
     ),
     "no codes": (
         *("nllb", lambda folder: change(folder, "tokenizer.json", without_codes)),
