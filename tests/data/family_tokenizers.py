@@ -30,7 +30,10 @@ def byte_level(folder, special):
     tokenizer.model.save(str(folder))
 
 
-def write_bart(folder, saved=True):
+def write_bart(folder, saved=True, mask_takes_space=False):
+    if mask_takes_space:
+        values = {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(values))
     byte_level(folder, ["<s>", "<pad>", "</s>", "<unk>"])
     return _saved(transformers.BartTokenizer, folder, ["vocab.json", "merges.txt"], saved)
 

@@ -172,7 +172,9 @@ def _read_blenderbot(folder: Path, config: TransformerConfig) -> Tokenizer:
     # always ends with EOS here: without it a model would not learn where to end.
     if _byte_level_names(folder) == (TOKENIZER_JSON,):
         return read_tokenizer_json(folder, config, suffix=None, target_suffix=["eos"], fit="cut")
-    return read_byte_level(folder, config, target_suffix=["eos"], add_prefix_space=True)
+    return read_byte_level(
+        folder, config, target_suffix=["eos"], add_prefix_space=True, mask_takes_space=True
+    )
 
 
 BART = TokenizerFiles(
@@ -278,8 +280,8 @@ def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
     if _is_nllb(folder):
         if (folder / MODEL).exists() and not (folder / TOKENIZER_JSON).exists():
             raise InputError(
-                f"{folder} has {MODEL} but no {TOKENIZER_JSON}, which lists the ids of the language "
-                "codes; fetch this file too"
+                f"{folder} has {MODEL} but no {TOKENIZER_JSON}, which lists the ids of the "
+                "language codes; fetch this file too"
             )
         legacy = bool(read_tokenizer_config(folder).get("legacy_behaviour"))
         languages = {"placement": "after" if legacy else "before", "usual": "eng_Latn"}

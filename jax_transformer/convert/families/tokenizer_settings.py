@@ -258,6 +258,7 @@ def read_byte_level(
     suffix: Sequence[str] = (),
     target_suffix: Sequence[str] | None = None,
     add_prefix_space: bool = False,
+    mask_takes_space: bool = False,
 ) -> ByteLevelTokenizer:
     """Return the tokenizer in the vocab.json and merges.txt of a folder.
 
@@ -269,6 +270,8 @@ def read_byte_level(
         target_suffix: The same for the tokens after a target; None for those of a source.
         add_prefix_space: Whether a line gets a space before it, where tokenizer_config.json does
             not say so.
+        mask_takes_space: Whether the mask token includes the space before it, where
+            tokenizer_config.json does not say so.
 
     Raises:
         InputError: A file is missing or damaged, or lacks a special token.
@@ -284,10 +287,12 @@ def read_byte_level(
     tokens = special_tokens(values)
     settings = common_settings(values, vocabulary, path, config)
     settings |= affix_settings(values, vocabulary, path, (prefix, suffix), target_suffix)
-    space = values.get("add_prefix_space")
+    space, mask = values.get("add_prefix_space"), values.get("mask_token")
+    if isinstance(mask, Mapping):
+        mask_takes_space = bool(mask.get("lstrip"))
     settings |= {
         "special_tokens": list(dict.fromkeys(tokens.values())),
-        "mask_token": tokens["mask"],
+        "mask_token": tokens["mask"] if mask_takes_space else None,
         "add_prefix_space": add_prefix_space if space is None else bool(space),
     }
     added = [token for token in settings["special_tokens"] if token not in vocabulary]

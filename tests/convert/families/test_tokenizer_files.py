@@ -24,7 +24,8 @@ from tests.data import family_tokenizers as write
 from tests.data.family_tokenizers import MODEL, transformers
 from tests.data.sentencepiece_models import odd_strings, text
 
-STRINGS = odd_strings([*text(1), *text(2), "__fr__ de_DE", "fra_Latn x", "<extra_id_3> <mask> y"])
+STRINGS = odd_strings([*text(1), *text(2)])
+STRINGS += ["__fr__ de_DE", "fra_Latn x", "<extra_id_3> <mask> y"]
 LINES = text(3, 40)
 
 
@@ -36,6 +37,9 @@ MBART, M2M100 = "MBartForConditionalGeneration", "M2M100ForConditionalGeneration
 FOLDERS = {
     "bart": ("BART", write.write_bart, {}, 0, 2, BART, ()),
     "bart without tokenizer.json": ("BART", write.write_bart, {"saved": False}, 0, 2, BART, ()),
+    "bart whose mask takes the space": (
+        *("BART", write.write_bart, {"saved": False, "mask_takes_space": True}, 0, 2, BART, ()),
+    ),
     "mvp": ("MVP", write.write_bart, {}, 0, 2, "MvpForConditionalGeneration", ()),
     "blenderbot": ("BLENDERBOT", write.write_blenderbot, {}, 0, 1, BLENDERBOT, ()),
     "blenderbot without tokenizer.json": (
