@@ -195,7 +195,7 @@ class Transformer(nn.Module):
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         x = self.add_positions(self.embed(src, "source"), "source", src_positions)
-        x = self.source_embedding_norm(x) if self.config.embedding_norm else x
+        x = self._norm_embeddings(x, "source", src_mask)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
         x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
-        x = self.target_embedding_norm(x) if self.config.embedding_norm else x
+        x = self._norm_embeddings(x, "target", tgt_mask)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def __call__(
@@ -256,7 +256,7 @@ class Transformer(nn.Module):
         length = tgt_mask.shape[-1] // tokens.shape[1]
         x = self.embed(tokens, "target")
         x = self.add_positions(x, "target", position[None, None], length)
-        x = self.target_embedding_norm(x) if self.config.embedding_norm else x
+        x = self._norm_embeddings(x, "target", None)
         x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
         x = jnp.where(position < length, x, jnp.nan)
         return self.project(x), cache
@@ -274,6 +274,18 @@ class Transformer(nn.Module):
             x = x * self.config.d_model**-0.5
         table = self._table("target")
         return self.output_projection(x, table.embedding if table else None)
+
+    def _norm_embeddings(
+        self,
+        x: Float[Array, "B L D"],
+        side: Literal["source", "target"],
+        mask: Bool[Array, "#B #H _ #L"] | None,
+    ) -> Float[Array, "B L D"]:
+        """Return what enters a stack: `x`, normed where the config says so."""
+        if not self.config.embedding_norm:
+            return x
+        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+        return norm(functional.clear_unattended(x, mask))
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":

@@ -158,7 +158,7 @@ def masks(config, key):
 
 
 def expected_rates(preset):
-    rates = dict.fromkeys((SOURCE, TARGET), 0.0) | dict.fromkeys(possible_sites(preset), 0.1)
+    rates = dict.fromkeys(SITES, 0.0) | dict.fromkeys(possible_sites(preset), 0.1)
     rates |= dict.fromkeys(ATTENTION_WEIGHTS, 0.2) | dict.fromkeys(ACTIVATIONS, 0.3)
     config = make_config(preset, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
     return config, rates
@@ -269,6 +269,8 @@ def by_hand(preset, site):
     if site in (SOURCE, TARGET):
         return run_with(preset, blank="encoder" if site == SOURCE else "decoder")
     block = site.removesuffix("/dropout")
+    if site in FINAL:
+        return run_with(preset, zero=f"{block}/norm/")
     if site in ATTENTION_WEIGHTS:  # nothing is gathered; the output bias stays
         return run_with(preset, zero=f"{block}/output/kernel")
     if site in ACTIVATIONS:

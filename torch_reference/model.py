@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         x = self.add_positions(self.embed(src, "source"), "source")
-        x = self.source_embedding_norm(x) if self.config.embedding_norm else x
+        x = self._norm_embeddings(x, "source", src_mask)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -148,7 +148,7 @@ class Transformer(nn.Module):
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
         x = self.add_positions(self.embed(tgt, "target"), "target")
-        x = self.target_embedding_norm(x) if self.config.embedding_norm else x
+        x = self._norm_embeddings(x, "target", tgt_mask)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def forward(
@@ -190,6 +190,18 @@ class Transformer(nn.Module):
         sizes = x.shape[1], config.d_model
         table = functional.sinusoidal_positions(*sizes, config.positions, config.position_offset)
         return x + table.to(x)
+
+    def _norm_embeddings(
+        self,
+        x: Float[Tensor, "B L D"],
+        side: Literal["source", "target"],
+        mask: Bool[Tensor, "#B #H _ #L"] | None,
+    ) -> Float[Tensor, "B L D"]:
+        """Return what enters a stack: `x`, normed where the config says so."""
+        if not self.config.embedding_norm:
+            return x
+        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+        return norm(functional.clear_unattended(x, mask))
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":
