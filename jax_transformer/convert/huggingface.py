@@ -120,8 +120,8 @@ def load_folder(
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
     config, generation = generating(config, generation, tokenizer, str(folder))
-    _, params = from_huggingface(folder)
-    return config, params, tokenizer, generation
+    found, params = from_huggingface(folder)  # the weights decide a part of the config
+    return dataclasses.replace(found, bos_id=config.bos_id), params, tokenizer, generation
 
 
 def load_tokenizer(
