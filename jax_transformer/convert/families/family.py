@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import Tokenizer
+    from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
 
 # The activations of transformers that this library has, in the form of `Family.words`.
 ACTIVATIONS = {
@@ -25,24 +23,6 @@ ACTIVATIONS = {
     "silu": {"activation": "silu"},
     "swish": {"activation": "silu"},
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerFiles:
-    """How a family's tokenizer is read and written.
-
-    Attributes:
-        kind: The kind of tokenizer in `TOKENIZERS` whose files the family's class reads.
-        names: Names of the tokenizer's own files in the folder of a model.
-        read: Returns the tokenizer of a folder, given the folder and the model's config.
-        config: Returns the content of tokenizer_config.json with which transformers reads the
-            files, for a tokenizer that comes from no folder; None where they need none.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    read: Callable[[Path, TransformerConfig], Tokenizer]
-    config: Callable[[Any, TransformerConfig], bytes] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,42 +201,3 @@ def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
     if type(value) not in (int, float):
         raise InputError(f"config.json: {key}={value!r} must be a number")
     return float(value)
-
-
-def read_tokenizer_json(folder: Path, config: TransformerConfig, **affixes: Sequence[str]) -> Any:
-    """Return the tokenizer in the tokenizer.json of a folder.
-
-    The special tokens have the names in tokenizer_config.json; what is absent there has the names
-    of T5 and Pegasus. The start token of targets is that of the model.
-
-    Args:
-        folder: The folder.
-        config: The shape of the model.
-        **affixes: `source_prefix`, `source_suffix`, `target_prefix` and `target_suffix`, as names
-            of special ids: ("eos_id",).
-
-    Raises:
-        InputError: The file is missing or damaged, or lacks a special token.
-    """
-    from jax_transformer.data.tokenizers import TokenizerJson, read_files
-
-    name = "tokenizer.json"
-    if (folder / "spiece.model").exists() and not (folder / name).exists():
-        raise InputError(
-            f"{folder} has spiece.model but no {name}; write one with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    content = read_files(folder, [name])[name]
-    path = folder / "tokenizer_config.json"
-    values = read_json(path) if path.exists() else {}
-    ids: dict[str, Any] = {"bos_id": config.bos_id}
-    vocabulary = TokenizerJson.vocabulary(content, str(folder / name))
-    for special, usual in (("pad", "<pad>"), ("eos", "</s>"), ("unk", "<unk>")):
-        token = values.get(f"{special}_token") or usual
-        token = token.get("content") if isinstance(token, Mapping) else token
-        if token not in vocabulary:
-            raise InputError(f"{folder / name}: lacks the special token {token!r:.60}; add it")
-        ids[f"{special}_id"] = vocabulary[token]
-    settings = ids | {side: [ids[key] for key in keys] for side, keys in affixes.items()}
-    settings["clean_up_spaces"] = bool(values.get("clean_up_tokenization_spaces"))
-    return TokenizerJson(content, settings, str(folder / name))
