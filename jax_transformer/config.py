@@ -25,12 +25,14 @@ class TransformerConfig:
     Attributes:
         src_vocab_size: Number of source token ids.
         tgt_vocab_size: Number of target token ids.
-        d_model: Width of the residual stream; a multiple of `num_heads`.
-        num_heads: Attention heads; each is `head_dim = d_model // num_heads` wide.
+        d_model: Width of the residual stream; a multiple of `num_heads` unless `d_kv` is given.
+        num_heads: Attention heads.
+        d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
         d_ff: Inner width of the feed-forward network.
         num_encoder_layers: Layers of the encoder.
         num_decoder_layers: Layers of the decoder.
-        max_length: Rows of the position table: the longest source or target, in tokens.
+        max_length: The longest source or target of the position table, in tokens. Without a
+            position table (`positions` "relative" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
             the caller embeds, and `src` and `tgt` are vectors [batch, length, d_model] instead
             of ids.
@@ -38,19 +40,39 @@ class TransformerConfig:
         positions: Position table added to the embeddings (section 3.5): "sinusoidal" has sine
             and cosine interleaved; "sinusoidal_halves" has all sines, then all cosines;
             "sinusoidal_per_column" gives each column its own exponent (2c/d_model for column c,
-            even columns sine, odd ones cosine); "none" adds nothing.
+            even columns sine, odd ones cosine); "sinusoidal_tensor2tensor" has all sines, then
+            all cosines, of frequencies from 1 to exactly 1/10000; "learned" has a table of
+            parameters for each side; "none" adds nothing. "relative" adds nothing either: the
+            self-attentions add a learned bias for the distance of query and key to their scores
+            (Raffel et al. 2020, section 2.1).
+        position_offset: Row of the position table that belongs to the first token. A learned
+            table has max_length + position_offset rows.
+        relative_attention_num_buckets: Rows of a table of relative biases: each is that of a
+            distance or, far away, of a range of distances.
+        relative_attention_max_distance: Distance from which on all distances share a bucket.
+        relative_attention_bias: "shared" has one table for all layers of a stack, "per_layer"
+            one for each layer.
+        embedding_norm: Whether embeddings plus positions are normed, before their dropout.
         output_projection: Last product: "linear" has its own matrix, "tied" reuses the target
             embedding table, "none" returns hidden states [batch, length, d_model].
         output_bias: Whether the output projection adds a bias.
+        output_scale: Factor on the hidden states before the output projection: "none" or
+            "inverse_sqrt_d_model".
+        attention_scale: Divisor of the attention scores: "head_dim" is sqrt(head_dim) (section
+            3.2.1), "none" is 1.
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;
             "shared" splits the heads first and multiplies each by the same (head_dim, head_dim).
         qkv_bias: Whether the query, key and value projections add a bias.
         attention_output_bias: Whether the attention's output projection adds a bias.
-        feed_forward_bias: Whether the two feed-forward projections add a bias.
+        feed_forward_bias: Whether the feed-forward projections add a bias.
+        gated_feed_forward: Whether the inner projection is multiplied by the activation of a
+            third projection, the gate (Shazeer 2020), in place of its own activation.
         activation: Feed-forward nonlinearity; "gelu" is exact (erf), "gelu_tanh" its
             approximation, "silu" is also called swish.
         norm: "layer_norm" divides by sqrt(biased variance + epsilon) (Ba et al. 2016, as
-            torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon).
+            torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon);
+            "rms_norm" divides by sqrt(mean square + epsilon), without a mean and without a bias
+            (Zhang and Sennrich 2019).
         norm_epsilon: The epsilon of every norm.
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
@@ -68,12 +90,16 @@ class TransformerConfig:
             (section 5.4); "norm" drops the output of each norm.
         embedding_dropout: Where embeddings plus positions are dropped: "both" sides, only the
             "decoder", or "none".
+        final_dropout: Whether the outputs of both final norms are dropped.
         initialization: How `init_params` draws parameters. "vaswani2017": Xavier uniform
             matrices, zero biases, embeddings normal with deviation d_model**-0.5.
             "xavier_uniform": every matrix, the embeddings too. "xavier_uniform_fused": the same
             with query, key and value as one (3 d_model, d_model) matrix, as
             torch.nn.Transformer. "torch_default": what torch.nn.Linear and Embedding draw.
-            "normal": matrices and embeddings normal with deviation 0.02, zero biases.
+            "normal": matrices and embeddings normal with deviation 0.02, zero biases. "t5":
+            embeddings and the output projection normal with deviation 1, other matrices with
+            inputs**-0.5, and the query's with (inputs * head_dim)**-0.5, because T5 does not
+            divide its scores; zero biases.
         pad_id: Id of padding, in source and target.
         bos_id: Id of BOS, the first token of every target; may equal `pad_id`.
         eos_id: Id of EOS, the last token of every source and target.
@@ -83,23 +109,38 @@ class TransformerConfig:
     tgt_vocab_size: int = 37_000
     d_model: int = 512
     num_heads: int = 8
+    d_kv: int | None = None
     d_ff: int = 2048
     num_encoder_layers: int = 6
     num_decoder_layers: int = 6
     max_length: int = 512
     token_embeddings: Literal["separate", "shared", "none"] = "separate"
     embedding_scale: Literal["sqrt_d_model", "none"] = "sqrt_d_model"
-    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_per_column", "none"] = (
-        "sinusoidal"
-    )
+    positions: Literal[
+        "sinusoidal",
+        "sinusoidal_halves",
+        "sinusoidal_per_column",
+        "sinusoidal_tensor2tensor",
+        "learned",
+        "relative",
+        "none",
+    ] = "sinusoidal"
+    position_offset: int = 0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    relative_attention_bias: Literal["shared", "per_layer"] = "shared"
+    embedding_norm: bool = False
     output_projection: Literal["linear", "tied", "none"] = "linear"
     output_bias: bool = True
+    output_scale: Literal["none", "inverse_sqrt_d_model"] = "none"
+    attention_scale: Literal["head_dim", "none"] = "head_dim"
     head_projection: Literal["full", "shared"] = "full"
     qkv_bias: bool = True
     attention_output_bias: bool = True
     feed_forward_bias: bool = True
+    gated_feed_forward: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    norm: Literal["layer_norm", "std_norm"] = "layer_norm"
+    norm: Literal["layer_norm", "std_norm", "rms_norm"] = "layer_norm"
     norm_epsilon: float = 1e-5
     norm_bias: bool = True
     norm_placement: Literal["post", "pre"] = "post"
@@ -111,8 +152,9 @@ class TransformerConfig:
     activation_dropout: float | None = None
     dropout_placement: Literal["sublayer", "norm"] = "sublayer"
     embedding_dropout: Literal["both", "decoder", "none"] = "both"
+    final_dropout: bool = False
     initialization: Literal[
-        "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default", "normal"
+        "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default", "normal", "t5"
     ] = "xavier_uniform"
     pad_id: int = 0
     bos_id: int = 1
@@ -163,7 +205,22 @@ class TransformerConfig:
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.d_model // self.num_heads
+        return self.d_model // self.num_heads if self.d_kv is None else self.d_kv
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether a position table is added to the embeddings, which limits their length."""
+        return self.positions not in ("relative", "none")
+
+    @property
+    def has_shared_relative_bias(self) -> bool:
+        """Whether each stack has one table of relative biases."""
+        return self.positions == "relative" and self.relative_attention_bias == "shared"
+
+    @property
+    def has_relative_bias_per_layer(self) -> bool:
+        """Whether each layer has its own table of relative biases."""
+        return self.positions == "relative" and self.relative_attention_bias == "per_layer"
 
     @property
     def attention_dropout_rate(self) -> float:
@@ -182,6 +239,8 @@ class TransformerConfig:
                 right, wanted = type(value) is int, "a whole number"
             elif hint is bool:
                 right, wanted = type(value) is bool, "True or False"
+            elif hint == int | None:
+                right, wanted = value is None or type(value) is int, "a whole number or None"
             elif hint in (float, float | None):
                 right = type(value) in (int, float) and math.isfinite(value)
                 right, wanted = right or (value is None and hint is not float), "a finite number"
@@ -197,14 +256,18 @@ class TransformerConfig:
             "tgt_vocab_size",
             "d_model",
             "num_heads",
+            "d_kv",
             "d_ff",
             "num_encoder_layers",
             "num_decoder_layers",
             "max_length",
         )
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise InputError(f"{name}={size} must be at least 1")
+        if self.position_offset < 0:
+            raise InputError(f"position_offset={self.position_offset} must be at least 0")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate <= 1:
@@ -219,17 +282,20 @@ class TransformerConfig:
                 raise InputError(f"{name}={token_id} must be an id from 0 to {vocab_size - 1}")
 
     def _check_combinations(self) -> None:
-        if self.d_model % self.num_heads:
+        if self.d_kv is None and self.d_model % self.num_heads:
             raise InputError(
-                f"num_heads={self.num_heads} must divide d_model={self.d_model} without remainder"
+                f"num_heads={self.num_heads} must divide d_model={self.d_model} without remainder, "
+                "or d_kv must give the width of a head"
             )
-        if self.positions != "none" and self.d_model % 2:
-            raise InputError(
-                f"d_model={self.d_model} must be even for positions={self.positions!r}, "
-                "which pairs sines with cosines"
-            )
+        if self.d_kv is not None and self.head_projection == "shared":
+            raise InputError(f"d_kv={self.d_kv} must be None where head_projection='shared'")
+        self._check_positions()
         if self.norm == "std_norm" and self.d_model == 1:
             raise InputError("d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more")
+        if self.norm == "rms_norm" and self.norm_bias:
+            raise InputError("norm_bias=True must be False where norm='rms_norm'")
+        if self.final_dropout and not self.final_norm:
+            raise InputError("final_dropout=True needs final_norm=True, whose output it drops")
         if self.eos_id == self.pad_id:
             raise InputError(f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}")
         shared, tied = self.token_embeddings == "shared", self.output_projection == "tied"
@@ -244,6 +310,10 @@ class TransformerConfig:
             )
         if self.output_bias and self.output_projection == "none":
             raise InputError("output_bias=True must be False where output_projection='none'")
+        if self.output_scale != "none" and self.output_projection == "none":
+            raise InputError(
+                f"output_scale={self.output_scale!r} must be 'none' where output_projection='none'"
+            )
         if self.norm_placement == "pre" and self.dropout_placement == "norm":
             raise InputError(
                 "dropout_placement='norm' must be 'sublayer' where norm_placement='pre'"
@@ -253,3 +323,45 @@ class TransformerConfig:
                 raise InputError("decoder_attention='self_over_memory' needs norm_placement='post'")
             if self.memory_norm:
                 raise InputError("decoder_attention='self_over_memory' needs memory_norm=False")
+            if self.positions == "relative":
+                raise InputError(
+                    "decoder_attention='self_over_memory' has no distances between targets; "
+                    "positions='relative' needs 'self_then_cross'"
+                )
+
+    def _check_positions(self) -> None:
+        kind = self.positions
+        if kind in ("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column") and (
+            self.d_model % 2
+        ):
+            raise InputError(
+                f"d_model={self.d_model} must be even for positions={kind!r}, "
+                "which pairs sines with cosines"
+            )
+        if kind == "sinusoidal_tensor2tensor" and self.d_model < 4:
+            raise InputError(
+                f"d_model={self.d_model} must be at least 4 for positions={kind!r}, "
+                "which needs two frequencies"
+            )
+        if self.position_offset and kind not in ("learned", "sinusoidal_tensor2tensor"):
+            raise InputError(
+                f"position_offset={self.position_offset} must be 0 for positions={kind!r}; only "
+                "'learned' and 'sinusoidal_tensor2tensor' have an offset"
+            )
+        names = [f.name for f in dataclasses.fields(self) if f.name.startswith("relative_")]
+        if kind != "relative":
+            for name in names:
+                if getattr(self, name) != getattr(type(self), name):
+                    raise InputError(
+                        f"{name}={getattr(self, name)!r} needs positions='relative', not {kind!r}"
+                    )
+            return
+        buckets, distance = (getattr(self, name) for name in names[:2])
+        # A side of the encoder has half of the buckets; half of these hold one distance each.
+        if buckets < 4:
+            raise InputError(f"relative_attention_num_buckets={buckets} must be at least 4")
+        if distance <= buckets // 2:
+            raise InputError(
+                f"relative_attention_max_distance={distance} must exceed half of "
+                f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
+            )

@@ -74,25 +74,82 @@ def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Ar
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, kind: str = "sinusoidal"
+    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0
 ) -> Float[np.ndarray, "length d_model"]:
     """Return the float64 table of sinusoidal positions (section 3.5).
 
     Args:
-        length: Rows, positions 0 to length - 1.
-        d_model: Columns; even.
+        length: Rows, positions `offset` to offset + length - 1.
+        d_model: Columns; even, except for "sinusoidal_tensor2tensor".
         kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
             10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
             even columns are sines, odd columns cosines. "sinusoidal_halves" has the columns of
-            "sinusoidal" with all sines first.
+            "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
+            sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
+            zeros where d_model is odd.
+        offset: Position of the first row.
     """
+    position = np.arange(offset, offset + length)[:, None]
+    if kind == "sinusoidal_tensor2tensor":
+        half = d_model // 2
+        angle = position * 10000.0 ** (-np.arange(half) / (half - 1))
+        zeros = np.zeros((length, d_model % 2))
+        return np.concatenate([np.sin(angle), np.cos(angle), zeros], axis=1)
     column = np.arange(d_model)
     exponent = 2 * column if kind == "sinusoidal_per_column" else column - column % 2
-    angle = np.arange(length)[:, None] / 10000.0 ** (exponent / d_model)
+    angle = position / 10000.0 ** (exponent / d_model)
     table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
     if kind == "sinusoidal_halves":
         table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
     return table
+
+
+def relative_position_buckets(
+    distance: Int[np.ndarray, " distances"],
+    num_buckets: int,
+    max_distance: int,
+    bidirectional: bool,
+) -> Int[np.ndarray, " distances"]:
+    """Return the bucket of each distance between a query and a key (Raffel et al. 2020).
+
+    Near distances have a bucket each; from half of the buckets of a side on, the distances of a
+    bucket grow by a constant factor; from `max_distance` on, all distances share the last bucket.
+
+    Args:
+        distance: Position of the key minus position of the query [distances].
+        num_buckets: Number of buckets.
+        max_distance: The distance that ends the growing buckets.
+        bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
+            all have bucket 0, as in a decoder, whose mask hides them.
+    """
+    first = np.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        first = np.where(distance > 0, num_buckets, 0)
+        distance = np.abs(distance)
+    else:
+        distance = np.maximum(-distance, 0)
+    exact = num_buckets // 2
+    # float32, as in the reference: at a distance where a bucket begins, rounding decides.
+    ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
+    growth = np.log(ratio) / np.float32(math.log(max_distance / exact))
+    far = exact + (growth * np.float32(num_buckets - exact)).astype(distance.dtype)
+    return first + np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))
+
+
+def toeplitz(by_distance: Float[Array, "distances H"], queries: int) -> Float[Array, "H T S"]:
+    """Return the matrices whose element (t, s) is the row of distance s - t.
+
+    Args:
+        by_distance: Rows for the distances -(queries - 1) to keys - 1, so T + S - 1 of them.
+        queries: Number T of queries.
+    """
+    distances, num_heads = by_distance.shape
+    # Rows one longer than they are read: each row that is read begins one element later.
+    rows = jnp.broadcast_to(by_distance.T[:, None], (num_heads, queries, distances))
+    flat = jnp.pad(rows, ((0, 0), (0, 0), (0, 1))).reshape(num_heads, -1)
+    shifted = flat[:, : queries * distances].reshape(num_heads, queries, distances)
+    return shifted[:, :, queries - 1 :]
 
 
 def segment_positions(segments: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
@@ -146,6 +203,18 @@ def std_norm(
     variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (x.shape[-1] - 1)
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
     return _rescale(centred / (deviation + epsilon), scale, bias, x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch D"], scale: Float[Array, " D"], epsilon: float
+) -> Float[Array, "*batch D"]:
+    """Return `x / sqrt(mean(x²) + epsilon) * scale` (Zhang and Sennrich 2019).
+
+    The mean square is that of at least float32.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
+    return _rescale(wide / jnp.sqrt(mean_square + epsilon), scale, None, x.dtype)
 
 
 def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
@@ -224,19 +293,29 @@ def attention_weights(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
+    bias: Float[Array, "#B H #T S"] | None = None,
+    scaled: bool = True,
 ) -> Float[Array, "B H T S"]:
-    """Return softmax(query keyᵀ / sqrt(head_dim)) over the keys (section 3.2.1).
+    """Return softmax(query keyᵀ / sqrt(head_dim) + bias) over the keys (section 3.2.1).
 
     The softmax runs in at least float32. A masked key has weight 0; a query that may attend to
-    nothing has weight 0 everywhere, with finite gradients.
+    nothing has weight 0 everywhere, with finite gradients. Arguments as `dot_product_attention`.
     """
     scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
-    return _weigh(scores / math.sqrt(query.shape[-1]), mask)
+    return _weigh(scores, query.shape[-1], mask, bias, scaled)
 
 
 def _weigh(
-    scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None
+    scores: Float[Array, "B H T S"],
+    head_dim: int,
+    mask: Bool[Array, "#B #H #T #S"] | None,
+    bias: Float[Array, "#B H #T S"] | None,
+    scaled: bool,
 ) -> Float[Array, "B H T S"]:
+    if scaled:
+        scores = scores / math.sqrt(head_dim)
+    if bias is not None:
+        scores = scores + bias
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
     if mask is None:
@@ -254,6 +333,8 @@ def dot_product_attention(
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
     implementation: Attention = "plain",
+    bias: Float[Array, "#B H T S"] | None = None,
+    scaled: bool = True,
 ) -> Float[Array, "B H T K"]:
     """Return the values averaged by their attention weights (section 3.2.1).
 
@@ -267,6 +348,8 @@ def dot_product_attention(
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         dropout: Applied to the attention weights, where given.
         implementation: "plain" computes the weights; "cudnn" runs NVIDIA's fused kernels on a GPU.
+        bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
+        scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
 
     Raises:
         InputError: "cudnn" is asked to drop attention weights, which its kernels cannot do.
@@ -280,8 +363,8 @@ def dot_product_attention(
                 "attention='cudnn' cannot drop attention weights; use attention='plain', or set "
                 "attention_dropout=0"
             )
-        return _cudnn_attention(query, key, value, mask)
-    weights = attention_weights(query, key, mask)
+        return _cudnn_attention(query, key, value, mask, bias, scaled)
+    weights = attention_weights(query, key, mask, bias, scaled)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)
@@ -292,20 +375,34 @@ def _cudnn_attention(
     key: Float[Array, "B H S K"],
     value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None,
+    bias: Float[Array, "#B H T S"] | None,
+    scaled: bool,
 ) -> Float[Array, "B H T K"]:
     """Return attention by kernels that never materialise the weights.
 
     The keys and values that no query may attend to must be 0 already.
     """
-    length, bias_mask = query.shape[2], mask
+    length, even_mask, even_bias = query.shape[2], mask, bias
+    if mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
+        even_mask = mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
     if mask is not None:
         # JAX passes a mask to cuDNN as a bias. The backward pass of cuDNN needs a bias of even
         # lengths that is not broadcast along them.
-        bias_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
-        bias_mask = _pad_to_even(_pad_to_even(bias_mask, 2), 3)
+        even_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
+        even_mask = _pad_to_even(_pad_to_even(even_mask, 2), 3)
         query, key, value = (_pad_to_even(x, 2) for x in (query, key, value))
+        if bias is not None:
+            even_bias = _pad_to_even(_pad_to_even(bias, 2), 3)
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, L, H, K]
-    heads = jax.nn.dot_product_attention(query, key, value, mask=bias_mask, implementation="cudnn")
+    heads = jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        even_bias,
+        even_mask,
+        scale=None if scaled else 1.0,
+        implementation="cudnn",
+    )
     heads = heads.swapaxes(1, 2)[:, :, :length]
     if mask is None:
         return heads
@@ -322,11 +419,14 @@ def cached_attention(
     keys: Float[Array, "B H K S"],
     values: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
+    bias: Float[Array, "#B H #T S"] | None = None,
+    scaled: bool = True,
 ) -> Float[Array, "B H T K"]:
     """Return attention over a cache, whose keys lie in columns and whose numbers are all finite.
 
-    With keys in columns, both products of a decoding step read memory row by row.
+    With keys in columns, both products of a decoding step read memory row by row. `bias` and
+    `scaled` as for `dot_product_attention`.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = _weigh(scores / math.sqrt(query.shape[-1]), mask)
+    weights = _weigh(scores, query.shape[-1], mask, bias, scaled)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)

@@ -21,7 +21,9 @@ def uniform(limit: float) -> Initializer:
     return draw
 
 
-def kernel(config: TransformerConfig, inputs: int, outputs: int, fused: int = 1) -> Initializer:
+def kernel(
+    config: TransformerConfig, inputs: int, outputs: int, fused: int = 1, *, query: bool = False
+) -> Initializer:
     """Return the initializer of an (inputs, outputs) kernel.
 
     Args:
@@ -30,11 +32,15 @@ def kernel(config: TransformerConfig, inputs: int, outputs: int, fused: int = 1)
         outputs: Columns of the kernel, the fan-out.
         fused: Kernels that the scheme "xavier_uniform_fused" draws as one matrix: query, key and
             value have a fan-out of 3 * outputs there.
+        query: Whether the kernel is that of queries. The scheme "t5" divides it by sqrt(head_dim),
+            in the place of the scores.
     """
     if config.initialization == "torch_default":
         return uniform(1 / math.sqrt(inputs))
     if config.initialization == "normal":
         return normal(0.02)
+    if config.initialization == "t5":
+        return normal((inputs * (config.head_dim if query else 1)) ** -0.5)
     if config.initialization == "xavier_uniform_fused":
         return uniform(math.sqrt(6 / (inputs + fused * outputs)))
     return glorot_uniform()
@@ -46,18 +52,30 @@ def bias(config: TransformerConfig, inputs: int, attention: bool = False) -> Ini
     torch.nn.Linear draws its biases, and torch's Xavier schemes leave them so;
     torch.nn.MultiheadAttention sets its own to 0.
     """
-    if config.initialization in ("vaswani2017", "normal"):
+    if config.initialization in ("vaswani2017", "normal", "t5"):
         return zeros
     if config.initialization == "xavier_uniform_fused" and attention:
         return zeros
     return uniform(1 / math.sqrt(inputs))
 
 
+def output_kernel(config: TransformerConfig) -> Initializer:
+    """Return the initializer of the output projection's own kernel."""
+    if config.initialization == "t5":
+        return normal(1.0)
+    return kernel(config, config.d_model, config.tgt_vocab_size)
+
+
+def relative_bias(config: TransformerConfig) -> Initializer:
+    """Return the initializer of a (buckets, heads) table of relative biases."""
+    return normal(config.d_model**-0.5) if config.initialization == "t5" else embedding(config)
+
+
 def embedding(config: TransformerConfig) -> Initializer:
     """Return the initializer of a (vocab, d_model) table."""
     if config.initialization == "vaswani2017":
         return normal(config.d_model**-0.5)
-    if config.initialization == "torch_default":
+    if config.initialization in ("torch_default", "t5"):
         return normal(1.0)
     if config.initialization == "normal":
         return normal(0.02)

@@ -37,6 +37,7 @@ class Linear(nn.Module):
         attention: Whether this is a projection of an attention block, for the initialization.
         fused: Number of kernels that torch.nn.MultiheadAttention draws as one matrix with this
             one, for the initialization.
+        query: Whether this is the query's projection, for the initialization.
     """
 
     config: TransformerConfig
@@ -45,12 +46,15 @@ class Linear(nn.Module):
     execution: Execution = DEFAULT_EXECUTION
     attention: bool = False
     fused: int = 1
+    query: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """Return the product."""
         inputs = x.shape[-1]
-        draw = initialization.kernel(self.config, inputs, self.features, self.fused)
+        draw = initialization.kernel(
+            self.config, inputs, self.features, self.fused, query=self.query
+        )
         kernel = self.param("kernel", draw, (inputs, self.features))
         bias = None
         if self.use_bias:
@@ -67,12 +71,15 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         """Return the normed rows."""
+        config = self.config
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        if config.norm == "rms_norm":
+            return functional.rms_norm(x, scale, config.norm_epsilon)
         bias = None
-        if self.config.norm_bias:
+        if config.norm_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        norm = functional.layer_norm if self.config.norm == "layer_norm" else functional.std_norm
-        return norm(x, scale, bias, self.config.norm_epsilon)
+        norm = functional.layer_norm if config.norm == "layer_norm" else functional.std_norm
+        return norm(x, scale, bias, config.norm_epsilon)
 
 
 class Dropout(nn.Module):
@@ -124,6 +131,57 @@ class Embedding(nn.Module):
         return x
 
 
+class PositionEmbedding(nn.Module):
+    """A learned position table, whose first rows are skipped where the config has an offset."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the table [max_length + position_offset, D]."""
+        config = self.config
+        shape = (config.max_length + config.position_offset, config.d_model)
+        self.embedding = self.param("embedding", initialization.embedding(config), shape)
+
+    def __call__(self, length: int) -> Float[Array, "L D"]:
+        """Return the rows of the positions 0 to length - 1."""
+        offset = self.config.position_offset
+        return self.embedding[offset : offset + length]
+
+
+class RelativeAttentionBias(nn.Module):
+    """A learned bias of the scores for each head and each bucket of distances (Raffel et al. 2020).
+
+    Attributes:
+        config: Names the buckets.
+        bidirectional: Whether queries attend to later keys: in the encoder.
+    """
+
+    config: TransformerConfig
+    bidirectional: bool
+
+    def setup(self) -> None:
+        """Declare the table [buckets, H]."""
+        config = self.config
+        shape = (config.relative_attention_num_buckets, config.num_heads)
+        self.embedding = self.param("embedding", initialization.relative_bias(config), shape)
+
+    def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
+        """Return the bias of each query and key, both counted from position 0."""
+        distances = np.arange(1 - queries, keys)
+        return functional.toeplitz(self.by_distance(distances), queries)[None]
+
+    def by_distance(self, distance: Int[np.ndarray, " distances"]) -> Float[Array, "distances H"]:
+        """Return the biases of distances, each a key's position minus a query's."""
+        config = self.config
+        buckets = functional.relative_position_buckets(
+            distance,
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+            self.bidirectional,
+        )
+        return self.embedding[buckets]
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections."""
 
@@ -134,10 +192,10 @@ class MultiHeadAttention(nn.Module):
         """Declare the projections, named as in the torch reference."""
         config, execution = self.config, self.execution
         shared = config.head_projection == "shared"
-        width = config.head_dim if shared else config.d_model
+        width = config.head_dim if shared else config.num_heads * config.head_dim
         self.query, self.key, self.value = (
-            Linear(config, width, config.qkv_bias, execution, attention=True, fused=3)
-            for _ in range(3)
+            Linear(config, width, config.qkv_bias, execution, True, fused=3, query=query)
+            for query in (True, False, False)
         )
         self.output = Linear(
             config, config.d_model, config.attention_output_bias, execution, attention=True
@@ -150,6 +208,7 @@ class MultiHeadAttention(nn.Module):
         key: Float[Array, "B S D"],
         value: Float[Array, "B S D"],
         mask: Bool[Array, "#B #H #T #S"] | None = None,
+        position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what each query gathers from the values that it may attend to.
 
@@ -158,6 +217,7 @@ class MultiHeadAttention(nn.Module):
             key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+            position_bias: Added to the scores [1, H, T, S]; None adds nothing.
         """
         implementation = self.execution.attention
         # Fused kernels take no dropout at all, not even an inactive one.
@@ -169,6 +229,8 @@ class MultiHeadAttention(nn.Module):
             mask,
             None if fused else self.dropout,
             implementation,
+            position_bias,
+            self.config.attention_scale == "head_dim",
         )
         return self.output(functional.merge_heads(heads))
 
@@ -184,6 +246,7 @@ class MultiHeadAttention(nn.Module):
         keys: Float[Array, "B H K S"],
         values: Float[Array, "B H S K"],
         mask: Bool[Array, "#B #H #N #S"] | None = None,
+        position_bias: Float[Array, "1 H 1 S"] | None = None,
     ) -> Float[Array, "B N D"]:
         """Return what each query gathers from keys and values that are projected already.
 
@@ -192,28 +255,36 @@ class MultiHeadAttention(nn.Module):
             keys: Projected keys, in columns [B, H, K, S], finite everywhere.
             values: Projected values [B, H, S, K], finite everywhere.
             mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
+            position_bias: Added to the scores [1, H, 1, S]; None adds nothing.
         """
         queries = self.project(self.query, query)
-        heads = functional.cached_attention(queries, keys, values, mask)
+        scaled = self.config.attention_scale == "head_dim"
+        heads = functional.cached_attention(queries, keys, values, mask, position_bias, scaled)
         return self.output(functional.merge_heads(heads))
 
 
 class FeedForward(nn.Module):
-    """The position-wise feed-forward network (section 3.3)."""
+    """The position-wise feed-forward network (section 3.3), gated where the config says so."""
 
     config: TransformerConfig
     execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
-        """Declare the two projections."""
+        """Declare the projections."""
         config, execution = self.config, self.execution
         self.inner = Linear(config, config.d_ff, config.feed_forward_bias, execution)
+        if config.gated_feed_forward:
+            self.gate = Linear(config, config.d_ff, config.feed_forward_bias, execution)
         self.dropout = Dropout(config.activation_dropout_rate, execution.dropout_mask)
         self.outer = Linear(config, config.d_model, config.feed_forward_bias, execution)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the network's output at each position."""
-        x = functional.activation(self.inner(x), self.config.activation)
+        kind = self.config.activation
+        if self.config.gated_feed_forward:
+            x = functional.activation(self.gate(x), kind) * self.inner(x)
+        else:
+            x = functional.activation(self.inner(x), kind)
         return self.outer(self.dropout(x))
 
 
@@ -262,14 +333,29 @@ class EncoderLayer(nn.Module):
         parts = self.config, self.execution
         self.self_attention = MultiHeadAttention(*parts)
         self.self_attention_residual = Residual(*parts)
+        if self.config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
         self.feed_forward = FeedForward(*parts)
         self.feed_forward_residual = Residual(*parts)
 
     def __call__(
-        self, x: Float[Array, "B S D"], mask: Bool[Array, "#B #H #S #S"] | None = None
+        self,
+        x: Float[Array, "B S D"],
+        mask: Bool[Array, "#B #H #S #S"] | None = None,
+        position_bias: Float[Array, "1 H S S"] | None = None,
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output; `mask` says who attends to whom."""
-        x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, mask))
+        """Return the layer's output.
+
+        Args:
+            x: Source stream [B, S, D].
+            mask: Which position attends to which position.
+            position_bias: Bias of the scores that all layers share [1, H, S, S].
+        """
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        x = self.self_attention_residual(
+            x, lambda x: self.self_attention(x, x, x, mask, position_bias)
+        )
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -284,6 +370,8 @@ class DecoderLayer(nn.Module):
         parts = self.config, self.execution
         self.self_attention = MultiHeadAttention(*parts)
         self.self_attention_residual = Residual(*parts)
+        if self.config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
         self.cross_attention = MultiHeadAttention(*parts)
         self.cross_attention_residual = Residual(*parts)
         if self.config.memory_norm:
@@ -297,6 +385,7 @@ class DecoderLayer(nn.Module):
         memory: Float[Array, "B S D"],
         tgt_mask: Bool[Array, "#B #H #T #T"] | None = None,
         src_mask: Bool[Array, "#B #H #T #S"] | None = None,
+        position_bias: Float[Array, "1 H T T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the layer's output.
 
@@ -305,11 +394,14 @@ class DecoderLayer(nn.Module):
             memory: Encoder output [B, S, D].
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
+            position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
         """
         memory = self.cross_attention_input(memory)
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         return self.wire(
             x,
-            lambda x: self.self_attention(x, x, x, tgt_mask),
+            lambda x: self.self_attention(x, x, x, tgt_mask, position_bias),
             lambda x: self.cross_attention(x, memory, memory, src_mask),
         )
 
@@ -347,6 +439,7 @@ class DecoderLayer(nn.Module):
         position: Int[Array, ""],
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
+        position_bias: Float[Array, "1 H 1 slots"] | None = None,
     ) -> tuple[Float[Array, "B N D"], LayerCache]:
         """Return the layer's output at one position, and the cache with that position written.
 
@@ -356,7 +449,10 @@ class DecoderLayer(nn.Module):
             position: Index of the position, from 0.
             tgt_mask: The slots, this position's included, that each hypothesis attends to.
             src_mask: The positions of the memory that are attended to.
+            position_bias: Bias of the self-attention's scores that all layers share.
         """
+        if self.config.has_relative_bias_per_layer:
+            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
         attention, start = self.self_attention, position * x.shape[1]
         x_in = self.self_attention_residual.sublayer_input(x)
         new_keys = attention.project(attention.key, x_in).swapaxes(2, 3)
@@ -365,12 +461,29 @@ class DecoderLayer(nn.Module):
         values = write_slots(cache.values, new_values, start, axis=2)
         x = self.wire(
             x,
-            lambda x: attention.attend_to_cache(x, keys, values, tgt_mask),
+            lambda x: attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),
             lambda x: self.cross_attention.attend_to_cache(
                 x, cache.memory_keys, cache.memory_values, src_mask
             ),
         )
         return x, cache._replace(keys=keys, values=values)
+
+
+def slot_bias(
+    bias: RelativeAttentionBias, position: Int[Array, ""], tgt_mask: Bool[Array, "B 1 N slots"]
+) -> Float[Array, "1 H 1 slots"]:
+    """Return the bias of a query at a position for each slot of the cache.
+
+    Args:
+        bias: The decoder's relative bias.
+        position: Position of the query.
+        tgt_mask: The slots that each hypothesis attends to, none of a later position.
+    """
+    hypotheses, slots = tgt_mask.shape[2:]
+    length = slots // hypotheses
+    by_distance = bias.by_distance(np.arange(1 - length, 1))
+    row = np.arange(slots) // hypotheses - position + length - 1
+    return by_distance[jnp.clip(row, 0, length - 1)].T[None, :, None]
 
 
 class OutputProjection(nn.Module):
@@ -390,7 +503,7 @@ class OutputProjection(nn.Module):
         if tied:
             kernel = table.T
         else:
-            kernel = self.param("kernel", initialization.kernel(config, *shape), shape)
+            kernel = self.param("kernel", initialization.output_kernel(config), shape)
         bias = None
         if config.output_bias:
             draw = initialization.bias(config, config.d_model)

@@ -33,6 +33,9 @@ from jax_transformer.layers import (
     EncoderLayer,
     Norm,
     OutputProjection,
+    PositionEmbedding,
+    RelativeAttentionBias,
+    slot_bias,
 )
 from jax_transformer.runtime.sharding import shard_rows
 from jax_transformer.self_over_memory import OverMemoryCache, check_equal_lengths, decoder_layer
@@ -58,17 +61,22 @@ class Encoder(nn.Module):
         layer = rematerialized(EncoderLayer, self.execution.remat)
         count = self.config.num_encoder_layers
         self.layers = [layer(self.config, self.execution) for _ in range(count)]
+        if self.config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
         if self.config.final_norm:
             self.norm = Norm(self.config)
+        self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
         self, x: Float[Array, "B S D"], src_mask: Bool[Array, "#B #H #S #S"] | None = None
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
-        x = functional.clear_unattended(x, src_mask)
+        x, position_bias = functional.clear_unattended(x, src_mask), None
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         run = scan_layers if self.execution.scan_layers else run_layers
-        x = run(self.layers, x, src_mask)
-        return self.norm(x) if self.config.final_norm else x
+        x = run(self.layers, x, src_mask, position_bias)
+        return self.dropout(self.norm(x) if self.config.final_norm else x)
 
 
 class Decoder(nn.Module):
@@ -82,8 +90,11 @@ class Decoder(nn.Module):
         layer = rematerialized(decoder_layer(self.config), self.execution.remat)
         count = self.config.num_decoder_layers
         self.layers = [layer(self.config, self.execution) for _ in range(count)]
+        if self.config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
         if self.config.final_norm:
             self.norm = Norm(self.config)
+        self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
         self,
@@ -93,11 +104,13 @@ class Decoder(nn.Module):
         src_mask: Bool[Array, "#B #H #T #S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the hidden states of embedded targets."""
-        x = functional.clear_unattended(x, tgt_mask)
+        x, position_bias = functional.clear_unattended(x, tgt_mask), None
         memory = functional.clear_unattended(memory, src_mask)
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         run = scan_layers if self.execution.scan_layers else run_layers
-        x = run(self.layers, x, memory, tgt_mask, src_mask)
-        return self.norm(x) if self.config.final_norm else x
+        x = run(self.layers, x, memory, tgt_mask, src_mask, position_bias)
+        return self.dropout(self.norm(x) if self.config.final_norm else x)
 
     def init_cache(
         self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
@@ -124,11 +137,18 @@ class Decoder(nn.Module):
 
         Arguments as `DecoderLayer.step`; `cache` has an entry for each layer.
         """
-        written = []
+        written, position_bias = [], None
+        if self.config.has_shared_relative_bias:
+            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
         for layer, kept in zip(self.layers, cache, strict=True):
-            x, kept = layer.step(x, kept, position, tgt_mask, src_mask)
+            x, kept = layer.step(x, kept, position, tgt_mask, src_mask, position_bias)
             written.append(kept)
         return self.norm(x) if self.config.final_norm else x, tuple(written)
+
+
+def final_dropout(config: TransformerConfig, execution: Execution) -> Dropout:
+    """Return the dropout after a final norm, inactive where the config has none."""
+    return Dropout(config.dropout if config.final_dropout else 0.0, execution.dropout_mask)
 
 
 class Transformer(nn.Module):
@@ -149,6 +169,12 @@ class Transformer(nn.Module):
         elif config.token_embeddings == "separate":
             self.source_embedding = Embedding(config, config.src_vocab_size)
             self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        if config.positions == "learned":
+            self.source_positions = PositionEmbedding(config)
+            self.target_positions = PositionEmbedding(config)
+        if config.embedding_norm:
+            self.source_embedding_norm = Norm(config)
+            self.target_embedding_norm = Norm(config)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)
@@ -168,7 +194,8 @@ class Transformer(nn.Module):
         """Return the memory [B, S, D]; see the function `encode`."""
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
-        x = self.add_positions(self.embed(src, "source"), src_positions)
+        x = self.add_positions(self.embed(src, "source"), "source", src_positions)
+        x = self._norm_embeddings(x, "source", src_mask)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -183,7 +210,8 @@ class Transformer(nn.Module):
         """Return the logits [B, T, V]; see the function `decode`."""
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
-        x = self.add_positions(self.embed(tgt, "target"), tgt_positions)
+        x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
+        x = self._norm_embeddings(x, "target", tgt_mask)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def __call__(
@@ -226,7 +254,9 @@ class Transformer(nn.Module):
             src_mask: The positions of the memory that are attended to.
         """
         length = tgt_mask.shape[-1] // tokens.shape[1]
-        x = self.add_positions(self.embed(tokens, "target"), position[None, None], length)
+        x = self.embed(tokens, "target")
+        x = self.add_positions(x, "target", position[None, None], length)
+        x = self._norm_embeddings(x, "target", None)
         x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
         x = jnp.where(position < length, x, jnp.nan)
         return self.project(x), cache
@@ -240,8 +270,22 @@ class Transformer(nn.Module):
         """Return the logits of hidden states, or these where there is no output projection."""
         if self.config.output_projection == "none":
             return x
+        if self.config.output_scale == "inverse_sqrt_d_model":
+            x = x * self.config.d_model**-0.5
         table = self._table("target")
         return self.output_projection(x, table.embedding if table else None)
+
+    def _norm_embeddings(
+        self,
+        x: Float[Array, "B L D"],
+        side: Literal["source", "target"],
+        mask: Bool[Array, "#B #H _ #L"] | None,
+    ) -> Float[Array, "B L D"]:
+        """Return what enters a stack: `x`, normed where the config says so."""
+        if not self.config.embedding_norm:
+            return x
+        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+        return norm(functional.clear_unattended(x, mask))
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":
@@ -253,6 +297,7 @@ class Transformer(nn.Module):
     def add_positions(
         self,
         x: Float[Array, "B L D"],
+        side: Literal["source", "target"],
         positions: Int[Array | np.ndarray, "#B #L"] | None = None,
         length: int | None = None,
     ) -> Float[Array, "B L D"]:
@@ -260,17 +305,25 @@ class Transformer(nn.Module):
 
         Args:
             x: Vectors [B, L, D].
+            side: Which side's table, where it is learned.
             positions: Position of each vector, broadcastable to [B, L]; None is 0 to L - 1. A
                 position outside the table gives NaN.
             length: Rows of the table; None is `config.max_length`, or L without `positions`.
         """
         config = self.config
-        if config.positions == "none":
+        if not config.has_position_table:
             return x
         if length is None:
             length = x.shape[1] if positions is None else config.max_length
-        table = functional.sinusoidal_positions(length, config.d_model, config.positions)
-        table = jnp.asarray(table, x.dtype)
+        if config.positions == "learned":
+            learned = self.source_positions if side == "source" else self.target_positions
+            table = learned(length)
+        else:
+            sizes = length, config.d_model
+            table = functional.sinusoidal_positions(
+                *sizes, config.positions, config.position_offset
+            )
+            table = jnp.asarray(table, x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
 
 
@@ -308,7 +361,8 @@ def encode(
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
-            `jit`, one outside the position table gives NaN.
+            `jit`, one outside the position table gives NaN. Relative positions do not read it:
+            the distance of two tokens is that of their places in the row.
         dropout_key: Random key that switches dropout on.
         execution: How the model is executed.
 
@@ -446,9 +500,9 @@ def _check(
     positions: SourcePositions | None,
 ) -> Array:
     check_tokens(name, tokens, config)
-    if config.positions != "none" and positions is None:
+    if config.has_position_table and positions is None:
         check_length(name, tokens.shape[1], config.max_length)
-    elif config.positions != "none" and not isinstance(positions, jax.core.Tracer):
+    elif config.has_position_table and not isinstance(positions, jax.core.Tracer):
         check_positions(f"{name}_positions", np.asarray(positions), config.max_length)
     if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
         check_ids(name, np.asarray(tokens), vocab_size)

@@ -8,6 +8,50 @@ A new preset is one entry here; the tests over presets find it by its name.
 from typing import Any
 
 _PRE_NORM = {"norm_placement": "pre", "norm": "std_norm"}
+# What the descendants of BART share, in the sizes of the large models.
+_BART_LARGE = {
+    "d_model": 1024,
+    "num_heads": 16,
+    "d_ff": 4096,
+    "num_encoder_layers": 12,
+    "num_decoder_layers": 12,
+    "max_length": 1024,
+    "token_embeddings": "shared",
+    "output_projection": "tied",
+    "initialization": "normal",
+}
+_T5 = {
+    "token_embeddings": "shared",
+    "embedding_scale": "none",
+    "positions": "relative",
+    "output_bias": False,
+    "attention_scale": "none",
+    "qkv_bias": False,
+    "attention_output_bias": False,
+    "feed_forward_bias": False,
+    "norm": "rms_norm",
+    "norm_epsilon": 1e-6,
+    "norm_bias": False,
+    "norm_placement": "pre",
+    "final_norm": True,
+    "final_dropout": True,
+    "initialization": "t5",
+    "pad_id": 0,
+    "bos_id": 0,
+    "eos_id": 1,
+}
+_T5_V1_1 = _T5 | {"gated_feed_forward": True, "activation": "gelu_tanh", "d_kv": 64}
+_MT5 = _T5_V1_1 | {
+    "num_heads": 6,
+    "d_ff": 1024,
+    "num_encoder_layers": 8,
+    "num_decoder_layers": 8,
+}
+
+
+def _vocabulary(size: int) -> dict[str, int]:
+    return {"src_vocab_size": size, "tgt_vocab_size": size}
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, "Attention Is All You Need", base model; epsilon and initialization
@@ -84,23 +128,91 @@ PRESETS: dict[str, dict[str, Any]] = {
         "eos_id": 0,
     },
     # Pegasus (Zhang et al. 2020), in the sizes and with the ids of pegasus-large: BOS is padding.
-    "pegasus": {
-        "src_vocab_size": 96_103,
-        "tgt_vocab_size": 96_103,
-        "d_model": 1024,
-        "num_heads": 16,
-        "d_ff": 4096,
+    "pegasus": _BART_LARGE
+    | _vocabulary(96_103)
+    | {
         "num_encoder_layers": 16,
         "num_decoder_layers": 16,
-        "max_length": 1024,
-        "token_embeddings": "shared",
         "positions": "sinusoidal_halves",
-        "output_projection": "tied",
         "norm_placement": "pre",
         "final_norm": True,
-        "initialization": "normal",
         "pad_id": 0,
         "bos_id": 0,
         "eos_id": 1,
     },
+    # BART (Lewis et al. 2020), as bart-large; targets begin with the id of EOS.
+    "bart": _BART_LARGE
+    | _vocabulary(50_265)
+    | {
+        "embedding_scale": "none",
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "activation": "gelu",
+        "pad_id": 1,
+        "bos_id": 2,
+        "eos_id": 2,
+    },
+    # mBART (Liu et al. 2020), as mbart-large-50.
+    "mbart": _BART_LARGE
+    | _vocabulary(250_054)
+    | {
+        "positions": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "activation": "gelu",
+        "norm_placement": "pre",
+        "final_norm": True,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "pad_id": 1,
+        "bos_id": 2,
+        "eos_id": 2,
+    },
+    # M2M100 (Fan et al. 2021), as m2m100_418M; the dense models of NLLB have the same blocks.
+    "m2m100": _BART_LARGE
+    | _vocabulary(128_112)
+    | {
+        "positions": "sinusoidal_tensor2tensor",
+        "position_offset": 2,
+        "output_bias": False,
+        "norm_placement": "pre",
+        "final_norm": True,
+        "activation_dropout": 0.0,
+        "pad_id": 1,
+        "bos_id": 2,
+        "eos_id": 2,
+    },
+    # Blenderbot (Roller et al. 2021), as blenderbot-3B.
+    "blenderbot": _BART_LARGE
+    | _vocabulary(8_008)
+    | {
+        "d_model": 2560,
+        "num_heads": 32,
+        "d_ff": 10_240,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 24,
+        "max_length": 128,
+        "positions": "learned",
+        "activation": "gelu",
+        "norm_placement": "pre",
+        "final_norm": True,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+    },
+    # T5 (Raffel et al. 2020), as t5-small.
+    "t5": _T5
+    | _vocabulary(32_128)
+    | {"d_kv": 64, "output_projection": "tied", "output_scale": "inverse_sqrt_d_model"},
+    # T5 v1.1 and Flan-T5 (Shazeer 2020, Chung et al. 2022), as t5-v1_1-base.
+    "t5_v1_1": _T5_V1_1
+    | _vocabulary(32_128)
+    | {"d_model": 768, "num_heads": 12, "num_encoder_layers": 12, "num_decoder_layers": 12},
+    # mT5 (Xue et al. 2021), as mt5-small.
+    "mt5": _MT5 | _vocabulary(250_112),
+    # UMT5 (Chung et al. 2023), as umt5-small.
+    "umt5": _MT5 | _vocabulary(256_384) | {"relative_attention_bias": "per_layer"},
 }

@@ -45,8 +45,12 @@ class SelfOverMemoryLayer(DecoderLayer):
         memory: Float[Array, "B L D"],
         tgt_mask: Bool[Array, "#B #H #L #L"] | None = None,
         src_mask: Bool[Array, "#B #H #L #L"] | None = None,
+        position_bias: None = None,
     ) -> Float[Array, "B L D"]:
-        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths."""
+        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
+
+        There is no `position_bias`: targets do not attend to each other.
+        """
         value = self.self_attention_residual(
             memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
         )
@@ -72,6 +76,7 @@ class SelfOverMemoryLayer(DecoderLayer):
         position: Int[Array, ""],
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
+        position_bias: None = None,
     ) -> tuple[Float[Array, "B N D"], OverMemoryCache]:
         """Return the layer's output at one position, and the cache, which stays as it is.
 

@@ -30,19 +30,30 @@ def small_config(preset, **overrides):
     fields = {"src_vocab_size": 41 if shared else 37, "tgt_vocab_size": 41} | SIZES
     if defaults.bos_id == defaults.pad_id:  # padding is the last id, and begins every target
         fields |= {"pad_id": 40, "bos_id": 40}
+    if defaults.d_kv is not None:  # heads narrower than the residual stream
+        fields["d_kv"] = 5
+    if defaults.positions == "relative":  # distances in every kind of bucket
+        fields |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
     return TransformerConfig.preset(preset, **(fields | overrides))
 
 
 def random_params(config, seed=0, dtype=np.float32):
-    """Return parameters with no leaf at its starting value: biases and norm scales vary too."""
+    """Return parameters with no leaf at its starting value: biases and norm scales vary too.
+
+    Matrices are drawn as wide as training begins: a T5 does not divide its scores, but draws its
+    queries narrower, and its embeddings wider.
+    """
+    t5 = config.initialization == "t5"
     random = np.random.default_rng(seed)
 
     def draw(path, leaf):
         name = path[-1].key
         if name == "kernel":
-            return random.normal(0, leaf.shape[0] ** -0.5, leaf.shape).astype(dtype)
+            narrow = config.head_dim if t5 and path[-2].key == "query" else 1
+            return random.normal(0, (leaf.shape[0] * narrow) ** -0.5, leaf.shape).astype(dtype)
         if name == "embedding":
-            return random.normal(0, config.d_model**-0.5, leaf.shape).astype(dtype)
+            deviation = 1.0 if t5 else config.d_model**-0.5
+            return random.normal(0, deviation, leaf.shape).astype(dtype)
         return random.normal(1.0 if name == "scale" else 0.0, 0.3, leaf.shape).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes(config))

@@ -40,7 +40,9 @@ RESIDUALS = (
     "decoder/layers_0/cross_attention_residual/dropout",
     "decoder/layers_0/feed_forward_residual/dropout",
 )
-SITES = (SOURCE, TARGET, *ATTENTION_WEIGHTS, *ACTIVATIONS, *RESIDUALS)
+FINAL = ("encoder/dropout", "decoder/dropout")  # after the final norm
+SITES = (SOURCE, TARGET, *ATTENTION_WEIGHTS, *ACTIVATIONS, *RESIDUALS, *FINAL)
+USUAL = (SOURCE, TARGET, *ATTENTION_WEIGHTS, *ACTIVATIONS, *RESIDUALS)
 
 # The rate and the sites of each described implementation.
 DESCRIBED = {
@@ -48,11 +50,19 @@ DESCRIBED = {
     "torch_nn": (0.1, {*ATTENTION_WEIGHTS, *ACTIVATIONS, *RESIDUALS}),
     "shared_heads": (0.2, {TARGET, *RESIDUALS}),
     "bias_free_qkv": (0.1, {*ACTIVATIONS, *RESIDUALS}),
-    "pre_norm": (0.1, {*SITES}),
-    "pre_norm_memory_norm": (0.1, {*SITES}),
-    "pre_norm_log_softmax": (0.1, {*SITES}),
+    "pre_norm": (0.1, {*USUAL}),
+    "pre_norm_memory_norm": (0.1, {*USUAL}),
+    "pre_norm_log_softmax": (0.1, {*USUAL}),
     "marian": (0.1, {SOURCE, TARGET, *RESIDUALS}),
-    "pegasus": (0.1, {*SITES}),
+    "pegasus": (0.1, {*USUAL}),
+    "bart": (0.1, {*USUAL}),
+    "mbart": (0.1, {SOURCE, TARGET, *RESIDUALS}),
+    "m2m100": (0.1, {SOURCE, TARGET, *ATTENTION_WEIGHTS, *RESIDUALS}),
+    "blenderbot": (0.1, {SOURCE, TARGET, *RESIDUALS}),
+    "t5": (0.1, {*SITES}),
+    "t5_v1_1": (0.1, {*SITES}),
+    "mt5": (0.1, {*SITES}),
+    "umt5": (0.1, {*SITES}),
 }
 
 # The same places in torch.nn.Transformer, which has no embeddings.
@@ -83,9 +93,13 @@ def make_config(preset, *, dropout, attention_dropout=None, activation_dropout=N
 
 
 def possible_sites(preset):
-    """Return the sites that drop where no rate is 0: the preset still says which embeddings do."""
+    """Return the sites that drop where no rate is 0.
+
+    The preset still says which embeddings and whether final norms do.
+    """
     _, described = DESCRIBED[preset]
-    return [site for site in SITES if site in described or site not in (SOURCE, TARGET)]
+    chosen = (SOURCE, TARGET, *FINAL)
+    return [site for site in SITES if site in described or site not in chosen]
 
 
 @functools.cache
@@ -144,7 +158,7 @@ def masks(config, key):
 
 
 def expected_rates(preset):
-    rates = dict.fromkeys((SOURCE, TARGET), 0.0) | dict.fromkeys(possible_sites(preset), 0.1)
+    rates = dict.fromkeys(SITES, 0.0) | dict.fromkeys(possible_sites(preset), 0.1)
     rates |= dict.fromkeys(ATTENTION_WEIGHTS, 0.2) | dict.fromkeys(ACTIVATIONS, 0.3)
     config = make_config(preset, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
     return config, rates
@@ -255,6 +269,8 @@ def by_hand(preset, site):
     if site in (SOURCE, TARGET):
         return run_with(preset, blank="encoder" if site == SOURCE else "decoder")
     block = site.removesuffix("/dropout")
+    if site in FINAL:
+        return run_with(preset, zero=f"{block}/norm/")
     if site in ATTENTION_WEIGHTS:  # nothing is gathered; the output bias stays
         return run_with(preset, zero=f"{block}/output/kernel")
     if site in ACTIVATIONS:

@@ -220,7 +220,7 @@ def test_positions_given_are_the_ones_added(model):
     np.testing.assert_allclose(given, counted, atol=1e-6)
     for name, counting in positions.items():
         moved = run(params, config, src, tgt, **(positions | {name: counting[:, ::-1]}))
-        assert np.array_equal(moved, given) == (config.positions == "none")
+        assert np.array_equal(moved, given) == (not config.has_position_table)
 
 
 def test_tokens_change_places_with_their_positions():

@@ -7,24 +7,32 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, kind: str = "sinusoidal"
+    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0
 ) -> Float[Tensor, "length d_model"]:
     """Return the float64 table of sinusoidal positions (section 3.5).
 
     Args:
-        length: Rows, positions 0 to length - 1.
-        d_model: Columns; even.
+        length: Rows, positions `offset` to offset + length - 1.
+        d_model: Columns; even, except for "sinusoidal_tensor2tensor".
         kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
             10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
             even columns are sines, odd columns cosines. "sinusoidal_halves" has the columns of
-            "sinusoidal" with all sines first.
+            "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
+            sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
+            zeros where d_model is odd.
+        offset: Position of the first row.
     """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
+    position = torch.arange(offset, offset + length, dtype=torch.float64)[:, None]
+    if kind == "sinusoidal_tensor2tensor":
+        half = d_model // 2
+        angle = position * 10000 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
+        zeros = torch.zeros(length, d_model % 2, dtype=torch.float64)
+        return torch.cat([angle.sin(), angle.cos(), zeros], dim=1)
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
     if kind == "sinusoidal_per_column":
         sines = torch.sin(position / 10000 ** (2 * even / d_model))
@@ -35,6 +43,31 @@ def sinusoidal_positions(
     if kind == "sinusoidal_halves":
         return torch.cat([sines, cosines], dim=1)
     return torch.stack([sines, cosines], dim=2).flatten(1)
+
+
+def relative_position_buckets(
+    distance: Int[Tensor, "*shape"], num_buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Tensor, "*shape"]:
+    """Return the bucket of each distance between a query and a key (Raffel et al. 2020).
+
+    Args:
+        distance: Position of the key minus position of the query [*shape].
+        num_buckets: Number of buckets.
+        max_distance: The distance from which on all distances share a bucket.
+        bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
+            all have bucket 0, as in a decoder, whose mask hides them.
+    """
+    first = torch.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        first = num_buckets * (distance > 0)
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = num_buckets // 2
+    growth = torch.log(distance.clamp(min=exact).float() / exact) / math.log(max_distance / exact)
+    far = exact + (growth * (num_buckets - exact)).long()
+    return first + torch.where(distance < exact, distance, far.clamp(max=num_buckets - 1))
 
 
 def activation(x: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]:
@@ -71,6 +104,13 @@ def std_norm(
     return y if bias is None else y + bias
 
 
+def rms_norm(
+    x: Float[Tensor, "*batch D"], scale: Float[Tensor, " D"], epsilon: float
+) -> Float[Tensor, "*batch D"]:
+    """Return `x / sqrt(mean(x²) + epsilon) * scale` (Zhang and Sennrich 2019)."""
+    return x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + epsilon) * scale
+
+
 def split_heads(x: Float[Tensor, "B L D"], num_heads: int) -> Float[Tensor, "B H L K"]:
     """Return the columns of each position split into heads of consecutive columns."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
@@ -101,13 +141,19 @@ def attention_weights(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B H S K"],
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+    bias: Float[Tensor, "#B H T S"] | None = None,
+    scaled: bool = True,
 ) -> Float[Tensor, "B H T S"]:
-    """Return softmax(query keyᵀ / sqrt(head_dim)) over the keys (section 3.2.1).
+    """Return softmax(query keyᵀ / sqrt(head_dim) + bias) over the keys (section 3.2.1).
 
     A masked key has weight 0; a query that may attend to nothing has weight 0 everywhere, with
-    finite gradients.
+    finite gradients. Arguments as `dot_product_attention`.
     """
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    scores = query @ key.transpose(-2, -1)
+    if scaled:
+        scores = scores / math.sqrt(query.shape[-1])
+    if bias is not None:
+        scores = scores + bias
     if mask is None:
         return scores.softmax(dim=-1)
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
@@ -120,6 +166,8 @@ def dot_product_attention(
     value: Float[Tensor, "B H S K"],
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
+    bias: Float[Tensor, "#B H T S"] | None = None,
+    scaled: bool = True,
 ) -> Float[Tensor, "B H T K"]:
     """Return the values averaged by their attention weights (section 3.2.1).
 
@@ -129,6 +177,8 @@ def dot_product_attention(
         value: Values [B, H, S, K].
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         dropout: Applied to the weights, where given.
+        bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
+        scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
 
     A query that may attend to nothing gives 0. Keys and values that no query may attend to have
     no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
@@ -136,7 +186,7 @@ def dot_product_attention(
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
-    weights = attention_weights(query, key, mask)
+    weights = attention_weights(query, key, mask, bias, scaled)
     if dropout is not None:
         weights = dropout(weights)
     return weights @ value

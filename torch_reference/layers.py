@@ -24,6 +24,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return the normed rows."""
+        if self.config.norm == "rms_norm":
+            return functional.rms_norm(x, self.weight, self.config.norm_epsilon)
         norm = functional.layer_norm if self.config.norm == "layer_norm" else functional.std_norm
         return norm(x, self.weight, self.bias, self.config.norm_epsilon)
 
@@ -43,6 +45,45 @@ class Embedding(nn.Embedding):
         return x
 
 
+class PositionEmbedding(nn.Embedding):
+    """A learned position table, whose first rows are skipped where the config has an offset."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config.max_length + config.position_offset, config.d_model)
+        self.offset = config.position_offset
+
+    def forward(self, length: int) -> Float[Tensor, "L D"]:
+        """Return the rows of the positions 0 to length - 1."""
+        return self.weight[self.offset : self.offset + length]
+
+
+class RelativeAttentionBias(nn.Embedding):
+    """A learned bias of the scores for each head and each bucket of distances (Raffel et al. 2020).
+
+    Queries attend to later keys where it is bidirectional: in the encoder.
+    """
+
+    def __init__(self, config: TransformerConfig, bidirectional: bool) -> None:
+        super().__init__(config.relative_attention_num_buckets, config.num_heads)
+        self.config = config
+        self.bidirectional = bidirectional
+
+    def forward(self, queries: int, keys: int) -> Float[Tensor, "1 H T S"]:
+        """Return the bias of each query and key, both counted from position 0."""
+        distance = torch.arange(keys) - torch.arange(queries)[:, None]
+        return self.by_distance(distance).permute(2, 0, 1)[None]
+
+    def by_distance(self, distance: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape H"]:
+        """Return the biases of distances, each a key's position minus a query's."""
+        buckets = functional.relative_position_buckets(
+            distance,
+            self.config.relative_attention_num_buckets,
+            self.config.relative_attention_max_distance,
+            self.bidirectional,
+        )
+        return super().forward(buckets.to(self.weight.device))
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections."""
 
@@ -50,11 +91,12 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         shared = config.head_projection == "shared"
-        width = config.head_dim if shared else config.d_model
-        self.query = nn.Linear(width, width, bias=config.qkv_bias)
-        self.key = nn.Linear(width, width, bias=config.qkv_bias)
-        self.value = nn.Linear(width, width, bias=config.qkv_bias)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=config.attention_output_bias)
+        inner = config.num_heads * config.head_dim
+        inputs, outputs = (config.head_dim,) * 2 if shared else (config.d_model, inner)
+        self.query = nn.Linear(inputs, outputs, bias=config.qkv_bias)
+        self.key = nn.Linear(inputs, outputs, bias=config.qkv_bias)
+        self.value = nn.Linear(inputs, outputs, bias=config.qkv_bias)
+        self.output = nn.Linear(inner, config.d_model, bias=config.attention_output_bias)
         self.dropout = nn.Dropout(config.attention_dropout_rate)
 
     def forward(
@@ -63,6 +105,7 @@ class MultiHeadAttention(nn.Module):
         key: Float[Tensor, "B S D"],
         value: Float[Tensor, "B S D"],
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        position_bias: Float[Tensor, "1 H T S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return what each query gathers from the values that it may attend to.
 
@@ -71,6 +114,7 @@ class MultiHeadAttention(nn.Module):
             key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
             mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+            position_bias: Added to the scores [1, H, T, S]; None adds nothing.
         """
         heads = functional.dot_product_attention(
             self.project(self.query, query),
@@ -78,6 +122,8 @@ class MultiHeadAttention(nn.Module):
             self.project(self.value, value),
             mask,
             self.dropout,
+            position_bias,
+            self.config.attention_scale == "head_dim",
         )
         return self.output(functional.merge_heads(heads))
 
@@ -89,18 +135,24 @@ class MultiHeadAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The position-wise feed-forward network (section 3.3)."""
+    """The position-wise feed-forward network (section 3.3), gated where the config says so."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
         self.inner = nn.Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+        if config.gated_feed_forward:
+            self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
         self.dropout = nn.Dropout(config.activation_dropout_rate)
         self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Return the network's output at each position."""
-        x = functional.activation(self.inner(x), self.config.activation)
+        kind = self.config.activation
+        if self.config.gated_feed_forward:
+            x = functional.activation(self.gate(x), kind) * self.inner(x)
+        else:
+            x = functional.activation(self.inner(x), kind)
         return self.outer(self.dropout(x))
 
 
@@ -141,16 +193,32 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.config = config
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_residual = Residual(config)
+        if config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=True)
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config)
 
     def forward(
-        self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "#B #H #S #S"] | None = None
+        self,
+        x: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "#B #H #S #S"] | None = None,
+        position_bias: Float[Tensor, "1 H S S"] | None = None,
     ) -> Float[Tensor, "B S D"]:
-        """Return the layer's output; `mask` says who attends to whom."""
-        x = self.self_attention_residual(x, lambda x: self.self_attention(x, x, x, mask))
+        """Return the layer's output.
+
+        Args:
+            x: Source stream [B, S, D].
+            mask: Which position attends to which position.
+            position_bias: Bias of the scores that all layers share [1, H, S, S].
+        """
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        x = self.self_attention_residual(
+            x, lambda x: self.self_attention(x, x, x, mask, position_bias)
+        )
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -162,6 +230,8 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_residual = Residual(config)
+        if config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
         self.cross_attention = MultiHeadAttention(config)
         self.cross_attention_residual = Residual(config)
         if config.memory_norm:
@@ -175,6 +245,7 @@ class DecoderLayer(nn.Module):
         memory: Float[Tensor, "B S D"],
         tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        position_bias: Float[Tensor, "1 H T T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the layer's output.
 
@@ -183,11 +254,14 @@ class DecoderLayer(nn.Module):
             memory: Encoder output [B, S, D].
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
+            position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
         """
         memory = self.cross_attention_input(memory)
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         return self.wire(
             x,
-            lambda x: self.self_attention(x, x, x, tgt_mask),
+            lambda x: self.self_attention(x, x, x, tgt_mask, position_bias),
             lambda x: self.cross_attention(x, memory, memory, src_mask),
         )
 

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
 from torch_reference import functional, masks
-from torch_reference.layers import Embedding, EncoderLayer, Norm, OutputProjection
+from torch_reference.layers import (
+    Embedding,
+    EncoderLayer,
+    Norm,
+    OutputProjection,
+    PositionEmbedding,
+    RelativeAttentionBias,
+)
 from torch_reference.self_over_memory import decoder_layer
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
@@ -24,17 +31,23 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.config = config
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        if config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=True)
         self.norm = Norm(config) if config.final_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout if config.final_dropout else 0.0)
 
     def forward(
         self, x: Float[Tensor, "B S D"], src_mask: Bool[Tensor, "#B #H #S #S"] | None = None
     ) -> Float[Tensor, "B S D"]:
         """Return the memory of embedded sources."""
-        x = functional.clear_unattended(x, src_mask)
+        x, position_bias = functional.clear_unattended(x, src_mask), None
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         for layer in self.layers:
-            x = layer(x, src_mask)
-        return self.norm(x)
+            x = layer(x, src_mask, position_bias)
+        return self.dropout(self.norm(x))
 
 
 class Decoder(nn.Module):
@@ -42,9 +55,13 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.config = config
         layer = decoder_layer(config)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_decoder_layers))
+        if config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
         self.norm = Norm(config) if config.final_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout if config.final_dropout else 0.0)
 
     def forward(
         self,
@@ -54,11 +71,13 @@ class Decoder(nn.Module):
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the hidden states of embedded targets."""
-        x = functional.clear_unattended(x, tgt_mask)
+        x, position_bias = functional.clear_unattended(x, tgt_mask), None
         memory = functional.clear_unattended(memory, src_mask)
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         for layer in self.layers:
-            x = layer(x, memory, tgt_mask, src_mask)
-        return self.norm(x)
+            x = layer(x, memory, tgt_mask, src_mask, position_bias)
+        return self.dropout(self.norm(x))
 
 
 class Transformer(nn.Module):
@@ -76,6 +95,12 @@ class Transformer(nn.Module):
         elif config.token_embeddings == "separate":
             self.source_embedding = Embedding(config, config.src_vocab_size)
             self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        if config.positions == "learned":
+            self.source_positions = PositionEmbedding(config)
+            self.target_positions = PositionEmbedding(config)
+        if config.embedding_norm:
+            self.source_embedding_norm = Norm(config)
+            self.target_embedding_norm = Norm(config)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = nn.Dropout(source_rate)
@@ -95,7 +120,8 @@ class Transformer(nn.Module):
         """
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
-        x = self.add_positions(self.embed(src, "source"))
+        x = self.add_positions(self.embed(src, "source"), "source")
+        x = self._norm_embeddings(x, "source", src_mask)
         return self.encoder(self.source_dropout(x), src_mask)
 
     def decode(
@@ -121,7 +147,8 @@ class Transformer(nn.Module):
         """
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
-        x = self.add_positions(self.embed(tgt, "target"))
+        x = self.add_positions(self.embed(tgt, "target"), "target")
+        x = self._norm_embeddings(x, "target", tgt_mask)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
 
     def forward(
@@ -145,16 +172,36 @@ class Transformer(nn.Module):
         """Return the logits of hidden states, or these where there is no output projection."""
         if self.config.output_projection == "none":
             return x
+        if self.config.output_scale == "inverse_sqrt_d_model":
+            x = x * self.config.d_model**-0.5
         table = self._table("target")
         return self.output_projection(x, table.weight if table else None)
 
-    def add_positions(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return vectors plus the first L rows of the position table."""
+    def add_positions(
+        self, x: Float[Tensor, "B L D"], side: Literal["source", "target"]
+    ) -> Float[Tensor, "B L D"]:
+        """Return vectors plus the first L rows of the position table, a side's own if learned."""
         config = self.config
-        if config.positions == "none":
+        if not config.has_position_table:
             return x
-        table = functional.sinusoidal_positions(x.shape[1], config.d_model, config.positions)
+        if config.positions == "learned":
+            learned = self.source_positions if side == "source" else self.target_positions
+            return x + learned(x.shape[1])
+        sizes = x.shape[1], config.d_model
+        table = functional.sinusoidal_positions(*sizes, config.positions, config.position_offset)
         return x + table.to(x)
+
+    def _norm_embeddings(
+        self,
+        x: Float[Tensor, "B L D"],
+        side: Literal["source", "target"],
+        mask: Bool[Tensor, "#B #H _ #L"] | None,
+    ) -> Float[Tensor, "B L D"]:
+        """Return what enters a stack: `x`, normed where the config says so."""
+        if not self.config.embedding_norm:
+            return x
+        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+        return norm(functional.clear_unattended(x, mask))
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":

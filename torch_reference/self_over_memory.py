@@ -21,8 +21,12 @@ class SelfOverMemoryLayer(DecoderLayer):
         memory: Float[Tensor, "B L D"],
         tgt_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
         src_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
+        position_bias: None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths."""
+        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
+
+        There is no `position_bias`: targets do not attend to each other.
+        """
         value = self.self_attention_residual(
             memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
         )

@@ -277,10 +277,13 @@ def possible_paths() -> tuple[str, ...]:
         "num_decoder_layers": 1,
         "final_norm": True,
         "memory_norm": True,
+        "embedding_norm": True,
+        "gated_feed_forward": True,
     }
     configs = [
-        TransformerConfig(**everything, token_embeddings=tables)
-        for tables in ("separate", "shared")
+        TransformerConfig(**everything, token_embeddings="separate", positions="learned"),
+        TransformerConfig(**everything, token_embeddings="shared", positions="relative"),
+        TransformerConfig(**everything, positions="relative", relative_attention_bias="per_layer"),
     ]
     paths = [path for config in configs for path in parameter_shapes(config)]
     return tuple(dict.fromkeys(LAYER.sub("layers_{i}", path) for path in paths))

@@ -122,7 +122,7 @@ def _random_inputs(
     config: TransformerConfig, random: np.random.Generator, dtype: np.dtype
 ) -> tuple[np.ndarray, ...]:
     """Return src, tgt, src_mask and tgt_mask with rows of different lengths."""
-    longest = SOURCE_LENGTH if config.positions == "none" else config.max_length
+    longest = config.max_length if config.has_position_table else SOURCE_LENGTH
     source_length, target_length = min(SOURCE_LENGTH, longest), min(TARGET_LENGTH, longest)
     if config.decoder_attention == "self_over_memory":
         target_length = source_length

@@ -75,7 +75,7 @@ def init_cache(
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         if size < 1:
             raise InputError(f"{name}={size} must be at least 1")
-    if config.positions != "none":
+    if config.has_position_table:
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
     if needs_equal_lengths(config) and max_new_tokens > memory.shape[1]:
         raise InputError(

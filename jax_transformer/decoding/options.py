@@ -39,7 +39,7 @@ def check_lengths(config: TransformerConfig, prefix_length: int, max_new_tokens:
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
     too_long = prefix_length + max_new_tokens > config.max_length
-    if prefix_length and too_long and config.positions != "none":
+    if prefix_length and too_long and config.has_position_table:
         raise InputError(
             f"a prefix of {prefix_length} tokens and max_new_tokens={max_new_tokens} exceed the "
             f"position table, which ends at max_length={config.max_length}"

@@ -73,7 +73,7 @@ def _check(
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     check_generates(config)
-    if config.positions != "none":
+    if config.has_position_table:
         check_length("src", src.shape[1], config.max_length)
         check_length("tgt", tgt.shape[1], config.max_length)
     src = as_ids("src", src, config.src_vocab_size)

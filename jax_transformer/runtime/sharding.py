@@ -28,13 +28,13 @@ RULES = (
     (r"attention/(query|key|value)/kernel", ("fsdp", "tensor"), "projected heads"),
     (r"attention/(query|key|value)/bias", ("tensor",), "projected heads"),
     (r"attention/output/kernel", ("tensor", "fsdp"), "heads"),
-    (r"feed_forward/inner/kernel", ("fsdp", "tensor"), None),
-    (r"feed_forward/inner/bias", ("tensor",), None),
+    (r"feed_forward/(inner|gate)/kernel", ("fsdp", "tensor"), None),
+    (r"feed_forward/(inner|gate)/bias", ("tensor",), None),
     (r"feed_forward/outer/kernel", ("tensor", "fsdp"), None),
     (r"embedding/embedding", ("tensor", "fsdp"), None),
     (r"output_projection/kernel", ("fsdp", "tensor"), None),
     (r"output_projection/bias", ("tensor",), None),
-)  # every other parameter, a bias or norm of d_model, is replicated
+)  # every other parameter is small: a bias or norm of d_model, a table of positions; replicated
 
 
 def make_mesh(sizes: str | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:

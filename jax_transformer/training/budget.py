@@ -248,9 +248,10 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
         rows: Rows of the batch.
         length: Length of a source and of a target.
     """
-    inner = config.head_dim if config.head_projection == "shared" else config.d_model
-    attention = (3 * inner + config.d_model) * config.d_model + 2 * length * config.d_model
-    feed_forward = 2 * config.d_model * config.d_ff
+    heads = config.num_heads * config.head_dim
+    inputs = config.head_dim if config.head_projection == "shared" else config.d_model
+    attention = (3 * inputs + config.d_model) * heads + 2 * length * heads
+    feed_forward = (3 if config.gated_feed_forward else 2) * config.d_model * config.d_ff
     encoder = config.num_encoder_layers * (attention + feed_forward)
     decoder = config.num_decoder_layers * (2 * attention + feed_forward)
     products = encoder + decoder + config.d_model * config.tgt_vocab_size

@@ -1,5 +1,7 @@
 """Each block alone, in both frameworks, with the same weights and inputs."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -53,6 +55,12 @@ STATIC = ("layer", "method")
 run = jax.jit(apply_layer, static_argnames=STATIC, compiler_options=AS_USERS_DO)
 # A stack compiles long. As users do, it is compiled within the whole model: test_model.test_logits.
 run_stack = jax.jit(apply_layer, static_argnames=STATIC)
+run_bias = jax.jit(apply_layer, static_argnums=(0, 2, 3), compiler_options=AS_USERS_DO)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3), compiler_options=AS_USERS_DO)
+def run_positions(module, params, x, side):
+    return module.apply({"params": params}, x, side, method="add_positions")
 
 
 def test_embedding(pair, ladder):
@@ -68,17 +76,56 @@ def test_embedding(pair, ladder):
 
 
 def test_positions(pair, ladder):
-    kind = pair.config.positions
-    if kind == "none":
-        x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-        unchanged = run(
-            model.Transformer(pair.config), pair.params, x, None, method="add_positions"
-        )
-        assert np.array_equal(unchanged, x)
+    config = pair.config
+    x = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model)
+    for side in ("source", "target"):
+        actual = run_positions(model.Transformer(config), pair.params, x, side)
+        if not config.has_position_table:
+            assert np.array_equal(actual, x)
+            continue
+        expected = pair.module.add_positions(to_torch(x), side)
+        ladder.check(pair.preset, "positions", actual, expected)
+
+
+def test_embedding_norm(pair, ladder):
+    if not pair.config.embedding_norm:
+        assert not any("embedding_norm" in name for name in pair.params)
         return
-    actual = functional.sinusoidal_positions(pair.config.max_length, pair.config.d_model, kind)
-    expected = torch_reference.functional.sinusoidal_positions(*actual.shape, kind)
-    ladder.check(pair.preset, "positions", actual, expected)
+    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    for side in ("source", "target"):
+        name = f"{side}_embedding_norm"
+        actual = run(layers.Norm(pair.config), pair.params[name], x)
+        ladder.check(pair.preset, "norm", actual, getattr(pair.module, name)(to_torch(x)))
+
+
+def test_relative_attention_bias(pair, ladder):
+    config = pair.config
+    if config.positions != "relative":
+        assert "relative_attention_bias" not in jax.tree_util.keystr(tuple(pair.params))
+        return
+    for stack, bidirectional in (("encoder", True), ("decoder", False)):
+        params, module = pair.params[stack], getattr(pair.module, stack)
+        if config.has_relative_bias_per_layer:
+            params, module = params["layers_1"], module.layers[1]
+        bias = layers.RelativeAttentionBias(config, bidirectional)
+        for lengths in ((SOURCE_LENGTH, SOURCE_LENGTH), (TARGET_LENGTH, SOURCE_LENGTH), (1, 40)):
+            actual = run_bias(bias, params["relative_attention_bias"], *lengths)
+            expected = module.relative_attention_bias(*lengths)
+            ladder.check(pair.preset, "relative bias", actual, expected)
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (16, 128), (10, 9), (7, 50), (4, 3)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_of_distances(buckets, distance, bidirectional):
+    distances = np.arange(-1000, 1001)
+    settings = buckets, distance, bidirectional
+    actual = functional.relative_position_buckets(distances, *settings)
+    expected = torch_reference.functional.relative_position_buckets(to_torch(distances), *settings)
+    assert np.array_equal(actual, expected)
+    half = buckets // 2
+    # Of the upper half of an encoder's buckets, the first is that of a later key at distance 0.
+    found = set(range(2 * half)) - {half} if bidirectional else set(range(buckets))
+    assert set(actual) == found
 
 
 def test_masks(pair):

@@ -44,7 +44,10 @@ def test_twenty_steps_of_adam(trainable_pair):
     assert measured <= bound("adam", dtype), leaf
     losses = np.abs(trained.our_losses - trained.their_losses) / trained.their_losses
     assert losses.max() <= {"float64": 1e-13, "float32": 1e-5}[dtype]
-    assert trained.our_losses[-1] < trained.our_losses[0] - 0.1  # the steps are no trifles
+    moved = jax.tree.map(
+        lambda after, before: np.abs(after - before).max(), trained.ours, pair.params
+    )
+    assert max(jax.tree.leaves(moved)) > 0.01  # the steps are no trifles
 
 
 @pytest.fixture(scope="module")

@@ -104,10 +104,11 @@ def fused(monkeypatch):
     """Let XLA compute what cuDNN is called for; return the shapes of the masks."""
     shapes, attention = [], jax.nn.dot_product_attention
 
-    def by_xla(query, key, value, *, mask, implementation):
+    def by_xla(query, key, value, bias, mask, *, scale, implementation):
         assert implementation == "cudnn"
         shapes.append(None if mask is None else mask.shape)
-        return attention(query, key, value, mask=mask, implementation="xla")
+        assert bias is None or bias.shape[2] % 2 == bias.shape[3] % 2 == 0
+        return attention(query, key, value, bias, mask, scale=scale, implementation="xla")
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
     return shapes
@@ -131,16 +132,19 @@ def masks(queries, keys):
     return {"none": None} | {kind: jnp.asarray(mask) for kind, mask in drawn.items()}
 
 
-def attend_and_differentiate(query, key, value, cotangent, mask, implementation="plain"):
+def attend_and_differentiate(
+    query, key, value, cotangent, mask, implementation="plain", bias=None, scaled=True
+):
     @jax.jit
-    def run(query, key, value):
-        def mapped(*inputs):
-            return functional.dot_product_attention(*inputs, mask, None, implementation)
+    def run(query, key, value, bias):
+        def mapped(query, key, value, bias):
+            inputs = query, key, value, mask, None, implementation
+            return functional.dot_product_attention(*inputs, bias, scaled)
 
-        output, transpose = jax.vjp(mapped, query, key, value)
-        return output, *transpose(cotangent)
+        output, transpose = jax.vjp(mapped, query, key, value, bias)
+        return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
 
-    return run(query, key, value)
+    return run(query, key, value, bias)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-2)])
@@ -158,6 +162,27 @@ def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
     (shape,) = fused
     if mask is not None:  # as cuDNN's backward pass wants it
         assert shape[2:] == tuple(length + length % 2 for length in lengths)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("lengths", [(6, 8), (7, 5)])
+@pytest.mark.parametrize("kind", ["none", "padding", "causal"])
+def test_a_relative_bias_reaches_cudnn_and_its_gradient_comes_back(
+    fused, kind, lengths, dtype, bound
+):
+    """With scores that are not scaled, as in T5."""
+    inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
+    drawn = np.random.default_rng(2).normal(size=(1, HEADS, *lengths))
+    relative = {"bias": jnp.asarray(drawn, dtype), "scaled": False}
+    without = attend_and_differentiate(*inputs, mask)
+    expected = attend_and_differentiate(*inputs, mask, **relative)
+    found = attend_and_differentiate(*inputs, mask, "cudnn", **relative)
+    assert len(expected) == len(found) == 5
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.dtype == plain.dtype == dtype
+        assert error(*(np.float32(array) for array in (ours, plain))) < bound
+    assert error(*(np.float32(run[0]) for run in (without, expected))) > 0.1
+    assert len(fused) == 1
 
 
 def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(fused):

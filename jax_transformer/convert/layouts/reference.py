@@ -19,6 +19,13 @@ LAYOUT = Layout(
         Row("{stack}.layers.{i}.{block}.{part}.bias", "{stack}/layers_{i}/{block}/{part}/bias"),
         Row("{stack}.layers.{i}.memory_norm.weight", "{stack}/layers_{i}/memory_norm/scale"),
         Row("{stack}.layers.{i}.memory_norm.bias", "{stack}/layers_{i}/memory_norm/bias"),
+        Row(
+            "{stack}.layers.{i}.relative_attention_bias.weight",
+            "{stack}/layers_{i}/relative_attention_bias/embedding",
+        ),
+        Row("{stack}.relative_attention_bias.weight", "{stack}/relative_attention_bias/embedding"),
+        Row("{side}_embedding_norm.weight", "{side}_embedding_norm/scale"),
+        Row("{side}_embedding_norm.bias", "{side}_embedding_norm/bias"),
         Row("{stack}.norm.weight", "{stack}/norm/scale"),
         Row("{stack}.norm.bias", "{stack}/norm/bias"),
         Row("output_projection.weight", "output_projection/kernel", transpose),
