@@ -13,18 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files
 from jax_transformer.convert.arrays import FLOATS, as_jax
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.files.folder import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     check_writable,
     staged,
 )
 from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.convert.files.shards import (
+    MAX_SHARD_SIZE,
+    names_written,
+    parse_shard_size,
+    read_weights,
+    split,
+    stale_files,
+    write_weights,
+)
 from jax_transformer.convert.generation_config import (
     GENERATION_FILE,
     generation_options,
@@ -40,7 +47,6 @@ if TYPE_CHECKING:
 
     from jax_transformer.data.tokenizers import Tokenizer
 
-_WEIGHTS = (WEIGHTS_FILE, "pytorch_model.bin")
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
 
@@ -52,8 +58,8 @@ def from_huggingface(
     Nothing is downloaded, and no tokenizer is read; `load_folder` reads it.
 
     Args:
-        source: A folder with config.json and model.safetensors or pytorch_model.bin, or a model
-            of transformers.
+        source: A folder with config.json and model.safetensors or pytorch_model.bin, whole or in
+            shards, or a model of transformers.
         dtype: Floating-point type to convert the weights to; None keeps their type.
 
     Raises:
@@ -62,7 +68,7 @@ def from_huggingface(
             (lists the faults).
     """
     if isinstance(source, str | os.PathLike):
-        values, tensors = read_config(Path(source)), _read_weights(Path(source))
+        values, tensors = read_config(Path(source)), read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
         values, tensors = source.config.to_dict(), source.state_dict()
     else:
@@ -72,7 +78,7 @@ def from_huggingface(
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
-    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax)
+    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
     return config, params
 
 
@@ -140,11 +146,13 @@ def to_huggingface(
     tokenizer: Tokenizer | None = None,
     origin: Origin | None = None,
     overwrite: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
-    It holds model.safetensors, config.json and generation_config.json, and the tokenizer's files
-    where a tokenizer is given. All files are written or none; other files of the folder stay.
+    It holds model.safetensors, or shards and model.safetensors.index.json; config.json and
+    generation_config.json; and the tokenizer's files where a tokenizer is given. All files are
+    written or none; other files of the folder stay.
 
     With an origin, config.json is the origin's, with the keys that `config` changes brought up to
     date, and the other files of the origin are written as they were: generation_config.json, too,
@@ -159,11 +167,14 @@ def to_huggingface(
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
         origin: The folder that the model comes from, as `origin.read_origin` returns it.
         overwrite: Whether files of those names may be replaced.
+        max_shard_size: Most bytes of the tensors in one file, as a number or as "5GB". Larger
+            weights become shards; a larger tensor has a shard of its own.
 
     Raises:
-        InputError: A file exists, the parent folder does not, no family has this config (names
-            the fields), several have it and `family` is None, the family's class does not read
-            this kind of tokenizer, the origin is of another family or vocabulary, or the
+        InputError: A file exists, or other weights that could be read in the place of the new
+            ones; the parent folder does not; no family has this config (names the fields), several
+            have it and `family` is None; the family's class does not read this kind of tokenizer;
+            the origin is of another family or vocabulary; `max_shard_size` is no size; or the
             parameters are not those of the config. Nothing is written then.
     """
     directory = Path(directory)
@@ -179,14 +190,16 @@ def to_huggingface(
         contents = {**origin.files, CONFIG_FILE: _config_of(origin, chosen, params, config)}
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.files()
-    _check_free(directory, [WEIGHTS_FILE, *contents], overwrite)
-    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers)
+    parse_shard_size(max_shard_size)
+    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     first_names: dict[int, str] = {}
     for name, tensor in tensors.items():
         first_names.setdefault(id(tensor), name)  # transformers ties the copies again
     tensors = {name: tensors[name] for name in first_names.values()}
+    shards = split(tensors, max_shard_size)
+    _check_free(directory, [*names_written(shards), *contents], overwrite)
     with staged(directory) as staging:
-        files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+        write_weights(staging, tensors, shards)
         for name, content in contents.items():
             (staging / name).write_bytes(content)
 
@@ -250,6 +263,11 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
     with faults_named(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
+    if stale := stale_files(directory, names):
+        raise InputError(
+            f"{directory} holds {', '.join(stale)} of other weights, which could be read in the "
+            "place of the new ones; remove them"
+        )
     if GENERATION_FILE not in names and os.path.lexists(directory / GENERATION_FILE):
         raise InputError(
             f"{directory} holds a {GENERATION_FILE}, which the new model does not have and "
@@ -280,13 +298,6 @@ def read_config(folder: Path) -> dict[str, Any]:
             "with `hf download`"
         )
     return read_json(folder / CONFIG_FILE)
-
-
-def _read_weights(folder: Path) -> dict[str, Any]:
-    for name in _WEIGHTS:
-        if (folder / name).exists():
-            return files.read(folder / name)
-    raise InputError(f"{folder} holds neither {' nor '.join(_WEIGHTS)}")
 
 
 def _family_of(values: Mapping[str, Any]) -> Family:
