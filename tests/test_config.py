@@ -44,6 +44,36 @@ WRONG = [
         {"decoder_attention": "self_over_memory", "memory_norm": True},
         ["self_over_memory", "memory_norm=False"],
     ),
+    ({"d_kv": 0}, ["d_kv=0", "at least 1"]),
+    ({"d_kv": 64.0}, ["d_kv=64.0", "whole number or None"]),
+    ({"d_kv": 64, "head_projection": "shared"}, ["d_kv=64", "head_projection='shared'"]),
+    ({"norm": "rms_norm"}, ["norm_bias=True", "norm='rms_norm'"]),
+    ({"final_dropout": True}, ["final_dropout=True", "final_norm=True"]),
+    (
+        {"output_projection": "none", "output_bias": False, "output_scale": "inverse_sqrt_d_model"},
+        ["output_scale='inverse_sqrt_d_model'", "output_projection='none'"],
+    ),
+    ({"position_offset": -1, "positions": "learned"}, ["position_offset=-1", "at least 0"]),
+    ({"position_offset": 2}, ["position_offset=2", "'learned'", "'sinusoidal_tensor2tensor'"]),
+    (
+        {"positions": "sinusoidal_tensor2tensor", "d_model": 3, "num_heads": 1},
+        ["d_model=3", "at least 4", "two frequencies"],
+    ),
+    ({"relative_attention_bias": "per_layer"}, ["'per_layer'", "positions='relative'"]),
+    ({"relative_attention_num_buckets": 8}, ["num_buckets=8", "positions='relative'"]),
+    ({"relative_attention_max_distance": 64}, ["max_distance=64", "positions='relative'"]),
+    (
+        {"positions": "relative", "relative_attention_num_buckets": 3},
+        ["relative_attention_num_buckets=3", "at least 4"],
+    ),
+    (
+        {"positions": "relative", "relative_attention_max_distance": 16},
+        ["relative_attention_max_distance=16", "relative_attention_num_buckets=32"],
+    ),
+    (
+        {"positions": "relative", "decoder_attention": "self_over_memory"},
+        ["self_over_memory", "positions='relative'", "'self_then_cross'"],
+    ),
     ({"num_layers": 6}, ["num_layers=6", "no field", "num_encoder_layers"]),
 ]
 
@@ -56,6 +86,13 @@ def test_wrong_value_is_named_with_the_remedy(fields, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def test_learned_and_relative_positions_and_odd_sinusoids_need_no_even_width():
+    for kind in ("learned", "relative", "none", "sinusoidal_tensor2tensor"):
+        config = TransformerConfig(positions=kind, d_model=513, num_heads=3)
+        assert config.has_position_table == (kind in ("learned", "sinusoidal_tensor2tensor"))
+    assert TransformerConfig(d_model=512, num_heads=7, d_kv=5).head_dim == 5
 
 
 def test_unknown_preset_is_named_with_the_known_ones():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,3 +91,27 @@ def test_a_scan_holds_one_layer():
     scan = Execution(scan_layers=True)
     assert products(1, scan) == products(3, scan)
     assert products(3, DEFAULT_EXECUTION) > 2 * products(1, DEFAULT_EXECUTION)
+
+
+@pytest.mark.parametrize(("preset", "per_stack"), [("t5", True), ("umt5", False)])
+def test_a_relative_bias_is_computed_once_a_stack_or_once_a_layer(preset, per_stack):
+    config = small_config(preset)
+    computed = []
+
+    def count(call, args, kwargs, context):
+        if isinstance(context.module, layers.RelativeAttentionBias):
+            computed.append((*context.module.path, context.method_name))
+        return call(*args, **kwargs)
+
+    params, tokens = random_params(config), random_tokens(config)
+    with nn.intercept_methods(count):
+        plain = apply(params, config, *tokens)
+    owners = [path[:-2] for path in computed if path[-1] == "__call__"]
+    stacks = [("encoder",), ("decoder",)]
+    each_layer = [("encoder", f"layers_{i}") for i in range(config.num_encoder_layers)]
+    each_layer += [("decoder", f"layers_{i}") for i in range(config.num_decoder_layers)]
+    assert owners == (stacks if per_stack else each_layer)
+
+    for execution in (Execution(scan_layers=True), Execution(remat="layers")):
+        found = apply(params, config, *tokens, execution=execution)
+        np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
