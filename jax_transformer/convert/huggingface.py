@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,22 +257,26 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
     taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(
-            f"{directory} already holds {', '.join(taken)}; choose another folder or allow "
-            "overwriting"
+            f"{directory} already holds {_few(taken)}; choose another folder or allow overwriting"
         )
     with faults_named(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
     if stale := stale_files(directory, names):
         raise InputError(
-            f"{directory} holds {', '.join(stale)} of other weights, which could be read in the "
-            "place of the new ones; remove them"
+            f"{directory} holds {_few(stale)} of other weights, which could be read in the place "
+            "of the new ones; remove them"
         )
     if GENERATION_FILE not in names and os.path.lexists(directory / GENERATION_FILE):
         raise InputError(
             f"{directory} holds a {GENERATION_FILE}, which the new model does not have and "
             "transformers would read; remove it"
         )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names for a message: a model may have many shards."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def is_huggingface(folder: Path) -> bool:
