@@ -304,6 +304,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / CONFIG_FILE)
 
 
+def read_model_config(path: Path) -> TransformerConfig:
+    """Return the config of a model, from its folder or from its config.json alone.
+
+    Args:
+        path: A folder of a known family or of this library, or its config.json.
+
+    Raises:
+        InputError: The file is missing or damaged, or the family is unknown.
+    """
+    values = read_json(path) if path.is_file() else read_config(path)
+    if values.get("model_type") != _OWN_TYPE:
+        return config_from_json(_family_of(values), values)
+    try:
+        return TransformerConfig.from_dict(values["config"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: holds no config of a model ({error!r})") from error
+
+
 def _family_of(values: Mapping[str, Any]) -> Family:
     """Return the family that a config.json names."""
     try:

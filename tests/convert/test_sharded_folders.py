@@ -1,8 +1,10 @@
 """Hugging Face folders of large models: in shards, and in bfloat16, both ways."""
 
+import gc
 import json
 import shutil
 import sys
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +14,20 @@ import torch
 
 import jax_transformer
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import files
+from jax_transformer.convert import files, transfer
+from jax_transformer.convert.files import safetensors_file
 from jax_transformer.convert.files.shards import INDEX_FILE, read_weights, weight_files
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
+from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.translation import model_folder
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
 from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.models import random_params, small_config
 from tests.parity.ladder import error
 
+TOKENIZER = BytePairTokenizer.train(["ab"], vocab_size=8)
 LINES = ["tlx 6r5, tlx", "6r5"]
 
 
@@ -127,6 +133,38 @@ def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
     options["overwrite"] = False
     with pytest.raises(InputError, match=r"already holds model-00001-of"):
         to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
+
+
+def test_a_model_is_held_once(tmp_path, monkeypatch):
+    """Beside it, there is room for its largest tensor; numpy counts what it allocates."""
+    monkeypatch.setattr(transfer, "PIECE", 2**12)
+    monkeypatch.setattr(safetensors_file, "_PIECE", 2**12)
+    sizes = {"src_vocab_size": 9_000, "tgt_vocab_size": 9_000, "d_model": 256, "d_ff": 512}
+    config = small_config("pegasus", **sizes, num_heads=4)
+    params = random_params(config)
+    bytes_held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    spare = 0.1 * bytes_held
+    to_huggingface(params, config, tmp_path / "first", family="pegasus")
+    model_folder.save(
+        tmp_path / "second",
+        model_folder.TrainedModel(*from_huggingface(tmp_path / "first"), TOKENIZER),
+    )  # what tracing the model needs is there now
+    gc.collect()
+    tracemalloc.start()
+    try:
+        to_huggingface(params, config, tmp_path / "model", family="pegasus")
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        loaded = from_huggingface(tmp_path / "model")
+        read = tracemalloc.get_traced_memory()[1]
+        model_folder.save(tmp_path / "own", model_folder.TrainedModel(*loaded, TOKENIZER))
+        saved = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    print(*(f"{peak / bytes_held:.2f}" for peak in (written, read, saved, largest)))
+    assert written < spare + largest / 2
+    assert max(read, saved) < bytes_held + largest + spare
 
 
 def test_hostile_shards_are_refused_by_load(home, tmp_path):
