@@ -1,8 +1,9 @@
 """Speed of `generate` beside Hugging Face and CTranslate2: python -m benchmarks.decoding.
 
-The same weights and sources, greedy and beam search, exactly `NEW_TOKENS` tokens a target, float32
-on one core, called in turn, each call right after a discarded one. Needs the extra "bench", and
-Linux (sched_setaffinity).
+Of one model of each lineage: Marian and M2M100, which descend from BART, and T5. The same weights
+and sources, greedy and beam search, exactly `NEW_TOKENS` tokens a target, float32 on one core,
+called in turn, each call right after a discarded one. Needs the extra "bench", and Linux
+(sched_setaffinity).
 """
 
 import json
@@ -14,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -32,51 +33,116 @@ NEW_TOKENS = 64
 SOURCE_LENGTHS = (28, 36)  # shortest and longest
 BATCHES = (1, 8, 32)
 BEAM_SIZES = (1, 4)
-CONFIG = TransformerConfig.preset(
-    "marian",
-    src_vocab_size=VOCAB_SIZE,
-    tgt_vocab_size=VOCAB_SIZE,
-    pad_id=VOCAB_SIZE - 1,
-    bos_id=VOCAB_SIZE - 1,
-)
-TOKENS = ["</s>", "<unk>", *map(str, range(2, VOCAB_SIZE - 1)), "<pad>"]  # CTranslate2 reads words
+FIRST = 4  # ids below are special
+
+
+class Lineage(NamedTuple):
+    """A model that is timed: the base size of Vaswani et al. 2017.
+
+    Attributes:
+        preset: Preset of `TransformerConfig`.
+        fields: Fields that differ from it.
+        model_type: Family in `convert.families`.
+        model: Class of transformers.
+        loader: Class of CTranslate2's converter.
+        tokens: Special tokens by id; CTranslate2 reads words.
+    """
+
+    preset: str
+    fields: dict[str, Any]
+    model_type: str
+    model: str
+    loader: str
+    tokens: dict[int, str]
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The shape of the model."""
+        vocabulary = {"src_vocab_size": VOCAB_SIZE, "tgt_vocab_size": VOCAB_SIZE}
+        return TransformerConfig.preset(self.preset, **vocabulary, **self.fields)
+
+    @property
+    def words(self) -> list[str]:
+        """The token of each id."""
+        return [self.tokens.get(index, str(index)) for index in range(VOCAB_SIZE)]
+
+
+LINEAGES = {
+    "marian": Lineage(
+        "marian",
+        {"pad_id": VOCAB_SIZE - 1, "bos_id": VOCAB_SIZE - 1},
+        "marian",
+        "MarianMTModel",
+        "MarianMTLoader",
+        {0: "</s>", 1: "<unk>", VOCAB_SIZE - 1: "<pad>"},
+    ),
+    "m2m100": Lineage(
+        "m2m100",
+        {
+            "d_model": 512,
+            "num_heads": 8,
+            "d_ff": 2048,
+            "num_encoder_layers": 6,
+            "num_decoder_layers": 6,
+        },
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        "M2M100Loader",
+        {0: "<s>", 1: "<pad>", 2: "</s>", 3: "<unk>"},
+    ),
+    "t5": Lineage(
+        "t5",
+        {},
+        "t5",
+        "T5ForConditionalGeneration",
+        "T5Loader",
+        {0: "<pad>", 1: "</s>", 2: "<unk>"},
+    ),
+}
 
 Sources = Int32[np.ndarray, "batch source_length"]
 Targets = Int32[np.ndarray, "batch target_length"]
 System = Callable[[Sources, int], Targets]  # of sources and a beam size
 
 
-def write_models(folder: Path) -> None:
-    """Write the model for each system: folder/ours, folder/huggingface, folder/ctranslate2.
+def write_models(folder: Path, lineage: Lineage) -> None:
+    """Write the model for each system: folder/huggingface, folder/ctranslate2.
 
     The kernels are four times as large as drawn: a smaller model repeats one token for ever. The
     row of padding, which begins a target, is 0 as in the opus-mt models; CTranslate2 relies on it.
     """
-    from ctranslate2.converters.transformers import MarianMTLoader
-    from transformers import MarianMTModel
+    import transformers
+    from ctranslate2.converters import transformers as loaders
 
-    params = init_params(jax.random.key(0), CONFIG)
+    config, words = lineage.config, lineage.words
+    params = init_params(jax.random.key(0), config)
     params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: 4 * leaf if path[-1].key == "kernel" else leaf, params
     )
     table = params["token_embedding"]["embedding"]
-    params["token_embedding"]["embedding"] = table.at[CONFIG.pad_id].set(0)
-    convert.to_huggingface(params, CONFIG, folder / "huggingface")
+    params["token_embedding"]["embedding"] = table.at[config.pad_id].set(0)
+    convert.to_huggingface(params, config, folder / "huggingface", family=lineage.model_type)
     # TransformersConverter would want a tokenizer's files; its loader wants these of its fields.
     tokenizer = SimpleNamespace(
-        eos_token=TOKENS[CONFIG.eos_id],
+        bos_token=words[config.bos_id],
+        eos_token=words[config.eos_id],
+        pad_token=words[config.pad_id],
         unk_token="<unk>",
-        get_vocab=lambda: {token: index for index, token in enumerate(TOKENS)},
+        special_tokens_map={},
+        num_madeup_words=0,
+        convert_ids_to_tokens=lambda index: words[index],
+        get_vocab=lambda: {token: index for index, token in enumerate(words)},
     )
-    model = MarianMTModel.from_pretrained(folder / "huggingface")
-    specification = MarianMTLoader()(model, tokenizer)
+    model_class = getattr(transformers, lineage.model)
+    model = model_class.from_pretrained(folder / "huggingface")
+    specification = getattr(loaders, lineage.loader)()(model, tokenizer)
     specification.validate()
     specification.optimize(quantization="float32")
     (folder / "ctranslate2").mkdir()
     specification.save(folder / "ctranslate2")
 
 
-def load_ours(folder: Path) -> System:
+def load_ours(folder: Path, lineage: Lineage) -> System:
     """Return `generate` of this library."""
     config, params = convert.from_huggingface(folder / "huggingface")
 
@@ -94,19 +160,20 @@ def load_ours(folder: Path) -> System:
     return run
 
 
-def load_huggingface(folder: Path) -> System:
-    """Return `generate` of MarianMTModel."""
+def load_huggingface(folder: Path, lineage: Lineage) -> System:
+    """Return `generate` of transformers."""
     import torch
-    from transformers import MarianMTModel
+    import transformers
 
     torch.set_num_threads(1)
-    model = MarianMTModel.from_pretrained(folder / "huggingface").eval()
+    model_class = getattr(transformers, lineage.model)
+    model = model_class.from_pretrained(folder / "huggingface").eval()
     model.generation_config.max_length = None  # max_new_tokens is given
     model.generation_config.forced_eos_token_id = None
 
     def run(src: Sources, beam_size: int) -> Targets:
         ids = torch.tensor(src, dtype=torch.int64)
-        mask = (ids != CONFIG.pad_id).long()
+        mask = (ids != model.config.pad_token_id).long()
         with torch.inference_mode():
             targets = model.generate(
                 ids,
@@ -121,18 +188,19 @@ def load_huggingface(folder: Path) -> System:
     return run
 
 
-def load_ctranslate2(folder: Path) -> System:
+def load_ctranslate2(folder: Path, lineage: Lineage) -> System:
     """Return `translate_batch` of CTranslate2."""
     import ctranslate2
 
     translator = ctranslate2.Translator(
         str(folder / "ctranslate2"), compute_dtype="float32", inter_threads=1, intra_threads=1
     )
-    ids = {token: index for index, token in enumerate(TOKENS)}
+    words, pad_id = lineage.words, lineage.config.pad_id
+    ids = {token: index for index, token in enumerate(words)}
 
     def run(src: Sources, beam_size: int) -> Targets:
         results = translator.translate_batch(
-            [[TOKENS[index] for index in row if index != CONFIG.pad_id] for row in src],
+            [[words[index] for index in row if index != pad_id] for row in src],
             beam_size=beam_size,
             max_decoding_length=NEW_TOKENS,
             min_decoding_length=NEW_TOKENS,
@@ -146,21 +214,22 @@ def load_ctranslate2(folder: Path) -> System:
 LOADERS = {"ours": load_ours, "Hugging Face": load_huggingface, "CTranslate2": load_ctranslate2}
 
 
-def draw_sources(batch: int) -> Sources:
+def draw_sources(batch: int, pad_id: int) -> Sources:
     """Return random sources, all but those of the longest length padded."""
     random = np.random.default_rng(batch)
     shortest, longest = SOURCE_LENGTHS
-    src = random.integers(2, CONFIG.pad_id, (batch, longest), dtype=np.int32)
+    src = random.integers(FIRST, VOCAB_SIZE - 1, (batch, longest), dtype=np.int32)
     lengths = random.integers(shortest, longest + 1, batch)
-    src[np.arange(longest) >= lengths[:, None]] = CONFIG.pad_id
+    src[np.arange(longest) >= lengths[:, None]] = pad_id
     return src[:, : lengths.max()]
 
 
 def compare(
-    systems: dict[str, Connection], batch: int, beam_size: int, rounds: int
+    systems: dict[str, Connection], src: Sources, beam_size: int, rounds: int
 ) -> dict[str, Any]:
     """Return the seconds of each system in each round, and in how many rows its ids are others."""
-    targets, seconds = time_in_turn(systems, (draw_sources(batch), beam_size), rounds)
+    targets, seconds = time_in_turn(systems, (src, beam_size), rounds)
+    batch = len(src)
     return {
         "batch": batch,
         "beam_size": beam_size,
@@ -185,10 +254,16 @@ def cells(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def main(rounds: int = 5, core: int = 0, json_file: Path | None = None) -> None:
+def main(
+    lineage: Literal[tuple(LINEAGES)] = "marian",
+    rounds: int = 5,
+    core: int = 0,
+    json_file: Path | None = None,
+) -> None:
     """Time all three systems on every task, print seconds and ratios.
 
     Args:
+        lineage: The model that is timed.
         rounds: How often each system is timed on each task, in turn with the others.
         core: The one core that everything runs on.
         json_file: Where to write the seconds of every call, if anywhere.
@@ -200,22 +275,29 @@ def main(rounds: int = 5, core: int = 0, json_file: Path | None = None) -> None:
         table.add_column(heading)
     results = []
     with tempfile.TemporaryDirectory() as name:
-        write_models(Path(name))
-        systems = start(LOADERS, Path(name))
+        model = LINEAGES[lineage]
+        write_models(Path(name), model)
+        systems = start(LOADERS, Path(name), model)
         for beam_size in BEAM_SIZES:
             for batch in track(BATCHES, "greedy" if beam_size == 1 else f"beam {beam_size}"):
-                results.append(compare(systems, batch, beam_size, rounds))
+                src = draw_sources(batch, model.config.pad_id)
+                results.append(compare(systems, src, beam_size, rounds))
                 table.add_row(*cells(results[-1]))
         stop(systems)
     versions = {name: version(name) for name in ("jax", "transformers", "torch", "ctranslate2")}
     Console().print(
         table,
         f"Seconds are the median of {rounds} calls, ratios the least, median and most of {rounds} "
-        f"rounds, ids rows of the batch. {NEW_TOKENS} tokens a target, float32, one core: "
-        f"{processor()}. {', '.join(f'{n} {v}' for n, v in versions.items())}.",
+        f"rounds, ids rows of the batch. {lineage}: {NEW_TOKENS} tokens a target, float32, one "
+        f"core: {processor()}. {', '.join(f'{n} {v}' for n, v in versions.items())}.",
     )
     if json_file is not None:
-        record = {"processor": processor(), "versions": versions, "results": results}
+        record = {
+            "lineage": lineage,
+            "processor": processor(),
+            "versions": versions,
+            "results": results,
+        }
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.conversion import memory
-from benchmarks.decoding import CONFIG, NEW_TOKENS
+from benchmarks.decoding import LINEAGES, NEW_TOKENS
 from benchmarks.nn_transformer import draw_batch, model_config
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from benchmarks.training import DROPOUTS, LOADERS, SETTINGS, SIZES, System
@@ -36,6 +36,7 @@ from jax_transformer.decoding.cache import Cache, select_hypotheses
 from jax_transformer.model import Params
 from jax_transformer.training.step import init_state, train_step
 
+CONFIG = LINEAGES["marian"].config  # of the cache
 SIZE = "base"
 DROPOUT = 0.1  # of the processes that train
 SETTINGS_OF = {  # what is kept for the backward pass, and how layers are compiled

@@ -78,11 +78,13 @@ class Row:
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
             several paths where the foreign tensor stacks several parameters along its first axis.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
+        zeros: Whether an absent foreign tensor means zeros.
     """
 
     foreign: str
     parameters: str | tuple[str, ...]
     operation: Operation = identity
+    zeros: bool = False
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -121,12 +123,14 @@ class Layout:
         buffers: Buffers that are computed and not learned.
         scope: Path of the part of the parameters that is converted; the paths of the rows are
             relative to it. "" is the whole model.
+        unused: Names of foreign tensors that have no meaning: `to_params` does not read them.
     """
 
     name: str
     rows: tuple[Row, ...]
     buffers: tuple[Buffer, ...] = ()
     scope: str = ""
+    unused: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +143,7 @@ class Pair:
         operation: How each parameter becomes its part of the foreign tensor.
         shapes: Shape of each parameter.
         parts: Foreign shape of each part.
+        zeros: Whether an absent foreign tensor means zeros.
     """
 
     foreign: str
@@ -146,6 +151,7 @@ class Pair:
     operation: Operation
     shapes: tuple[Shape, ...]
     parts: tuple[Shape, ...]
+    zeros: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -205,7 +211,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 )
             own = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
-            pairs[foreign] = Pair(foreign, paths, row.operation, own, parts)
+            pairs[foreign] = Pair(foreign, paths, row.operation, own, parts, row.zeros)
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")

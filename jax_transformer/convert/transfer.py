@@ -121,6 +121,9 @@ def to_params(
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
     named = _strip(tensors, strip_prefixes, report)
+    for name in [name for name in layout.unused if name in named]:
+        report.add("not read", name, "has no meaning in the model")
+        del named[name]
     config = _within_tensors(config, layout, named, report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
@@ -150,6 +153,12 @@ def to_params(
         tensors.clear()
     arrays = {pair.foreign: arrays[pair.foreign] for pair in owners.values()}
     leaves = {}
+    for pair in pairs:
+        if pair.zeros and pair.foreign not in named:
+            report.add("zeros", pair.foreign, "is absent")
+            kind = arrays[next(iter(arrays))].dtype
+            for path, shape in zip(pair.paths, pair.shapes, strict=True):
+                leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
     for pair in owners.values():
         array = arrays.pop(pair.foreign)
         for path, view in zip(pair.paths, pair.read(array), strict=True):
@@ -382,7 +391,8 @@ def _compare_names(
 ) -> None:
     copies: dict[tuple[str, ...], list[str]] = {}
     for pair in pairs:
-        copies.setdefault(pair.paths, []).append(pair.foreign)
+        if not pair.zeros:
+            copies.setdefault(pair.paths, []).append(pair.foreign)
     missing = [names[0] for names in copies.values() if not any(name in named for name in names)]
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}

@@ -47,16 +47,14 @@ class Ladder:
         assert measured <= allowed, f"{preset} {block} {dtype}: {measured:.1e} > {allowed:.0e}"
 
     def table(self):
-        """Return the worst errors as Markdown: a row a block, a column a preset, both dtypes."""
-        presets = [preset for preset in TransformerConfig.presets() if self._column(preset)]
-        lines = [f"| block | {' | '.join(presets)} |", f"|---|{'---|' * len(presets)}"]
-        for block in dict.fromkeys(block for block, _ in self.worst):
-            cells = [self._cell(self.worst.get((block, preset), {})) for preset in presets]
-            lines.append(f"| {block} | {' | '.join(cells)} |")
+        """Return the worst errors as Markdown: a row a preset, a column a block, both dtypes."""
+        blocks = list(dict.fromkeys(block for block, _ in self.worst))
+        lines = [f"| preset | {' | '.join(blocks)} |", f"|---|{'---|' * len(blocks)}"]
+        for preset in TransformerConfig.presets():
+            rungs = [self.worst.get((block, preset), {}) for block in blocks]
+            if any(rungs):
+                lines.append(f"| {preset} | {' | '.join(map(self._cell, rungs))} |")
         return "\n".join(lines)
-
-    def _column(self, preset):
-        return any(column == preset for _, column in self.worst)
 
     def _cell(self, rung):
         return " · ".join(f"{rung[dtype]:.0e}" for dtype in ("float64", "float32") if dtype in rung)
