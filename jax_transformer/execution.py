@@ -13,7 +13,7 @@ from jax_transformer.errors import InputError
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Attention = Literal["plain", "cudnn"]
-Product = Literal["flattened", "batched"]
+Product = Literal["flattened", "batched", "wide_sums"]
 DropoutMask = Literal["packed", "unpacked"]
 Remat = Literal["none", "layers", "dots"]
 
@@ -27,7 +27,9 @@ class Execution:
             which drop no attention weights; `runtime.attention_backend` knows their limits.
         product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
-            are, which saves a TPU the transposes.
+            are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
+            float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
+            a float32 copy of it first. Decoding steps use it; a gradient through it is slow.
         dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
             element, "unpacked" one byte or the random bits, which saves the time of packing.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers

@@ -28,13 +28,40 @@ def linear(
         kernel: Matrix [inputs, outputs].
         bias: Vector [outputs]; None adds nothing.
         product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
-            gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU.
+            gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
+            "wide_sums" joins them and adds up in at least float32.
     """
-    rows = x.reshape(-1, x.shape[-1]) if product == "flattened" else x
-    y = rows @ kernel
+    rows = x if product == "batched" else x.reshape(-1, x.shape[-1])
+    if product == "wide_sums":
+        kind = jnp.result_type(rows, kernel)
+        wide = jnp.promote_types(kind, jnp.float32)
+        y = jnp.matmul(rows, kernel, preferred_element_type=wide).astype(kind)
+    else:
+        y = rows @ kernel
     if bias is not None:
         y = y + bias
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def linear_by_rows(
+    x: Float[Array, "*batch inputs"],
+    table: Float[Array, "outputs inputs"],
+    bias: Float[Array, " outputs"] | None = None,
+) -> Float[Array, "*batch outputs"]:
+    """Return `x @ table.T + bias`, adding up in at least float32.
+
+    XLA for CPU copies neither a large table nor its transpose for it, also of half precision.
+    """
+    kind = jnp.result_type(x, table)
+    wide = jnp.promote_types(kind, jnp.float32)
+    rows = x.reshape(-1, x.shape[-1])
+    count = len(rows)
+    if count == 1 and wide != kind:  # XLA would copy the table for a product with a vector
+        rows = jnp.concatenate([rows, rows])
+    y = jnp.einsum("vd,rd->vr", table, rows, preferred_element_type=wide).T[:count].astype(kind)
+    if bias is not None:
+        y = y + bias
+    return y.reshape(*x.shape[:-1], len(table))
 
 
 def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Array, "*batch D"]:

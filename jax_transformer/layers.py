@@ -499,7 +499,8 @@ class OutputProjection(nn.Module):
         """Return the logits; `table` is the embedding that a tied projection reuses."""
         config = self.config
         shape = (config.d_model, config.tgt_vocab_size)
-        if config.output_projection == "tied":
+        tied = config.output_projection == "tied"
+        if tied:
             kernel = table.T
         else:
             kernel = self.param("kernel", initialization.output_kernel(config), shape)
@@ -507,4 +508,6 @@ class OutputProjection(nn.Module):
         if config.output_bias:
             draw = initialization.bias(config, config.d_model)
             bias = self.param("bias", draw, (config.tgt_vocab_size,))
+        if tied and self.execution.product == "wide_sums":
+            return functional.linear_by_rows(x, table, bias)
         return functional.linear(x, kernel, bias, self.execution.product)

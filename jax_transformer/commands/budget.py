@@ -1,16 +1,21 @@
 """`jax-transformer budget`: estimates memory, FLOPs and time of training."""
 
+import dataclasses
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.huggingface import read_model_config
+from jax_transformer.errors import InputError
 from jax_transformer.training import budget as estimate
 
 
 def budget(
     size: Literal["base", "big"] = "base",
     preset: str = "vaswani2017",
+    model: Path | None = None,
     vocab_size: int | None = None,
     d_model: int | None = None,
     num_heads: int | None = None,
@@ -31,7 +36,9 @@ def budget(
 
     Args:
         size: Model of Vaswani et al. 2017, table 3; the sizes below replace its own.
-        preset: The described implementation.
+        preset: The described implementation, in its own sizes.
+        model: A Hugging Face folder of a known family or its config.json, or the folder of a model
+            of this library, in the place of size and preset; no weights are read.
         vocab_size: Entries of both vocabularies.
         d_model: Width of the residual stream.
         num_heads: Attention heads.
@@ -55,9 +62,14 @@ def budget(
         "num_encoder_layers": num_encoder_layers,
         "num_decoder_layers": num_decoder_layers,
     }
+    given = {name: value for name, value in given.items() if value is not None}
     fields, paper_steps = estimate.SIZES[size]
-    fields = fields | {name: value for name, value in given.items() if value is not None}
-    config = TransformerConfig.preset(preset, **fields)
+    if model is None:
+        config = TransformerConfig.preset(preset, **fields | given)
+    elif (size, preset) == ("base", "vaswani2017"):
+        config = dataclasses.replace(read_model_config(model), **given)
+    else:
+        raise InputError(f"--model {model} takes the place of --size and --preset; leave them out")
     workload = estimate.Workload(batch_rows, length, compute_dtype, mesh, freeze)
     shown = estimate.show(config, workload, paper_steps if steps is None else steps, utilisation)
     Console(width=100).print(shown)

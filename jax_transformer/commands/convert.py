@@ -12,6 +12,7 @@ from jax_transformer.convert import check_config, files, get_layout, to_params, 
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.files.checks import faults_named
+from jax_transformer.convert.files.shards import MAX_SHARD_SIZE
 from jax_transformer.convert.huggingface import (
     from_huggingface,
     is_huggingface,
@@ -59,6 +60,7 @@ def convert(
     strip_prefixes: Prefixes = (),
     dtype: str | None = None,
     overwrite: bool = False,
+    max_shard_size: str = MAX_SHARD_SIZE,
 ) -> None:
     """Read weights in one layout, write them in another, and print what became of each tensor.
 
@@ -78,6 +80,8 @@ def convert(
             them, as module.
         dtype: Floating-point type to convert to; if None, each tensor keeps its own.
         overwrite: Replace an existing output.
+        max_shard_size: Most bytes of one weight file of a Hugging Face folder, as 5GB; larger
+            weights are split into shards.
     """
     get_layout(layout)
     target = get_layout(output_layout)
@@ -85,9 +89,9 @@ def convert(
     if model.report:
         print(model.report)
     if family := FAMILIES.get(output_layout):
-        _write_folder(model, family, output, overwrite)
+        _write_folder(model, family, output, overwrite, max_shard_size)
     else:
-        tensors, report = to_tensors(model.params, model.config, target)
+        tensors, report = to_tensors(model.params, model.config, target, copy=False)
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
         metadata = recorded if output.suffix == ".safetensors" else None
         files.write(output, tensors, overwrite=overwrite, metadata=metadata)
@@ -95,7 +99,9 @@ def convert(
     print(f"{output} written, and read back equal")
 
 
-def _write_folder(model: Source, family: Family, output: Path, overwrite: bool) -> None:
+def _write_folder(
+    model: Source, family: Family, output: Path, overwrite: bool, max_shard_size: str
+) -> None:
     """Write a folder of a family with as much of the source as the family can have."""
     left = list(model.left)
     origin, tokenizer = model.origin, model.tokenizer
@@ -107,6 +113,7 @@ def _write_folder(model: Source, family: Family, output: Path, overwrite: bool) 
         left += tokenizer.files()
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
+    options["max_shard_size"] = max_shard_size
     to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
     if left:
         print(f"not carried over: {', '.join(left)}")
@@ -132,14 +139,16 @@ def read_source(
         from jax_transformer.translation import model_folder
 
         model = model_folder.load(source)
-        tensors, _ = to_tensors(model.params, model.config, get_layout("reference"))
-        params, _ = to_params(tensors, model.config, get_layout("reference"), dtype=dtype)
-        return Source(
-            model.config, params, model.tokenizer, origin=model_folder.read_origin(source)
-        )
+        if dtype is not None:
+            reference = get_layout("reference")
+            tensors, _ = to_tensors(model.params, model.config, reference, copy=False)
+            params, _ = to_params(tensors, model.config, reference, dtype=dtype)
+            model = model._replace(params=params)
+        origin = model_folder.read_origin(source)
+        return Source(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
     config = file_config(source, config_file)
-    options = {"strip_prefixes": strip_prefixes, "dtype": dtype}
+    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return Source(config, params, report=report)
 

@@ -8,23 +8,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files
 from jax_transformer.convert.arrays import FLOATS, as_jax
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.files.folder import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     check_writable,
     staged,
 )
 from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.convert.files.shards import (
+    MAX_SHARD_SIZE,
+    names_written,
+    parse_shard_size,
+    read_weights,
+    split,
+    stale_files,
+    write_weights,
+)
 from jax_transformer.convert.generation_config import (
     GENERATION_FILE,
     generation_options,
@@ -46,7 +53,6 @@ if TYPE_CHECKING:
 
     from jax_transformer.data.tokenizers import Tokenizer
 
-_WEIGHTS = (WEIGHTS_FILE, "pytorch_model.bin")
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
 
@@ -58,8 +64,8 @@ def from_huggingface(
     Nothing is downloaded, and no tokenizer is read; `load_folder` reads it.
 
     Args:
-        source: A folder with config.json and model.safetensors or pytorch_model.bin, or a model
-            of transformers.
+        source: A folder with config.json and model.safetensors or pytorch_model.bin, whole or in
+            shards, or a model of transformers.
         dtype: Floating-point type to convert the weights to; None keeps their type.
 
     Raises:
@@ -68,7 +74,7 @@ def from_huggingface(
             (lists the faults).
     """
     if isinstance(source, str | os.PathLike):
-        values, tensors = read_config(Path(source)), _read_weights(Path(source))
+        values, tensors = read_config(Path(source)), read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
         values, tensors = source.config.to_dict(), source.state_dict()
     else:
@@ -79,7 +85,7 @@ def from_huggingface(
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
-    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax)
+    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
     return config, params
 
 
@@ -176,11 +182,13 @@ def to_huggingface(
     tokenizer: Tokenizer | None = None,
     origin: Origin | None = None,
     overwrite: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
-    It holds model.safetensors, config.json and generation_config.json, and the tokenizer's files
-    where a tokenizer is given. All files are written or none; other files of the folder stay.
+    It holds model.safetensors, or shards and model.safetensors.index.json; config.json and
+    generation_config.json; and the tokenizer's files where a tokenizer is given. All files are
+    written or none; other files of the folder stay.
 
     With an origin, config.json is the origin's, with the keys that `config` changes brought up to
     date, and the other files of the origin are written as they were: generation_config.json, too,
@@ -195,11 +203,14 @@ def to_huggingface(
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
         origin: The folder that the model comes from, as `origin.read_origin` returns it.
         overwrite: Whether files of those names may be replaced.
+        max_shard_size: Most bytes of the tensors in one file, as a number or as "5GB". Larger
+            weights become shards; a larger tensor has a shard of its own.
 
     Raises:
-        InputError: A file exists, the parent folder does not, no family has this config (names
-            the fields), several have it and `family` is None, the family's class does not read
-            this kind of tokenizer, the origin is of another family or vocabulary, or the
+        InputError: A file exists, or other weights that could be read in the place of the new
+            ones; the parent folder does not; no family has this config (names the fields), several
+            have it and `family` is None; the family's class does not read this kind of tokenizer;
+            the origin is of another family or vocabulary; `max_shard_size` is no size; or the
             parameters are not those of the config. Nothing is written then.
     """
     directory = Path(directory)
@@ -218,14 +229,16 @@ def to_huggingface(
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.files()
         contents = language_files(contents, tokenizer)
-    _check_free(directory, [WEIGHTS_FILE, *contents], overwrite)
-    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers)
+    parse_shard_size(max_shard_size)
+    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     first_names: dict[int, str] = {}
     for name, tensor in tensors.items():
         first_names.setdefault(id(tensor), name)  # transformers ties the copies again
     tensors = {name: tensors[name] for name in first_names.values()}
+    shards = split(tensors, max_shard_size)
+    _check_free(directory, [*names_written(shards), *contents], overwrite)
     with staged(directory) as staging:
-        files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+        write_weights(staging, tensors, shards)
         for name, content in contents.items():
             (staging / name).write_bytes(content)
 
@@ -296,17 +309,26 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
     taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(
-            f"{directory} already holds {', '.join(taken)}; choose another folder or allow "
-            "overwriting"
+            f"{directory} already holds {_few(taken)}; choose another folder or allow overwriting"
         )
     with faults_named(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
+    if stale := stale_files(directory, names):
+        raise InputError(
+            f"{directory} holds {_few(stale)} of other weights, which could be read in the place "
+            "of the new ones; remove them"
+        )
     if GENERATION_FILE not in names and os.path.lexists(directory / GENERATION_FILE):
         raise InputError(
             f"{directory} holds a {GENERATION_FILE}, which the new model does not have and "
             "transformers would read; remove it"
         )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names for a message: a model may have many shards."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -334,11 +356,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / CONFIG_FILE)
 
 
-def _read_weights(folder: Path) -> dict[str, Any]:
-    for name in _WEIGHTS:
-        if (folder / name).exists():
-            return files.read(folder / name)
-    raise InputError(f"{folder} holds neither {' nor '.join(_WEIGHTS)}")
+def read_model_config(path: Path) -> TransformerConfig:
+    """Return the config of a model, from its folder or from its config.json alone.
+
+    Args:
+        path: A folder of a known family or of this library, or its config.json.
+
+    Raises:
+        InputError: The file is missing or damaged, or the family is unknown.
+    """
+    values = read_json(path) if path.is_file() else read_config(path)
+    if values.get("model_type") != _OWN_TYPE:
+        return config_from_json(_family_of(values), values)
+    try:
+        return TransformerConfig.from_dict(values["config"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: holds no config of a model ({error!r})") from error
 
 
 def _family_of(values: Mapping[str, Any]) -> Family:

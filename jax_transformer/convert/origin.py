@@ -18,6 +18,7 @@ from jax_transformer.convert.families import get_family
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.files.folder import CONFIG_FILE, WEIGHTS_FILE
 from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.convert.files.shards import weight_files
 from jax_transformer.errors import InputError
 
 ORIGIN_FILE = "huggingface_origin.json"
@@ -108,7 +109,7 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """Return the origin that is a Hugging Face folder, and the names of what it leaves out.
 
     It leaves out weights, folders, files of more than 16 MiB and what is no regular file. The
-    names do not include the model's model.safetensors and the tokenizer's own files, which the
+    names do not include the files of the model's weights and the tokenizer's own files, which the
     model and the tokenizer carry.
 
     Raises:
@@ -116,7 +117,7 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))
-    elsewhere = {CONFIG_FILE, WEIGHTS_FILE}
+    elsewhere = {CONFIG_FILE, *weight_files(folder)}
     if family.tokenizer is not None:
         elsewhere.update(family.tokenizer.names(folder))
     files, left = {}, []

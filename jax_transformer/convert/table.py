@@ -179,13 +179,12 @@ class Pair:
         ]
 
     def write(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
-        """Return a new C-contiguous foreign tensor that holds these parameters."""
+        """Return the foreign tensor that holds these parameters; of one of them, a view."""
         parts = [
             self.operation.to_foreign(parameter, shape)
             for parameter, shape in zip(parameters, self.parts, strict=True)
         ]
-        # One part alone must be copied explicitly: concatenate keeps Fortran order.
-        return np.array(parts[0] if len(parts) == 1 else np.concatenate(parts), order="C")
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:

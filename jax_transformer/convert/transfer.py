@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, no_type_check
 
 import numpy as np
@@ -33,6 +33,7 @@ from jax_transformer.errors import InputError
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+PIECE = 2**22  # elements that are checked at a time
 NUMBER = re.compile(r"[0-9]+")
 TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
@@ -89,6 +90,7 @@ def to_params(
     allow_nonfinite: bool = False,
     buffers: bool = True,
     leaf: Callable[[np.ndarray], Any] = own_copy,
+    consume: bool = False,
 ) -> tuple[dict[str, Any], Report]:
     """Read foreign tensors into parameters, all or none.
 
@@ -104,6 +106,8 @@ def to_params(
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
         leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
+        consume: Whether `tensors`, a dict, is emptied when it has no fault, so that each tensor
+            is freed after its conversion, and the model is not held in memory twice.
 
     Returns:
         The parameters as a nested dict of new arrays, and the report.
@@ -144,6 +148,10 @@ def to_params(
     if report.faults:
         raise ConversionError(report)
 
+    named.clear()
+    if consume:
+        tensors.clear()
+    arrays = {pair.foreign: arrays[pair.foreign] for pair in owners.values()}
     leaves = {}
     for pair in pairs:
         if pair.zeros and pair.foreign not in named:
@@ -152,7 +160,8 @@ def to_params(
             for path, shape in zip(pair.paths, pair.shapes, strict=True):
                 leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
     for pair in owners.values():
-        for path, view in zip(pair.paths, pair.read(arrays[pair.foreign]), strict=True):
+        array = arrays.pop(pair.foreign)
+        for path, view in zip(pair.paths, pair.read(array), strict=True):
             leaves[path] = leaf(check.convert(view))
     return nest(leaves), report
 
@@ -165,6 +174,7 @@ def to_tensors(
     dtype: str | None = None,
     allow_nonfinite: bool = False,
     buffers: bool = True,
+    copy: bool = True,
 ) -> tuple[dict[str, np.ndarray], Report]:
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
 
@@ -175,10 +185,12 @@ def to_tensors(
         dtype: As for `to_params`.
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are written too.
+        copy: Whether the tensors share no memory with `params`. Without a copy they may be
+            read-only views of any strides, which a file can hold as well.
 
     Returns:
-        New C-contiguous numpy arrays by foreign name, and the report. Tied copies are one array
-        under several names; no other two arrays share memory.
+        Numpy arrays by foreign name, new and C-contiguous with `copy`, and the report. Tied copies
+        are one array under several names; with `copy`, no other two arrays share memory.
 
     Raises:
         ConversionError: The parameters are not those of the config; its report lists every
@@ -208,6 +220,7 @@ def to_tensors(
             report.add("tied", pair.foreign, f"to {owner.foreign}")
         else:
             tensor = pair.write([check.convert(arrays[path]) for path in pair.paths])
+            tensor = np.array(tensor, order="C") if copy else tensor
             tensors[pair.foreign] = tensor
             report.add(pair.kind, pair.foreign, f"{', '.join(pair.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
@@ -264,24 +277,45 @@ class _Check:
             return array.astype(self.dtype)
 
     def _first_nonfinite(self, array: np.ndarray) -> tuple[int, ...] | None:
-        if self.allow_nonfinite or (finite := np.isfinite(array)).all():
-            return None
-        return tuple(int(i) for i in np.unravel_index(np.argmin(finite), array.shape))
+        for begin, rows in () if self.allow_nonfinite else _pieces(array):
+            finite = np.isfinite(rows)
+            if not finite.all():
+                first, *rest = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
+                return (begin + int(first), *map(int, rest))[: array.ndim]
+        return None
 
     def _right_type(self, kind: np.dtype) -> bool:
         return kind.name in FLOATS or (self.dtype is not None and kind.kind in "iub")
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray | None:
-        rounded = self.convert(array)
-        if (index := self._first_nonfinite(rounded)) is not None:
-            self.report.add("not finite", name, f"{array[index]} at {list(index)} in {self.dtype}")
-            return None
         both = np.promote_types(array.dtype, self.dtype)
-        with np.errstate(invalid="ignore"):  # infinity minus infinity
-            error = np.nanmax(np.abs(rounded.astype(both) - array.astype(both)), initial=0)
+        error = 0.0
+        for begin, rows in _pieces(array):
+            rounded = self.convert(rows)
+            if (index := self._first_nonfinite(rounded)) is not None:
+                place = (begin + index[0], *index[1:]) if index else ()
+                detail = f"{array[place]} at {list(place)} in {self.dtype}"
+                self.report.add("not finite", name, detail)
+                return None
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                difference = np.abs(rounded.astype(both) - rows.astype(both))
+            error = np.nanmax(difference, initial=error)
         detail = f"{array.dtype} to {self.dtype}, largest rounding error {error:.3g}"
         self.report.add("converted", name, detail)
         return array
+
+
+def _pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield an array in pieces of some million elements: the index of the first row, the rows.
+
+    What is computed of a piece takes little memory beside a large array.
+    """
+    if array.size <= PIECE:
+        yield 0, array
+        return
+    rows = max(1, PIECE * len(array) // array.size)
+    for begin in range(0, len(array), rows):
+        yield begin, array[begin : begin + rows]
 
 
 @no_type_check

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from jax_transformer.checks import check_ids, check_length, check_mask
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.execution import Execution
 from jax_transformer.model import DecoderCache, Params, SourceMask, Transformer
 from jax_transformer.self_over_memory import needs_equal_lengths
 
@@ -24,6 +25,7 @@ Tokens = (
     | Float[Array | np.ndarray, "B N D"]
 )
 Logits = Float[Array, "B V"] | Float[Array, "B N V"]
+STEP = Execution(product="wide_sums")  # how a step is executed
 
 
 class Cache(NamedTuple):
@@ -134,7 +136,7 @@ def decode_step(
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     own = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
-    logits, layers = Transformer(config).apply(
+    logits, layers = Transformer(config, STEP).apply(
         {"params": params},
         tokens[:, None] if single else tokens,
         cache.layers,

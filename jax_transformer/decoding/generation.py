@@ -15,7 +15,7 @@ from jax_transformer.decoding import options
 from jax_transformer.decoding.beam import beam_search
 from jax_transformer.decoding.cache import Cache, decode_step, init_cache
 from jax_transformer.decoding.greedy import greedy_search
-from jax_transformer.decoding.panels import cut_panels, use_panels
+from jax_transformer.decoding.panels import cut_panels, use_panels, worth_a_copy
 from jax_transformer.decoding.rule_options import StartToken, make_rules
 from jax_transformer.decoding.rules import Rules
 from jax_transformer.decoding.sampling import Sampling
@@ -237,8 +237,11 @@ def _search(
     panels = cut_panels(params, config, len(src) * beam_size)
 
     def advance(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
+        # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
+        # loop. Only what a step reads of them is converted, in the step.
+        here, tokens = jax.lax.optimization_barrier((params, tokens))
         with use_panels(panels):
-            return decode_step(params, config, cache, tokens)
+            return decode_step(here, config, cache, tokens)
 
     if beam_size == 1:
         return greedy_search(advance, cache, config, rules, sampling, length_penalty)
@@ -248,11 +251,16 @@ def _search(
 
 
 def _untie(params: Params, config: TransformerConfig) -> tuple[Params, TransformerConfig]:
-    """Return the same model with a separate output kernel, transposed once before the loop."""
+    """Return the same model with a separate output kernel, transposed once before the loop.
+
+    A table that is too large for a copy stays tied.
+    """
     if config.output_projection != "tied":
         return params, config
     shared = config.token_embeddings == "shared"
     table = params["token_embedding" if shared else "target_embedding"]["embedding"]
+    if not worth_a_copy(table):
+        return params, config
     kernel = jax.lax.optimization_barrier(table.T)  # else XLA reads the table column by column
     projection = params.get("output_projection", {}) | {"kernel": kernel}
     config = dataclasses.replace(config, output_projection="linear")

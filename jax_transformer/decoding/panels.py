@@ -3,7 +3,9 @@
 XLA passes a product to Eigen, which first copies the kernel, part by part, into an order that suits
 the processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels
 of few columns, cut once before the loop, need no copy. A program for another platform multiplies by
-the kernels themselves.
+the kernels themselves, and so does one of half-precision parameters.
+
+Panels and a transposed table are copies of parameters, so the largest parameters have neither.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from jax_transformer.model import Params
 from jax_transformer.self_over_memory import needs_equal_lengths
 
 MOST_ROWS = 16  # measured: with 32 rows, joining the columns costs as much as the panels save
+MOST_BYTES = 2**28  # of a parameter that is copied: the table of 65,536 tokens of width 1024
 
 
 class Panels(NamedTuple):
@@ -50,10 +53,21 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
     kernels = {}
     for path, kernel in jax.tree_util.tree_leaves_with_path(params):
         names = [entry.key for entry in path]
-        if names[0] in ("decoder", "output_projection") and names[-1] == "kernel":
+        decodes = names[0] in ("decoder", "output_projection") and names[-1] == "kernel"
+        if decodes and worth_a_copy(kernel):
             kernels["/".join(names[:-1])] = _cut(kernel, width)
+    if not kernels:
+        return None
     # The barrier keeps XLA from cutting the panels again in every step of the loop.
     return Panels(*jax.lax.optimization_barrier((kernels, jnp.ones((), kernel.dtype))))
+
+
+def worth_a_copy(parameter: Float[Array, "..."]) -> bool:
+    """Return whether a search may keep a rearranged copy of a parameter to be faster.
+
+    XLA multiplies by panels of half precision in float32, and would make a float32 copy of them.
+    """
+    return parameter.nbytes <= MOST_BYTES and parameter.dtype.itemsize >= 4
 
 
 def use_panels(panels: Panels | None) -> AbstractContextManager[None]:

@@ -47,6 +47,7 @@ from jax_transformer.model import Params
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
+DTYPES = ("float32", "bfloat16")  # of the parameters
 MAX_CONFIG_SIZE = 2**20  # bytes of config.json
 # Generation defaults of the models that this library trains.
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
@@ -231,7 +232,7 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
             not finite.
     """
     with _first_fault(folder):
-        tensors, _ = to_tensors(model.params, model.config, LAYOUT)
+        tensors, _ = to_tensors(model.params, model.config, LAYOUT, copy=False)
     with staged(folder) as staging:
         write_files(staging, model.tokenizer)
         if origin is not None:
@@ -367,10 +368,11 @@ def _read_params(path: Path, config: TransformerConfig) -> Params:
     """
     tensors = files.read(path)
     for name, array in tensors.items():
-        if array.dtype != np.float32:
-            raise InputError(f"{path}: {name} is {array.dtype}, but must be float32")
+        if array.dtype.name not in DTYPES:
+            wanted = " or ".join(DTYPES)
+            raise InputError(f"{path}: {name} is {array.dtype}, but must be {wanted}")
     with _first_fault(path):
-        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax)
+        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax, consume=True)
     return params
 
 

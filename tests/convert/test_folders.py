@@ -10,8 +10,9 @@ import pytest
 
 import jax_transformer
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import files, huggingface
+from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.files import formats
 from jax_transformer.convert.huggingface import (
     from_huggingface,
     load_folder,
@@ -213,13 +214,13 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(home, tmp_path, monkeypa
     config, params, tokenizer, _ = load_folder(home)
     options = {"tokenizer": tokenizer, "overwrite": True}
     to_huggingface(params, config, tmp_path / "model", **options)
-    before, whole = contents(tmp_path), files.write
+    before, whole = contents(tmp_path), formats.write
 
     def fail(path, *arguments, **settings):
         whole(path, *arguments, **settings)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(huggingface.files, "write", fail)
+    monkeypatch.setattr(formats, "write", fail)
     other = {**params, "output_projection": {"bias": params["output_projection"]["bias"] + 1}}
     with pytest.raises(InputError, match=r"cannot be written .*No space left on device"):
         to_huggingface(other, config, tmp_path / "model", **options)

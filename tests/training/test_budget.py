@@ -1,6 +1,7 @@
 """The budget beside what XLA says of the compiled step, and beside counts by hand."""
 
 import dataclasses
+import json
 import math
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.families import get_family
+from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.errors import InputError
 from jax_transformer.model import apply, init_params
 from jax_transformer.training import budget as estimate
@@ -110,6 +113,60 @@ def test_parameters_of_the_papers_models_are_counted_exactly(monkeypatch):
         assert found.parameters == found.gradients == 4 * expected
         assert found.adam_moments == 8 * expected
         assert found.compute_copy == 2 * expected
+
+
+# Counted in transformers' models of these sizes, built without memory: their parameters without
+# sinusoids, with final_logits_bias and, in T5 v1.1, mT5 and UMT5, with a head of its own.
+COUNTS = {
+    "bart": 406_341_721,
+    "mbart": 611_129_542,
+    "m2m100": 483_905_536,
+    "pegasus": 568_796_007,
+    "blenderbot": 2_696_276_808,
+    "t5": 60_506_624,
+    "t5_v1_1": 222_903_552 + 32_128 * 768,
+    "mt5": 172_119_424 + 250_112 * 512,
+    "umt5": 175_333_376 + 256_384 * 512,
+}
+
+
+@pytest.mark.parametrize("preset", COUNTS)
+def test_parameters_of_presets_are_those_of_transformers(preset, monkeypatch):
+    monkeypatch.setattr(estimate, "activations_per_row", lambda *_: {"none": 0.0})
+    found = budget(TransformerConfig.preset(preset), Workload(rows=1, length=2))
+    assert found.num_parameters == COUNTS[preset]
+
+
+def test_flops_of_gated_wide_heads_are_those_of_the_compiled_step():
+    fields = {"d_kv": 96, "gated_feed_forward": True, "output_projection": "linear"}
+    config = make_config(**fields)
+    counted = compile_step(config).cost_analysis()["flops"]
+    assert 1 <= counted / step_flops(config, ROWS, LENGTH) < FLOPS_FACTOR
+    plain = {"d_kv": None, "gated_feed_forward": False}
+    for name, value in plain.items():
+        other = step_flops(make_config(**fields | {name: value}), ROWS, LENGTH)
+        assert not 1 <= counted / other < FLOPS_FACTOR
+
+
+def test_the_command_takes_the_config_of_a_model(tmp_path, run, monkeypatch, capsys):
+    kept = dict.fromkeys(("none", "layers", "dots"), 0.0)
+    monkeypatch.setattr(estimate, "activations_per_row", lambda *_: kept)
+    config = TransformerConfig.preset("marian", d_model=16, num_heads=2, d_ff=8, max_length=64)
+    values = config_to_json(get_family("marian"), config)
+    own = {"model_type": "jax_transformer", "config": config.to_dict()}
+    for name, content in (("foreign", values), ("own", own)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    expected = sum(leaf.size for leaf in jax.tree.leaves(init_params(jax.random.key(0), config)))
+    workload = ["--batch-rows", "4", "--length", "6"]
+    for place in ("foreign", "own", "foreign/config.json"):
+        options = ["--model", str(tmp_path / place), *workload]
+        monkeypatch.setattr(sys, "argv", ["x", "budget", *options])
+        cli.main()
+        assert f"{expected:,} parameters; 4 x 6 tokens" in capsys.readouterr().out
+    assert "--model x takes the place of --size and" in run("--model", "x", "--preset", "t5")[0]
+    (tmp_path / "own" / "config.json").write_text('{"model_type": "jax_transformer"}')
+    assert "holds no config of a model" in run("--model", str(tmp_path / "own"))[0]
 
 
 def test_a_mesh_divides_what_its_axes_spread():

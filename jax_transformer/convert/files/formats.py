@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from jax_transformer.convert.arrays import as_numpy
 from jax_transformer.convert.files import safetensors_file, torch_file
@@ -96,7 +95,7 @@ def write(
         name: storable[id(tensor)] for name, tensor in tensors.items()
     }  # tied names share one array
     with (
-        faults_named(path, "cannot be written", OSError, RuntimeError, SafetensorError),
+        faults_named(path, "cannot be written", OSError, RuntimeError),
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
     ):
         temporary = Path(folder) / path.name
@@ -130,8 +129,8 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _storable(path: Path, name: str, tensor: Any) -> np.ndarray:
-    """Return a C-contiguous array: safetensors writes strided arrays in a wrong order."""
+    """Return a tensor as an array that a file can hold, of any strides."""
     array = as_numpy(tensor)
     check_dtype(path, name, array.dtype)
     check_shape(path, name, array.shape, array.size)
-    return np.asarray(array, order="C")
+    return array

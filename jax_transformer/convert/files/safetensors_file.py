@@ -2,7 +2,8 @@
 
 The readers of the safetensors library accept repeated names, names that look like paths and headers
 of any size, and they hold the file in memory twice. This reader checks the header, then reads each
-tensor from its place in the file. Files are written by the library.
+tensor from its place in the file. The writer of the library wants all tensors contiguous in memory;
+this one writes a tensor after the other, so that only one is ever copied.
 """
 
 import contextlib
@@ -11,12 +12,11 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import safetensors.numpy
 
 from jax_transformer.convert.files.checks import (
     DTYPES,
@@ -81,12 +81,44 @@ def read_metadata(path: Path, size: int) -> dict[str, str]:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write C-contiguous arrays, with a digest of each and of the metadata."""
+    """Write arrays of any strides, with a digest of each and of the metadata.
+
+    The header is written again at the end: a digest is known when its tensor has been written.
+    """
     if _free_text(metadata) != metadata:
         raise WeightFileError(f"{path}: names in the metadata must not begin with {_DIGEST!r}")
-    digests = {f"{_DIGEST}:{name}": _tensor_digest(name, array) for name, array in arrays.items()}
-    digests[_DIGEST] = _text_digest(metadata)
-    safetensors.numpy.save_file(dict(arrays), path, metadata={**metadata, **digests})
+    # As the library sorts them: a tensor begins at a multiple of its items' size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    text = {**metadata, **{f"{_DIGEST}:{name}": "0" * 64 for name in names}}
+    text[_DIGEST] = _text_digest(metadata)
+    with path.open("wb") as file:
+        file.write(_header(arrays, names, text))
+        for name in names:
+            array = np.asarray(arrays[name], order="C")
+            text[f"{_DIGEST}:{name}"] = _tensor_digest(name, array)
+            file.write(array.reshape(-1).view(np.uint8))
+        file.seek(0)
+        file.write(_header(arrays, names, text))
+
+
+def _header(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the header of a file with these tensors in this order, its length before it."""
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        entries[name] = {
+            "dtype": kinds[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (begin, end),
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def _read_header(

@@ -1,0 +1,178 @@
+"""Hugging Face folders of large models: in shards, and in bfloat16, both ways."""
+
+import gc
+import json
+import shutil
+import sys
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jax_transformer
+from jax_transformer.commands import main as cli
+from jax_transformer.convert import files, transfer
+from jax_transformer.convert.files import safetensors_file
+from jax_transformer.convert.files.shards import INDEX_FILE, read_weights, weight_files
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.errors import InputError
+from jax_transformer.translation import model_folder
+from tests.convert.families.case import foreign_model, transformers, write_tokenizer
+from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.models import random_params, small_config
+from tests.parity.ladder import error
+
+TOKENIZER = BytePairTokenizer.train(["ab"], vocab_size=8)
+LINES = ["tlx 6r5, tlx", "6r5"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder in bfloat16 and in shards, as transformers saves it, with stale weights beside."""
+    folder = tmp_path_factory.mktemp("sharded") / "model"
+    changes = write_tokenizer("pegasus", folder)
+    model = foreign_model("pegasus", None, **changes).to(torch.bfloat16)
+    model.generation_config.max_length = 9
+    model.save_pretrained(folder, max_shard_size="3KB")
+    (folder / "pytorch_model.bin").write_bytes(b"stale")
+    assert len(weight_files(folder)) > 4
+    return folder
+
+
+@pytest.fixture
+def convert(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["jax-transformer", "convert", *map(str, arguments)])
+        cli.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def assert_loads_in_transformers(folder, home):
+    models = []
+    for path in (folder, home):
+        model, report = transformers.PegasusForConditionalGeneration.from_pretrained(
+            path, output_loading_info=True
+        )
+        assert not any(report.values()), report
+        models.append(model)
+    assert models[0].dtype == torch.bfloat16
+    states = [model.state_dict() for model in models]
+    for name in states[0]:
+        assert torch.equal(states[0][name], states[1][name]), name
+
+
+def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, convert):
+    _, params = from_huggingface(home)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+    layout = ["--output-layout", "pegasus", "--max-shard-size", "3KB"]
+    printed = convert(home, tmp_path / "direct", *layout)
+    assert "not carried over: pytorch_model.bin\n" in printed
+    assert len(weight_files(tmp_path / "direct")) > 4
+    convert(home, tmp_path / "weights.safetensors")
+    assert {
+        array.dtype.name for array in files.read(tmp_path / "weights.safetensors").values()
+    } == {"bfloat16"}
+    convert(tmp_path / "weights.safetensors", tmp_path / "file", *layout)
+    model = model_folder.load(home)
+    model_folder.save(tmp_path / "own", model, origin=read_origin(home)[0])
+    assert_same_params(model_folder.load(tmp_path / "own").params, params)
+    convert(tmp_path / "own", tmp_path / "own_back", *layout)
+    for name in ("direct", "file", "own_back"):
+        assert_same_params(from_huggingface(tmp_path / name)[1], params)
+        assert_same_tensors(read_weights(tmp_path / name), read_weights(home))
+        assert_loads_in_transformers(tmp_path / name, home)
+
+
+def test_a_folder_in_bfloat16_translates(home):
+    """The whole model is computed in bfloat16; the scores of a search in float32."""
+    config, params, tokenizer, generation = jax_transformer.load(home)
+    src = np.array(tokenizer.encode_source([LINES[0]]))
+    found = jax_transformer.generate(params, config, src, **generation)
+    assert found.scores.dtype == jnp.float32
+    assert np.isfinite(found.scores).all()
+    apply = jax.jit(jax_transformer.apply, static_argnames="config")
+    logits = apply(params, config, src, found.tokens[:, 0])
+    assert logits.dtype == jnp.bfloat16
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    expected = apply(wide, config, src, found.tokens[:, 0])
+    assert error(logits.astype(jnp.float32), expected) < 2**-5
+
+
+def test_one_file_by_default_and_shards_where_asked(home, tmp_path):
+    config, params = from_huggingface(home)
+    to_huggingface(params, config, tmp_path / "one", family="pegasus")
+    assert weight_files(tmp_path / "one") == ["model.safetensors"]
+    with pytest.raises(InputError, match="max_shard_size='3' must be a number of bytes"):
+        to_huggingface(params, config, tmp_path / "x", family="pegasus", max_shard_size="3")
+    assert not (tmp_path / "x").exists()
+
+
+def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
+    config, params = from_huggingface(home)
+    options = {"family": "pegasus", "overwrite": True}
+    to_huggingface(params, config, tmp_path / "one", **options)
+    message = r"holds model\.safetensors of other weights, which could be read in the place of the"
+    with pytest.raises(InputError, match=message):
+        to_huggingface(params, config, tmp_path / "one", **options, max_shard_size=3000)
+    assert weight_files(tmp_path / "one") == ["model.safetensors"]
+    to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
+    to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
+    stale = (
+        "holds model-00001-of-000.., model-00002-of-000.., model-00003-of-000.. and [0-9]+ more of"
+    )
+    for size in (4000, "50GB"):
+        with pytest.raises(InputError, match=stale.replace("..", r"\d\d\.safetensors")):
+            to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=size)
+    options["overwrite"] = False
+    with pytest.raises(InputError, match=r"already holds model-00001-of"):
+        to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
+
+
+def test_a_model_is_held_once(tmp_path, monkeypatch):
+    """Beside it, there is room for its largest tensor; numpy counts what it allocates."""
+    monkeypatch.setattr(transfer, "PIECE", 2**12)
+    monkeypatch.setattr(safetensors_file, "_PIECE", 2**12)
+    sizes = {"src_vocab_size": 9_000, "tgt_vocab_size": 9_000, "d_model": 256, "d_ff": 512}
+    config = small_config("pegasus", **sizes, num_heads=4)
+    params = random_params(config)
+    bytes_held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    spare = 0.1 * bytes_held
+    to_huggingface(params, config, tmp_path / "first", family="pegasus")
+    model_folder.save(
+        tmp_path / "second",
+        model_folder.TrainedModel(*from_huggingface(tmp_path / "first"), TOKENIZER),
+    )  # what tracing the model needs is there now
+    gc.collect()
+    tracemalloc.start()
+    try:
+        to_huggingface(params, config, tmp_path / "model", family="pegasus")
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        loaded = from_huggingface(tmp_path / "model")
+        read = tracemalloc.get_traced_memory()[1]
+        model_folder.save(tmp_path / "own", model_folder.TrainedModel(*loaded, TOKENIZER))
+        saved = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    print(*(f"{peak / bytes_held:.2f}" for peak in (written, read, saved, largest)))
+    assert written < spare + largest / 2
+    assert max(read, saved) < bytes_held + largest + spare
+
+
+def test_hostile_shards_are_refused_by_load(home, tmp_path):
+    folder = shutil.copytree(home, tmp_path / "model")
+    index = json.loads((folder / INDEX_FILE).read_text())
+    name = next(iter(index["weight_map"]))
+    index["weight_map"][name] = "../model.safetensors"
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+    for read in (from_huggingface, jax_transformer.load, read_origin):
+        with pytest.raises(InputError, match=r"is in '\.\./model\.safetensors', which is not"):
+            read(folder)
