@@ -10,7 +10,7 @@ import tyro
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import check_config, files, get_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.families.family import Family
+from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.huggingface import (
     from_huggingface,
@@ -148,6 +148,8 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
     config, params = from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
+    for note in notes(FAMILIES[origin.model_type], origin.config):
+        print(note)
     files_of = FAMILIES[origin.model_type].tokenizer
     tokenizer = None
     if files_of is not None and all((folder / name).exists() for name in files_of.names):

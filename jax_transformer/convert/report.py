@@ -32,7 +32,8 @@ class Entry:
         kind: What happened: "mapped", "transposed", "reshaped", "split" (one tensor, several
             parameters), "tied" (a copy of another tensor), "untied" (shares memory with another
             tensor, but becomes a parameter of its own), "computed", "stripped" (of a prefix),
-            "converted" (to another dtype) or one of `FAULTS`.
+            "converted" (to another dtype), "zeros" (of an absent tensor), "not read" or one of
+            `FAULTS`.
         name: The foreign tensor; for a fault of `to_tensors`, the parameter.
         detail: The parameter that it became, or what is wrong with it.
     """

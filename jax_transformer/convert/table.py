@@ -78,6 +78,7 @@ class Row:
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
             several paths where the foreign tensor stacks several parameters along its first axis.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
+        zeros: Whether an absent foreign tensor means zeros.
         when: A field of the config and its value, without which the row is skipped, as
             ("output_projection", "tied"); None for a row of every config.
     """
@@ -85,6 +86,7 @@ class Row:
     foreign: str
     parameters: str | tuple[str, ...]
     operation: Operation = identity
+    zeros: bool = False
     when: tuple[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class Pair:
         operation: How each parameter becomes its part of the foreign tensor.
         shapes: Shape of each parameter.
         parts: Foreign shape of each part.
+        zeros: Whether an absent foreign tensor means zeros.
     """
 
     foreign: str
@@ -151,6 +154,7 @@ class Pair:
     operation: Operation
     shapes: tuple[Shape, ...]
     parts: tuple[Shape, ...]
+    zeros: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -213,7 +217,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 )
             own = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
-            pairs[foreign] = Pair(foreign, paths, row.operation, own, parts)
+            pairs[foreign] = Pair(foreign, paths, row.operation, own, parts, row.zeros)
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")

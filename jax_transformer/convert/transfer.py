@@ -145,6 +145,12 @@ def to_params(
         raise ConversionError(report)
 
     leaves = {}
+    for pair in pairs:
+        if pair.zeros and pair.foreign not in named:
+            report.add("zeros", pair.foreign, "is absent")
+            kind = arrays[next(iter(arrays))].dtype
+            for path, shape in zip(pair.paths, pair.shapes, strict=True):
+                leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
     for pair in owners.values():
         for path, view in zip(pair.paths, pair.read(arrays[pair.foreign]), strict=True):
             leaves[path] = leaf(check.convert(view))
@@ -351,7 +357,8 @@ def _compare_names(
 ) -> None:
     copies: dict[tuple[str, ...], list[str]] = {}
     for pair in pairs:
-        copies.setdefault(pair.paths, []).append(pair.foreign)
+        if not pair.zeros:
+            copies.setdefault(pair.paths, []).append(pair.foreign)
     missing = [names[0] for names in copies.values() if not any(name in named for name in names)]
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}

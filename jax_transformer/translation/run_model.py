@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jax_transformer.convert.families import get_family
+from jax_transformer.convert.families.family import notes
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.origin import read_origin as read_huggingface_origin
@@ -24,7 +26,8 @@ class InitialModel(NamedTuple):
         model: The model; its parameters are float32 and on the host.
         origin: The Hugging Face folder that it comes from; None for a model of this library that
             comes from none.
-        report: Lines for the reader: what was converted, and what is not carried over.
+        report: Lines for the reader: what was converted, and what is not carried over or not
+            applied.
     """
 
     model: TrainedModel
@@ -61,6 +64,8 @@ def read_initial_model(folder: Path, ignore_generation_config: bool = False) -> 
         origin, left = read_huggingface_origin(folder)
         if left:
             report.append(f"{folder}: not carried over: {', '.join(left)}")
+        family = get_family(origin.model_type)
+        report += [f"{folder}: {note}" for note in notes(family, origin.config)]
     else:
         origin = read_origin(folder)
     dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} - {"float32"}

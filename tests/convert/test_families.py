@@ -23,7 +23,7 @@ import torch
 
 from jax_transformer import TransformerConfig, convert, decode, encode
 from jax_transformer.convert import files
-from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
@@ -66,12 +66,6 @@ def usual(family, tmp_path_factory):
     folder = tmp_path_factory.mktemp(family.model_type) / "model"
     to_huggingface(params, config, folder, family=family.model_type)
     return Usual(model, config, params, folder, json.loads((folder / "config.json").read_text()))
-
-
-def write(usual, folder, **options):
-    """Write a folder; several families may have models of one config."""
-    name = usual.json["model_type"]
-    to_huggingface(usual.params, usual.config, folder, family=name, **options)
 
 
 # Compiled whole: thousands of small compilations would take longer.
@@ -207,6 +201,25 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
         )
 
 
+def test_a_model_type_that_cannot_be_computed_is_refused_with_the_reason():
+    assert not REFUSED.keys() & FAMILIES.keys()
+    for model_type, reason in REFUSED.items():
+        with pytest.raises(InputError) as refused:
+            get_family(model_type)
+        assert str(refused.value) == (
+            f"model_type={model_type!r} cannot be converted: {reason}; this library knows "
+            f"{', '.join(FAMILIES)}"
+        )
+    types = {name.replace("_", "-") for name in transformers.CONFIG_MAPPING}
+    assert {name.replace("_", "-") for name in REFUSED} <= types
+
+
+def test_absent_keys_mean_what_the_class_of_transformers_takes_them_for(family):
+    values = getattr(transformers, family.architecture).config_class().to_dict()
+    meant = {**family.training_only, **family.defaults}
+    assert meant == {key: values.get(key) for key in meant}
+
+
 def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):
     for changes in case_of(family.model_type).impossible:
         changed = dataclasses.replace(usual.config, **changes)
@@ -227,39 +240,41 @@ def test_every_word_goes_there_and_back(family, usual):
         assert dataclasses.replace(back, attention_dropout=changed.attention_dropout) == changed
 
 
-def test_nothing_is_overwritten(usual, tmp_path):
+def test_nothing_is_overwritten(family, usual, tmp_path):
+    write = functools.partial(to_huggingface, family=family.model_type)
     for name in FILES:
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("precious")
         (folder / "source.spm").write_text("a tokenizer")
         with pytest.raises(InputError, match=f"already holds {name}"):
-            write(usual, folder)
+            write(usual.params, usual.config, folder)
         assert (folder / name).read_text() == "precious"
         assert sorted(os.listdir(folder)) == sorted([name, "source.spm"])
-        write(usual, folder, overwrite=True)
+        write(usual.params, usual.config, folder, overwrite=True)
         assert from_huggingface(folder)[0] == usual.config
         assert (folder / "source.spm").read_text() == "a tokenizer"
 
 
-def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
+def test_links_in_the_folder_are_replaced_not_followed(family, usual, tmp_path):
     folder, target = tmp_path / "model", tmp_path / "target"
     folder.mkdir()
     target.write_text("precious")
     for name in FILES:
         (folder / name).symlink_to(target)
-    write(usual, folder, overwrite=True)
+    to_huggingface(usual.params, usual.config, folder, family=family.model_type, overwrite=True)
     assert target.read_text() == "precious"
     assert not any((folder / name).is_symlink() for name in os.listdir(folder))
 
 
-def test_unusable_sources_are_refused(usual, tmp_path):
+def test_unusable_sources_are_refused(family, usual, tmp_path):
     with pytest.raises(InputError, match="opus-mt-en-de is no folder; nothing is downloaded"):
         from_huggingface("Helsinki-NLP/opus-mt-en-de")
     with pytest.raises(InputError, match=r"config\.json is no readable JSON.*No such file"):
         from_huggingface(tmp_path)
+    folder = tmp_path / "missing" / "model"
     with pytest.raises(InputError, match=r"cannot be written.*No such file"):
-        write(usual, tmp_path / "missing" / "model")
+        to_huggingface(usual.params, usual.config, folder, family=family.model_type)
     folder = shutil.copytree(usual.folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
@@ -305,8 +320,8 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
         ("d_ff",): r"wrong shape .*expected \[\d{12}",
         ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*\d{12}",
     }
-    if usual.config.has_position_table:  # else it is only the usual length of texts
-        claims["max_length",] = r"wrong shape .*but max_length=\d+"
+    if any("embed_positions" in name for name in usual.model.state_dict()):
+        claims["max_length",] = r"wrong shape .*(but max_length=\d+|expected \[\d{12})"
     for fields, message in claims.items():
         claimed = {
             key: usual.json[key] * 10**12
@@ -345,7 +360,7 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
     assert outcomes["refused"] > 50
 
 
-def test_all_works_offline(usual, tmp_path, monkeypatch):
+def test_all_works_offline(family, usual, tmp_path, monkeypatch):
     connections = []
 
     def refuse(*arguments):
@@ -356,7 +371,7 @@ def test_all_works_offline(usual, tmp_path, monkeypatch):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     config, params = from_huggingface(usual.model)
-    to_huggingface(params, config, tmp_path / "model", family=usual.json["model_type"])
+    to_huggingface(params, config, tmp_path / "model", family=family.model_type)
     from_huggingface(tmp_path / "model")
     type(usual.model).from_pretrained(tmp_path / "model")
     print(f"\n{len(connections)} connections tried")

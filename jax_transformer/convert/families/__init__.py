@@ -4,25 +4,72 @@ Whatever differs from family to family is in its `Family`; the reader of folders
 and the tests look it up here. A program can add its own: `FAMILIES[family.model_type] = family`.
 """
 
-from jax_transformer.convert.families import marian, mt5, pegasus, t5, umt5
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jax_transformer.convert.families import (
+    bart,
+    blenderbot,
+    m2m_100,
+    marian,
+    mbart,
+    mt5,
+    mvp,
+    pegasus,
+    plbart,
+    t5,
+    umt5,
+)
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
 FAMILIES: dict[str, Family] = {
     "marian": marian.FAMILY,
     "pegasus": pegasus.FAMILY,
+    "bart": bart.FAMILY,
+    "mbart": mbart.FAMILY,
+    "plbart": plbart.FAMILY,
+    "mvp": mvp.FAMILY,
+    "blenderbot": blenderbot.FAMILY,
+    "m2m_100": m2m_100.FAMILY,
     "t5": t5.FAMILY,
     "mt5": mt5.FAMILY,
     "umt5": umt5.FAMILY,
 }
+_EXPERTS = "its layers are mixtures of experts"
+_SPARSE = "its attention is sparse"
+_ROTARY = "its positions are rotary"
+# Encoder-decoders of transformers that no config of this library describes.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "nllb-moe": _EXPERTS,
+        "nllb_moe": _EXPERTS,
+        "switch_transformers": _EXPERTS,
+        "led": _SPARSE,
+        "longt5": _SPARSE,
+        "bigbird_pegasus": _SPARSE,
+        "pegasus_x": _SPARSE,
+        "prophetnet": "its decoder predicts several tokens at once",
+        "t5gemma": _ROTARY,
+        "t5gemma2": _ROTARY,
+        "fsmt": "its encoder and decoder have tables and widths of their own",
+        "blenderbot-small": "its decoder norms the embeddings before the positions are added",
+    }
+)
 
 
 def get_family(model_type: object) -> Family:
     """Return the family of a model type.
 
     Raises:
-        InputError: The model type is unknown; lists the known model types.
+        InputError: The model type is unknown or cannot be computed; lists the known model types.
     """
+    reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
+    if reason is not None:
+        known = ", ".join(FAMILIES)
+        raise InputError(
+            f"model_type={model_type!r} cannot be converted: {reason}; this library knows {known}"
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")

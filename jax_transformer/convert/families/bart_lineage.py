@@ -1,4 +1,4 @@
-"""What Marian, Pegasus and the other descendants of BART in transformers have in common.
+"""What BART, Marian, Pegasus, M2M100 and the others of this lineage in transformers have in common.
 
 They share the names of their weights and most keys of config.json.
 """
@@ -47,23 +47,56 @@ FIXED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "is_encoder_decoder": (True,),
         "is_decoder": (False,),
         "tie_word_embeddings": (True,),
-        "encoder_layerdrop": (0.0,),
-        "decoder_layerdrop": (0.0,),
+    }
+)
+# Layerdrop skips whole layers in training, by chance.
+TRAINING_ONLY: Mapping[str, float] = MappingProxyType(
+    {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+)
+# One table of tokens, and a vocabulary: all but Marian.
+SHARED_FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
+    {"vocab_size": ("src_vocab_size", "tgt_vocab_size"), **FIELDS}
+)
+# What most classes of configurations take an absent key for.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
     }
 )
 
 
+def generation(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of a family whose targets all end with EOS."""
+    return {
+        "decoder_start_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "forced_eos_token_id": config.eos_id,
+        "max_length": config.max_length,
+        "pad_token_id": config.pad_id,
+    }
+
+
 def layout(
-    name: str, position_table: Callable[[TransformerConfig], np.ndarray] | None = None
+    name: str,
+    position_table: Callable[[TransformerConfig], np.ndarray] | None = None,
+    position_leaf: str = "weight",
 ) -> Layout:
     """Return the names and shapes of the weights of a family.
 
     A model has only those of the tensors whose parameters its config has: one token table or two,
-    norms at the ends of the stacks, the bias of the output.
+    learned positions, norms of the embeddings, norms at the ends of the stacks, the bias of the
+    output. As in transformers, an absent bias of the output means zeros.
 
     Args:
         name: The family's model type.
-        position_table: Returns the table of positions [length, d_model], where it is computed.
+        position_table: Returns the table of positions [rows, d_model], where it is computed.
+        position_leaf: The last part of the name of a computed table.
     """
     rows = (
         # A table that encoder, decoder and output share has its own name and three copies.
@@ -75,26 +108,38 @@ def layout(
         Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
         Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
         Row("lm_head.weight", "target_embedding/embedding"),
+        *_embedding("encoder", "source"),
+        *_embedding("decoder", "target"),
         *_layers("encoder", {"self_attention": "self_attn"}),
         *_layers("decoder", {"self_attention": "self_attn", "cross_attention": "encoder_attn"}),
         *norm("model.encoder.layer_norm", "encoder/norm"),
         *norm("model.decoder.layer_norm", "decoder/norm"),
-        Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1))),
+        Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1)), zeros=True),
     )
     buffers = (
         ()
         if position_table is None
         else tuple(
-            Buffer(f"model.{stack}.embed_positions.weight", position_table)
+            Buffer(f"model.{stack}.embed_positions.{position_leaf}", position_table)
             for stack in ("encoder", "decoder")
         )
     )
-    return Layout(name, rows, buffers)
+    # Files converted from fairseq have a number there, the version of its format.
+    versions = tuple(f"model.{stack}.version" for stack in ("encoder", "decoder"))
+    return Layout(name, rows, buffers, unused=versions)
 
 
 def sinusoids(config: TransformerConfig) -> np.ndarray:
     """Return the computed position table [max_length, d_model] of a config."""
     return sinusoidal_positions(config.max_length, config.d_model, config.positions)
+
+
+def _embedding(stack: str, side: str) -> list[Row]:
+    """Return the rows between a stack's token embeddings and its layers."""
+    return [
+        Row(f"model.{stack}.embed_positions.weight", f"{side}_positions/embedding"),
+        *norm(f"model.{stack}.layernorm_embedding", f"{side}_embedding_norm"),
+    ]
 
 
 def _layers(stack: str, attentions: Mapping[str, str]) -> list[Row]:

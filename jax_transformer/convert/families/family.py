@@ -50,7 +50,8 @@ class Family:
     """A model family of Hugging Face transformers.
 
     A key of config.json that none of the attributes names is not read: it belongs to generation,
-    training or bookkeeping. A key without a default must be present.
+    training or bookkeeping, or the class in transformers does not read it either. A key without a
+    default must be present.
 
     Attributes:
         model_type: The value of "model_type" in config.json; the layout has the same name.
@@ -64,9 +65,12 @@ class Family:
             values set the same fields, the last is written.
         fixed: Keys that must have one of these values; the first is written, and is what an
             absent key means.
+        training_only: Keys that act on training in transformers and are not applied here, with
+            the value without effect, which is written. `notes` names those with another value.
         defaults: What an absent key means, as the class in transformers defines it.
         computed: Keys that follow from other keys where they are absent or null: the function
             gets the values of config.json with the defaults.
+        implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Reads and writes the tokenizer's files; None where this library cannot.
         saves_buffers: Whether the layout's buffers are written into model.safetensors.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
@@ -81,10 +85,12 @@ class Family:
     fields: Mapping[str, str | tuple[str, ...]]
     words: Mapping[str, Mapping[Any, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    training_only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(
         default_factory=dict
     )
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: TokenizerFiles | None = None
     saves_buffers: bool = False
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
@@ -128,6 +134,8 @@ def config_from_json(
         if not matching:
             raise InputError(f"config.json: {key}={value!r} must be {_one_of(words)}")
         fields |= words[matching[0]]
+    if family.implied is not None:
+        fields |= family.implied(fields)
     try:
         return TransformerConfig.preset(family.preset, **fields)
     except InputError as error:
@@ -145,6 +153,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **{key: accepted[0] for key, accepted in family.fixed.items()},
+        **family.training_only,
         **{key: wanted[_names(fields)[0]] for key, fields in family.fields.items()},
     }
     for key, words in family.words.items():
@@ -161,6 +170,20 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     if differing:
         raise InputError(f"no {family.architecture} has this config: {'; '.join(differing)}")
     return values
+
+
+def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
+    """Return a line for each key of config.json that acts on training and is not applied here.
+
+    Args:
+        family: The family of the model.
+        values: The content of config.json.
+    """
+    return [
+        f"config.json: {key}={found!r} is kept, but not applied in training"
+        for key, neutral in family.training_only.items()
+        if (found := values.get(key, family.defaults.get(key, neutral))) != neutral
+    ]
 
 
 def _explicit(config: TransformerConfig) -> dict[str, Any]:

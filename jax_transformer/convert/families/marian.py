@@ -55,13 +55,8 @@ FAMILY = Family(
             False: {"token_embeddings": "separate"},
         },
     },
-    fixed={
-        **bart_lineage.FIXED,
-        "static_position_embeddings": (True,),
-        "normalize_before": (False,),
-        "normalize_embedding": (False,),
-        "add_final_layer_norm": (False,),
-    },
+    fixed=bart_lineage.FIXED,
+    training_only=bart_lineage.TRAINING_ONLY,
     defaults={"share_encoder_decoder_embeddings": True},
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
     tokenizer=TokenizerFiles(

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
@@ -10,16 +10,6 @@ from jax_transformer.convert.families.family import Family, TokenizerFiles, read
 
 if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import TokenizerJson
-
-
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    return {
-        "decoder_start_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "forced_eos_token_id": config.eos_id,
-        "max_length": config.max_length,
-        "pad_token_id": config.pad_id,
-    }
 
 
 def _read_tokenizer(folder: Path, config: TransformerConfig) -> "TokenizerJson":
@@ -42,17 +32,13 @@ FAMILY = Family(
     preset="pegasus",
     layout=bart_lineage.layout("pegasus", bart_lineage.sinusoids),
     saves_buffers=True,
-    generation=_generation,
-    fields={"vocab_size": ("src_vocab_size", "tgt_vocab_size"), **bart_lineage.FIELDS},
+    generation=bart_lineage.generation,
+    fields=bart_lineage.SHARED_FIELDS,
     words=bart_lineage.WORDS,
     fixed=bart_lineage.FIXED,
-    # Those of PegasusConfig.
+    training_only=bart_lineage.TRAINING_ONLY,
     defaults={
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+        **bart_lineage.DEFAULTS,
         "pad_token_id": 0,
         "decoder_start_token_id": 0,
         "eos_token_id": 1,

@@ -3,7 +3,7 @@
 They share the names of their weights and all keys of config.json but `scale_decoder_outputs`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -60,22 +60,23 @@ WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = MappingProxyType(
 FIXED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"is_encoder_decoder": (True,), "is_decoder": (False,)}
 )
-# Those of the classes in transformers. The models have no longest text; most config.json of
-# T5 say n_positions, the length of the texts that the model was trained on.
+# Those of the classes in transformers.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "relative_attention_num_buckets": 32,
         "relative_attention_max_distance": 128,
         "layer_norm_epsilon": 1e-6,
         "dropout_rate": 0.1,
-        "n_positions": 512,
         "tie_word_embeddings": True,
         "pad_token_id": 0,
         "eos_token_id": 1,
     }
 )
-COMPUTED = MappingProxyType(
+COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
     {
+        # The models have no longest text. n_positions, which transformers does not read, is the
+        # length of the texts that T5 was trained on.
+        "n_positions": lambda values: 512,
         "num_decoder_layers": lambda values: values.get("num_layers"),
         "decoder_start_token_id": lambda values: values["pad_token_id"],
     }
@@ -155,5 +156,5 @@ def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
     ):
         when = None if gated is None else ("gated_feed_forward", gated)
         tensor = f"{foreign}.DenseReluDense.{name}.weight"
-        rows.append(Row(tensor, f"{path}/{own}/kernel", transpose, when))
+        rows.append(Row(tensor, f"{path}/{own}/kernel", transpose, when=when))
     return [*rows, Row(f"{foreign}.layer_norm.weight", f"{path}_residual/norm/scale")]

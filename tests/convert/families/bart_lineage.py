@@ -1,4 +1,4 @@
-"""What the small models of Marian, Pegasus and the other descendants of BART have in common."""
+"""What the small models of BART, Marian, Pegasus and the others of their lineage have in common."""
 
 import torch
 
@@ -6,8 +6,6 @@ REFUSED = {
     "is_encoder_decoder": False,
     "is_decoder": True,
     "tie_word_embeddings": False,
-    "encoder_layerdrop": 0.1,
-    "decoder_layerdrop": 0.1,
     "decoder_attention_heads": 6,
     "decoder_ffn_dim": 60,
     "activation_function": "quick_gelu",
@@ -22,7 +20,7 @@ REFUSED = {
     "encoder_layers": 2.0,
 }
 IMPOSSIBLE = (
-    {"positions": "sinusoidal"},
+    {"positions": "sinusoidal", "position_offset": 0},
     {"norm_epsilon": 1e-6},
     {"qkv_bias": False},
     {"output_projection": "linear"},
@@ -38,6 +36,15 @@ def sinusoids(length, d_model):
     frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+def tensor2tensor_sinusoids(length, d_model):
+    """Return the position table of M2M100 in float64; its row of padding is not used."""
+    half = d_model // 2
+    frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    table = torch.cat([angle.sin(), angle.cos()], dim=1)
+    return torch.nn.functional.pad(table, (0, d_model % 2))
 
 
 def both_sides(heads, d_ff, **others):
@@ -90,12 +97,12 @@ def one_head_unscaled(**others):
     )
 
 
-def seven_heads(**others):
+def seven_heads(d_model=70, **others):
     return both_sides(
         heads=7,
         d_ff=29,
         vocab_size=43,
-        d_model=70,
+        d_model=d_model,
         encoder_layers=1,
         decoder_layers=2,
         max_position_embeddings=23,

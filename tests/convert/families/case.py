@@ -63,8 +63,10 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
         if computed:
             leaf.data = computed[0](*leaf.shape).to(dtype)
         else:
-            deviation = leaf.shape[-1] ** -0.5 if name.endswith("weight") and leaf.ndim > 1 else 0.3
-            leaf.data.normal_(1.0 if "norm.weight" in name else 0.0, deviation, generator=generator)
+            weight = name.endswith("weight")
+            deviation = leaf.shape[-1] ** -0.5 if weight and leaf.ndim > 1 else 0.3
+            mean = 1.0 if weight and leaf.ndim == 1 else 0.0  # of a norm's scale
+            leaf.data.normal_(mean, deviation, generator=generator)
     if case.finish:
         case.finish(model, values)
     return model

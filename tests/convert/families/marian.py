@@ -24,10 +24,6 @@ CASE = Case(
     },
     refused=REFUSED
     | {
-        "static_position_embeddings": False,
-        "normalize_before": True,
-        "normalize_embedding": True,
-        "add_final_layer_norm": True,
         "vocab_size": 54,
         "decoder_vocab_size": 54,
         "share_encoder_decoder_embeddings": 1,

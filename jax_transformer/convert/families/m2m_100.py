@@ -1,0 +1,67 @@
+"""M2M100ForConditionalGeneration: M2M100 (Fan et al. 2021) and the dense NLLB (2022) models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families.family import Family
+from jax_transformer.errors import InputError
+from jax_transformer.functional import sinusoidal_positions
+
+EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
+
+
+def _position_table(config: TransformerConfig) -> np.ndarray:
+    """Return the table [max_length + 2, d_model] as older files hold it: padding has zeros."""
+    rows = config.max_length + EXTRA_ROWS
+    table = sinusoidal_positions(rows, config.d_model, "sinusoidal_tensor2tensor")
+    table[config.pad_id : config.pad_id + 1] = 0.0
+    return table
+
+
+def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the row of the first token, after that of padding: padding is not counted.
+
+    Raises:
+        InputError: Targets begin with padding, so that the rows after it depend on the cache.
+    """
+    pad_id = fields["pad_id"]
+    if fields["bos_id"] == pad_id:
+        raise InputError(
+            f"config.json: decoder_start_token_id={pad_id} must differ from pad_token_id: the "
+            "positions of this family do not count padding"
+        )
+    return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
+
+
+def _generation(config: TransformerConfig) -> dict[str, Any]:
+    # No file of these models forces EOS at the end.
+    defaults = bart_lineage.generation(config)
+    del defaults["forced_eos_token_id"]
+    return defaults
+
+
+FAMILY = Family(
+    model_type="m2m_100",
+    architecture="M2M100ForConditionalGeneration",
+    preset="m2m100",
+    layout=bart_lineage.layout("m2m_100", _position_table, "weights"),
+    generation=_generation,
+    fields=bart_lineage.SHARED_FIELDS,
+    words=bart_lineage.WORDS,
+    fixed=bart_lineage.FIXED,
+    training_only=bart_lineage.TRAINING_ONLY,
+    defaults={
+        **bart_lineage.DEFAULTS,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "attention_dropout": 0.1,
+        "decoder_start_token_id": 2,
+        "encoder_layerdrop": 0.05,
+        "decoder_layerdrop": 0.05,
+    },
+    implied=_position_offset,
+)

@@ -1,0 +1,26 @@
+"""PLBartForConditionalGeneration: programs and their descriptions (Ahmad et al. 2021)."""
+
+from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families.family import Family
+
+FAMILY = Family(
+    model_type="plbart",
+    architecture="PLBartForConditionalGeneration",
+    preset="bart",
+    layout=bart_lineage.layout("plbart"),
+    generation=bart_lineage.generation,
+    fields=bart_lineage.SHARED_FIELDS,
+    words=bart_lineage.WORDS,
+    fixed=bart_lineage.FIXED,
+    training_only=bart_lineage.TRAINING_ONLY,
+    defaults={
+        **bart_lineage.DEFAULTS,
+        "scale_embedding": True,
+        "attention_dropout": 0.1,
+        "bos_token_id": 0,
+    },
+    # Without a start id, generation starts from BOS. In training, transformers moves the last token
+    # of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token is
+    # the config's `bos_id`.
+    computed={"decoder_start_token_id": lambda values: values.get("bos_token_id")},
+)
