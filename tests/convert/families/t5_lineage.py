@@ -5,6 +5,7 @@ as many layers in the encoder as in the decoder at least: `generate` of transfor
 otherwise.
 """
 
+import json
 import types
 
 import torch
@@ -110,3 +111,13 @@ def finish(model, values):
 def _norm(self, x):
     """The norm of T5 in the type of its input."""
     return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def write_folder(folder, model, **keys):
+    """Write what transformers saves, with other keys of config.json; "absent" removes a key."""
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | keys
+    values = {key: value for key, value in values.items() if value != "absent"}
+    path.write_text(json.dumps(values))
+    return folder
