@@ -68,12 +68,6 @@ def usual(family, tmp_path_factory):
     return Usual(model, config, params, folder, json.loads((folder / "config.json").read_text()))
 
 
-def write(usual, folder, **options):
-    """Write a folder; several families may have models of one config."""
-    name = usual.json["model_type"]
-    to_huggingface(usual.params, usual.config, folder, family=name, **options)
-
-
 # Compiled whole: thousands of small compilations would take longer.
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def layer(config, encoder, index, x, mask):
@@ -261,7 +255,7 @@ def test_nothing_is_overwritten(usual, tmp_path):
         assert (folder / "source.spm").read_text() == "a tokenizer"
 
 
-def test_links_in_the_folder_are_replaced_not_followed(family, usual, tmp_path):
+def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
     folder, target = tmp_path / "model", tmp_path / "target"
     folder.mkdir()
     target.write_text("precious")
@@ -272,7 +266,7 @@ def test_links_in_the_folder_are_replaced_not_followed(family, usual, tmp_path):
     assert not any((folder / name).is_symlink() for name in os.listdir(folder))
 
 
-def test_unusable_sources_are_refused(family, usual, tmp_path):
+def test_unusable_sources_are_refused(usual, tmp_path):
     with pytest.raises(InputError, match="opus-mt-en-de is no folder; nothing is downloaded"):
         from_huggingface("Helsinki-NLP/opus-mt-en-de")
     with pytest.raises(InputError, match=r"config\.json is no readable JSON.*No such file"):

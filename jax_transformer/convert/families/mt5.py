@@ -1,6 +1,6 @@
 """MT5ForConditionalGeneration: multilingual T5 (Xue et al. 2021), the blocks of T5 v1.1."""
 
-from jax_transformer.convert.families import t5_lineage
+from jax_transformer.convert.families import t5_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -15,4 +15,5 @@ FAMILY = Family(
     defaults={**t5_lineage.DEFAULTS, "feed_forward_proj": "gated-gelu"},
     computed=t5_lineage.COMPUTED,
     is_tied=t5_lineage.is_tied,
+    tokenizer=tokenizer_files.T5,
 )

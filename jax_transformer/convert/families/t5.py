@@ -4,7 +4,7 @@ T5 multiplies hidden states by d_model**-0.5 before its tied output projection; 
 have an output matrix of their own and no factor.
 """
 
-from jax_transformer.convert.families import t5_lineage
+from jax_transformer.convert.families import t5_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -29,4 +29,5 @@ FAMILY = Family(
         "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
     },
     is_tied=t5_lineage.is_tied,
+    tokenizer=tokenizer_files.T5,
 )

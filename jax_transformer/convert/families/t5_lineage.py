@@ -3,7 +3,7 @@
 They share the names of their weights and all keys of config.json but `scale_decoder_outputs`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -72,8 +72,11 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "eos_token_id": 1,
     }
 )
-COMPUTED = MappingProxyType(
+COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
     {
+        # The models have no longest text. n_positions, which transformers does not read, is the
+        # length of the texts that T5 was trained on.
+        "n_positions": lambda values: 512,
         "num_decoder_layers": lambda values: values.get("num_layers"),
         "decoder_start_token_id": lambda values: values["pad_token_id"],
         # The models have no longest text. Most config.json of T5 say n_positions, the length of

@@ -5,7 +5,7 @@ projection. The published models have an output matrix of their own and were tra
 factor: here, only a tied projection has it.
 """
 
-from jax_transformer.convert.families import t5_lineage
+from jax_transformer.convert.families import t5_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -26,4 +26,5 @@ FAMILY = Family(
     defaults={**t5_lineage.DEFAULTS, "feed_forward_proj": "gated-gelu"},
     computed=t5_lineage.COMPUTED,
     is_tied=t5_lineage.is_tied,
+    tokenizer=tokenizer_files.T5,
 )
