@@ -79,9 +79,6 @@ COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "n_positions": lambda values: 512,
         "num_decoder_layers": lambda values: values.get("num_layers"),
         "decoder_start_token_id": lambda values: values["pad_token_id"],
-        # The models have no longest text. Most config.json of T5 say n_positions, the length of
-        # the texts that the model was trained on.
-        "n_positions": lambda values: 512,
     }
 )
 
