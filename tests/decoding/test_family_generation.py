@@ -49,6 +49,11 @@ DEFAULTS = {
     },
     "m2m_100": TRANSLATION | {"early_stopping": True},
     "m2m_100, NLLB": TRANSLATION | {"begin_suppress_tokens": [3], "no_repeat_ngram_size": 2},
+    # The parameters that T5's own folders give for summaries and for translation.
+    "t5": {"no_repeat_ngram_size": 3, "min_length": 2, "early_stopping": True},
+    "t5, translation": {"early_stopping": True},
+    "mt5": {"no_repeat_ngram_size": 2, "renormalize_logits": True},
+    "umt5": {"no_repeat_ngram_size": 2},
 }
 
 

@@ -17,7 +17,7 @@ from jax_transformer import (
 )
 from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.families.family import config_from_json
+from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
@@ -96,6 +96,13 @@ def test_a_new_output_changes_the_keys_of_the_origin(tmp_path):
     unscaled = dataclasses.replace(config, output_scale="none")
     to_huggingface(params, unscaled, tmp_path / "home", origin=origin)
     assert from_huggingface(tmp_path / "home")[0] == unscaled
+
+
+def test_the_width_of_a_head_is_written():
+    config = TransformerConfig.preset("t5", d_kv=None)
+    values = config_to_json(FAMILIES["t5"], config)
+    assert (values["d_model"], values["num_heads"], values["d_kv"]) == (512, 8, 64)
+    assert config_from_json(FAMILIES["t5"], values).head_dim == 64
 
 
 def test_names_that_transformers_accepts(tmp_path):
