@@ -203,6 +203,9 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
 
 def test_a_model_type_that_cannot_be_computed_is_refused_with_the_reason():
     assert not REFUSED.keys() & FAMILIES.keys()
+    experts, sparse = {"nllb-moe", "switch_transformers"}, {"led", "longt5", "pegasus_x"}
+    others = {"bigbird_pegasus", "prophetnet", "t5gemma", "fsmt", "blenderbot-small"}
+    assert experts | sparse | others <= REFUSED.keys()
     for model_type, reason in REFUSED.items():
         with pytest.raises(InputError) as refused:
             get_family(model_type)
@@ -341,7 +344,7 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
     whole = path.read_bytes()
     chance = random.Random(0)
     outcomes = {"read": 0, "refused": 0}
-    for _ in range(200):
+    for _ in range(100):
         data = bytearray(whole)
         for _ in range(chance.choice([1, 1, 2, 5])):
             at = chance.randrange(len(data))
@@ -356,8 +359,8 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
             outcomes["refused"] += 1
         else:
             outcomes["read"] += 1
-    print(f"\n200 mutated config.json: {outcomes}")
-    assert outcomes["refused"] > 50
+    print(f"\n100 mutated config.json: {outcomes}")
+    assert outcomes["refused"] > 25
 
 
 def test_all_works_offline(family, usual, tmp_path, monkeypatch):
