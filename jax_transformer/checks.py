@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Integer
 
@@ -86,6 +87,30 @@ def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
     if tokens.ndim != 2:
         remedy = f"; write {name}[None] for one sequence" if tokens.ndim == 1 else ""
         raise InputError(f"{name} of shape {tokens.shape} must be ids [batch, length]{remedy}")
+
+
+def check_inputs(
+    name: str, tokens: Any, vocab_size: int, positions: Any | None, config: TransformerConfig
+) -> None:
+    """Refuse tokens or positions that the model cannot read; values only where they are concrete.
+
+    Args:
+        name: Name of the argument, for the message.
+        tokens: As for `check_tokens`.
+        vocab_size: Number of ids.
+        positions: Position of each token [batch, length]; None is 0 to length - 1.
+        config: The shape of the model.
+
+    Raises:
+        InputError: As the other checks of tokens, ids, lengths and positions.
+    """
+    check_tokens(name, tokens, config)
+    if config.has_position_table and positions is None:
+        check_length(name, tokens.shape[1], config.max_length)
+    elif config.has_position_table and not isinstance(positions, jax.core.Tracer):
+        check_positions(f"{name}_positions", np.asarray(positions), config.max_length)
+    if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
+        check_ids(name, np.asarray(tokens), vocab_size)
 
 
 def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) -> None:

@@ -23,6 +23,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.dropout import dropout
 from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution
 from jax_transformer.layer_cache import LayerCache, write_slots
+from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
 
 
@@ -146,40 +147,6 @@ class PositionEmbedding(nn.Module):
         """Return the rows of the positions 0 to length - 1."""
         offset = self.config.position_offset
         return self.embedding[offset : offset + length]
-
-
-class RelativeAttentionBias(nn.Module):
-    """A learned bias of the scores for each head and each bucket of distances (Raffel et al. 2020).
-
-    Attributes:
-        config: Names the buckets.
-        bidirectional: Whether queries attend to later keys: in the encoder.
-    """
-
-    config: TransformerConfig
-    bidirectional: bool
-
-    def setup(self) -> None:
-        """Declare the table [buckets, H]."""
-        config = self.config
-        shape = (config.relative_attention_num_buckets, config.num_heads)
-        self.embedding = self.param("embedding", initialization.relative_bias(config), shape)
-
-    def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
-        """Return the bias of each query and key, both counted from position 0."""
-        distances = np.arange(1 - queries, keys)
-        return functional.toeplitz(self.by_distance(distances), queries)[None]
-
-    def by_distance(self, distance: Int[np.ndarray, " distances"]) -> Float[Array, "distances H"]:
-        """Return the biases of distances, each a key's position minus a query's."""
-        config = self.config
-        buckets = functional.relative_position_buckets(
-            distance,
-            config.relative_attention_num_buckets,
-            config.relative_attention_max_distance,
-            self.bidirectional,
-        )
-        return self.embedding[buckets]
 
 
 class MultiHeadAttention(nn.Module):
@@ -467,23 +434,6 @@ class DecoderLayer(nn.Module):
             ),
         )
         return x, cache._replace(keys=keys, values=values)
-
-
-def slot_bias(
-    bias: RelativeAttentionBias, position: Int[Array, ""], tgt_mask: Bool[Array, "B 1 N slots"]
-) -> Float[Array, "1 H 1 slots"]:
-    """Return the bias of a query at a position for each slot of the cache.
-
-    Args:
-        bias: The decoder's relative bias.
-        position: Position of the query.
-        tgt_mask: The slots that each hypothesis attends to, none of a later position.
-    """
-    hypotheses, slots = tgt_mask.shape[2:]
-    length = slots // hypotheses
-    by_distance = bias.by_distance(np.arange(1 - length, 1))
-    row = np.arange(slots) // hypotheses - position + length - 1
-    return by_distance[jnp.clip(row, 0, length - 1)].T[None, :, None]
 
 
 class OutputProjection(nn.Module):

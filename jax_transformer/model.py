@@ -14,14 +14,7 @@ from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import functional, masks
-from jax_transformer.checks import (
-    check_ids,
-    check_length,
-    check_mask,
-    check_num_layers,
-    check_positions,
-    check_tokens,
-)
+from jax_transformer.checks import check_inputs, check_mask, check_num_layers
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
@@ -34,9 +27,8 @@ from jax_transformer.layers import (
     Norm,
     OutputProjection,
     PositionEmbedding,
-    RelativeAttentionBias,
-    slot_bias,
 )
+from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import shard_rows
 from jax_transformer.self_over_memory import OverMemoryCache, check_equal_lengths, decoder_layer
 
@@ -370,7 +362,7 @@ def encode(
         InputError: A source is longer than the position table or, where ids and positions are
             concrete (not traced by `jit`), one is outside the vocabulary or the table.
     """
-    src = _check(config, "src", src, config.src_vocab_size, src_positions)
+    check_inputs("src", src, config.src_vocab_size, src_positions, config)
     (batch, length), heads = src.shape[:2], config.num_heads
     check_mask("src_mask", src_mask, (batch, heads, length, length))
     positions = {"src_positions": src_positions}
@@ -413,7 +405,7 @@ def decode(
             where `config.decoder_attention` needs it, or holds an id outside the vocabulary or
             a position outside the table.
     """
-    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
+    check_inputs("tgt", tgt, config.tgt_vocab_size, tgt_positions, config)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
     (batch, length), heads = tgt.shape[:2], config.num_heads
     check_mask("tgt_mask", tgt_mask, (batch, heads, length, length))
@@ -441,8 +433,8 @@ def apply(
     Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
     result and errors as there.
     """
-    src = _check(config, "src", src, config.src_vocab_size, src_positions)
-    tgt = _check(config, "tgt", tgt, config.tgt_vocab_size, tgt_positions)
+    check_inputs("src", src, config.src_vocab_size, src_positions, config)
+    check_inputs("tgt", tgt, config.tgt_vocab_size, tgt_positions, config)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
     (batch, source_length), target_length = src.shape[:2], tgt.shape[1]
     # One mask serves the queries of the encoder and of the decoder.
@@ -490,20 +482,3 @@ def _first_difference(params: Params, config: TransformerConfig) -> str:
             found = shapes[0].get(path, "missing")
             return f"{path} is {found} and must have shape {wanted}"
     return "every parameter has the expected shape"
-
-
-def _check(
-    config: TransformerConfig,
-    name: str,
-    tokens: Source,
-    vocab_size: int,
-    positions: SourcePositions | None,
-) -> Array:
-    check_tokens(name, tokens, config)
-    if config.has_position_table and positions is None:
-        check_length(name, tokens.shape[1], config.max_length)
-    elif config.has_position_table and not isinstance(positions, jax.core.Tracer):
-        check_positions(f"{name}_positions", np.asarray(positions), config.max_length)
-    if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
-        check_ids(name, np.asarray(tokens), vocab_size)
-    return jnp.asarray(tokens)

@@ -19,7 +19,7 @@ ROOMS = (
     ("config",),
     ("checks", "masks", "dropout", "functional", "initialization", "layer_cache"),
     ("runtime",),
-    ("layers", "layer_stack"),
+    ("layers", "layer_stack", "relative_positions"),
     ("self_over_memory",),
     ("model",),
     ("decoding", "data"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import apply, layers
+from jax_transformer import apply, layers, relative_positions
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from tests.models import random_params, random_tokens, small_config
 
@@ -99,7 +99,7 @@ def test_a_relative_bias_is_computed_once_a_stack_or_once_a_layer(preset, per_st
     computed = []
 
     def count(call, args, kwargs, context):
-        if isinstance(context.module, layers.RelativeAttentionBias):
+        if isinstance(context.module, relative_positions.RelativeAttentionBias):
             computed.append((*context.module.path, context.method_name))
         return call(*args, **kwargs)
 

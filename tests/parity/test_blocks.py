@@ -9,7 +9,7 @@ import torch
 
 import torch_reference.functional
 import torch_reference.masks
-from jax_transformer import functional, layers, masks, model
+from jax_transformer import functional, layers, masks, model, relative_positions
 from jax_transformer.self_over_memory import decoder_layer
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
@@ -107,7 +107,7 @@ def test_relative_attention_bias(pair, ladder):
         params, module = pair.params[stack], getattr(pair.module, stack)
         if config.has_relative_bias_per_layer:
             params, module = params["layers_1"], module.layers[1]
-        bias = layers.RelativeAttentionBias(config, bidirectional)
+        bias = relative_positions.RelativeAttentionBias(config, bidirectional)
         for lengths in ((SOURCE_LENGTH, SOURCE_LENGTH), (TARGET_LENGTH, SOURCE_LENGTH), (1, 40)):
             actual = run_bias(bias, params["relative_attention_bias"], *lengths)
             expected = module.relative_attention_bias(*lengths)
