@@ -30,10 +30,10 @@ def run(*arguments: object) -> None:
     subprocess.run([*program, *map(str, arguments)], check=True)
 
 
-def translate_here(folder: Path, source: Path) -> list[str]:
-    """Return the translations of `jax-transformer translate`, with the folder's own defaults."""
+def translate_here(folder: Path, source: Path, *flags: str) -> list[str]:
+    """Return the translations of `jax-transformer translate`: the folder's defaults, or flags."""
     output = folder.parent / f"{folder.name}.translated"
-    run("translate", folder, f"--input={source}", f"--output={output}", "--overwrite")
+    run("translate", folder, f"--input={source}", f"--output={output}", "--overwrite", *flags)
     return read_lines(output)
 
 

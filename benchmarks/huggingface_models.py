@@ -195,7 +195,7 @@ def _blenderbot(folder: Path, text: Text, sizes: dict[str, Any]) -> tuple[Any, A
     _byte_level(folder, text, ["<pad>", "<s>", "</s>", "<unk>", "<mask>"])
     tokenizer = transformers.BlenderbotTokenizer.from_pretrained(folder)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    limits = {"max_length": 64, "num_beams": 3, "min_length": 4, "forced_eos_token_id": 2}
+    limits = {"max_length": 64, "num_beams": 3, "forced_eos_token_id": 2}
     # The class adds no end to a source; its targets need one to be learnt from.
     return _model("Blenderbot", tokenizer, sizes, ids, ids | limits), tokenizer
 
