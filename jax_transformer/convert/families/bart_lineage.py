@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families.family import ACTIVATIONS
+from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row
 from jax_transformer.functional import sinusoidal_positions
@@ -69,6 +69,35 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "eos_token_id": 2,
     }
 )
+
+
+def family(
+    model_type: str,
+    architecture: str,
+    preset: str,
+    *,
+    defaults: Mapping[str, Any],
+    **others: Any,
+) -> Family:
+    """Return a family of this lineage with one table of tokens.
+
+    Args:
+        model_type: As `Family.model_type`.
+        architecture: As `Family.architecture`.
+        preset: As `Family.preset`.
+        defaults: What absent keys mean where `DEFAULTS` says otherwise, or nothing.
+        **others: Attributes of `Family` that differ from those of the lineage.
+    """
+    usual = {
+        "layout": layout(model_type),
+        "generation": generation,
+        "fields": SHARED_FIELDS,
+        "words": WORDS,
+        "fixed": FIXED,
+        "training_only": TRAINING_ONLY,
+    }
+    defaults = {**DEFAULTS, **defaults}
+    return Family(model_type, architecture, preset, defaults=defaults, **(usual | others))
 
 
 def generation(config: TransformerConfig) -> dict[str, Any]:

@@ -1,20 +1,12 @@
 """BlenderbotForConditionalGeneration: dialogue (Roller et al. 2021)."""
 
 from jax_transformer.convert.families import bart_lineage, tokenizer_files
-from jax_transformer.convert.families.family import Family
 
-FAMILY = Family(
-    model_type="blenderbot",
-    architecture="BlenderbotForConditionalGeneration",
-    preset="blenderbot",
-    layout=bart_lineage.layout("blenderbot"),
-    generation=bart_lineage.generation,
-    fields=bart_lineage.SHARED_FIELDS,
-    words=bart_lineage.WORDS,
-    fixed=bart_lineage.FIXED,
-    training_only=bart_lineage.TRAINING_ONLY,
+FAMILY = bart_lineage.family(
+    "blenderbot",
+    "BlenderbotForConditionalGeneration",
+    "blenderbot",
     defaults={
-        **bart_lineage.DEFAULTS,
         "pad_token_id": 0,
         "decoder_start_token_id": 1,
     },

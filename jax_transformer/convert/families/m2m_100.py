@@ -7,7 +7,6 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage, tokenizer_files
-from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 from jax_transformer.functional import sinusoidal_positions
 
@@ -44,18 +43,13 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
     return defaults
 
 
-FAMILY = Family(
-    model_type="m2m_100",
-    architecture="M2M100ForConditionalGeneration",
-    preset="m2m100",
+FAMILY = bart_lineage.family(
+    "m2m_100",
+    "M2M100ForConditionalGeneration",
+    "m2m100",
     layout=bart_lineage.layout("m2m_100", _position_table, "weights"),
     generation=_generation,
-    fields=bart_lineage.SHARED_FIELDS,
-    words=bart_lineage.WORDS,
-    fixed=bart_lineage.FIXED,
-    training_only=bart_lineage.TRAINING_ONLY,
     defaults={
-        **bart_lineage.DEFAULTS,
         "activation_function": "relu",
         "scale_embedding": True,
         "attention_dropout": 0.1,

@@ -1,20 +1,12 @@
 """PLBartForConditionalGeneration: programs and their descriptions (Ahmad et al. 2021)."""
 
 from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import Family
 
-FAMILY = Family(
-    model_type="plbart",
-    architecture="PLBartForConditionalGeneration",
-    preset="bart",
-    layout=bart_lineage.layout("plbart"),
-    generation=bart_lineage.generation,
-    fields=bart_lineage.SHARED_FIELDS,
-    words=bart_lineage.WORDS,
-    fixed=bart_lineage.FIXED,
-    training_only=bart_lineage.TRAINING_ONLY,
+FAMILY = bart_lineage.family(
+    "plbart",
+    "PLBartForConditionalGeneration",
+    "bart",
     defaults={
-        **bart_lineage.DEFAULTS,
         "scale_embedding": True,
         "attention_dropout": 0.1,
         "bos_token_id": 0,

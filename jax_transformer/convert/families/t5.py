@@ -4,16 +4,12 @@ T5 multiplies hidden states by d_model**-0.5 before its tied output projection; 
 have an output matrix of their own and no factor.
 """
 
-from jax_transformer.convert.families import t5_lineage, tokenizer_files
-from jax_transformer.convert.families.family import Family
+from jax_transformer.convert.families import t5_lineage
 
-FAMILY = Family(
-    model_type="t5",
-    architecture="T5ForConditionalGeneration",
-    preset="t5",
-    layout=t5_lineage.layout("t5"),
-    generation=t5_lineage.generation,
-    fields=t5_lineage.FIELDS,
+FAMILY = t5_lineage.family(
+    "t5",
+    "T5ForConditionalGeneration",
+    "t5",
     words={
         **t5_lineage.WORDS,
         "scale_decoder_outputs": {
@@ -21,13 +17,10 @@ FAMILY = Family(
             False: {"output_scale": "none"},
         },
     },
-    fixed=t5_lineage.FIXED,
-    defaults={**t5_lineage.DEFAULTS, "feed_forward_proj": "relu"},
+    feed_forward_proj="relu",
     computed={
         **t5_lineage.COMPUTED,
         # config.json of transformers 4 has no such key; there, an untied model has no factor.
         "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
     },
-    is_tied=t5_lineage.is_tied,
-    tokenizer=tokenizer_files.T5,
 )

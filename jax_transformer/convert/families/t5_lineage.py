@@ -11,7 +11,8 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import as_numpy
-from jax_transformer.convert.families.family import ACTIVATIONS
+from jax_transformer.convert.families import tokenizer_files
+from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.table import Layout, Row, transpose
 
 # Names of the one token table; the output has a copy of it where it is tied.
@@ -119,6 +120,32 @@ def is_tied(tensors: Mapping[str, Any]) -> bool:
     table, head = as_numpy(table), as_numpy(tensors[HEAD])
     same_place = table.ctypes.data == head.ctypes.data
     return table.shape == head.shape and (same_place or np.array_equal(table, head))
+
+
+def family(
+    model_type: str, architecture: str, preset: str, *, feed_forward_proj: str, **others: Any
+) -> Family:
+    """Return a family of this lineage.
+
+    Args:
+        model_type: As `Family.model_type`.
+        architecture: As `Family.architecture`.
+        preset: As `Family.preset`.
+        feed_forward_proj: What this key means where it is absent.
+        **others: Attributes of `Family` that differ from those of the lineage.
+    """
+    usual = {
+        "layout": layout(model_type),
+        "generation": generation,
+        "fields": FIELDS,
+        "words": WORDS,
+        "fixed": FIXED,
+        "defaults": {**DEFAULTS, "feed_forward_proj": feed_forward_proj},
+        "computed": COMPUTED,
+        "is_tied": is_tied,
+        "tokenizer": tokenizer_files.T5,
+    }
+    return Family(model_type, architecture, preset, **(usual | others))
 
 
 def generation(config: TransformerConfig) -> dict[str, Any]:

@@ -5,16 +5,12 @@ projection. The published models have an output matrix of their own and were tra
 factor: here, only a tied projection has it.
 """
 
-from jax_transformer.convert.families import t5_lineage, tokenizer_files
-from jax_transformer.convert.families.family import Family
+from jax_transformer.convert.families import t5_lineage
 
-FAMILY = Family(
-    model_type="umt5",
-    architecture="UMT5ForConditionalGeneration",
-    preset="umt5",
-    layout=t5_lineage.layout("umt5"),
-    generation=t5_lineage.generation,
-    fields=t5_lineage.FIELDS,
+FAMILY = t5_lineage.family(
+    "umt5",
+    "UMT5ForConditionalGeneration",
+    "umt5",
     words={
         **t5_lineage.WORDS,
         "tie_word_embeddings": {
@@ -22,9 +18,5 @@ FAMILY = Family(
             False: {"output_projection": "linear", "output_scale": "none"},
         },
     },
-    fixed=t5_lineage.FIXED,
-    defaults={**t5_lineage.DEFAULTS, "feed_forward_proj": "gated-gelu"},
-    computed=t5_lineage.COMPUTED,
-    is_tied=t5_lineage.is_tied,
-    tokenizer=tokenizer_files.T5,
+    feed_forward_proj="gated-gelu",
 )

@@ -2,6 +2,8 @@
 
 import torch
 
+from tests.convert.families.case import Case
+
 REFUSED = {
     "is_encoder_decoder": False,
     "is_decoder": True,
@@ -107,4 +109,27 @@ def seven_heads(d_model=70, **others):
         decoder_layers=2,
         max_position_embeddings=23,
         **others,
+    )
+
+
+def usual_case(activation, other, impossible, refused=()):
+    """Return the case of a family with learned positions or M2M100's.
+
+    Args:
+        activation: Of the first shape.
+        other: Of the last shape.
+        impossible: Fields of TransformerConfig that this family cannot have, beside `IMPOSSIBLE`.
+        refused: Values that this family refuses, beside `REFUSED`.
+    """
+    return Case(
+        shapes={
+            "three_heads": three_heads(activation_function=activation),
+            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11)),
+            "other_ids": seven_heads(
+                activation_function=other, attention_dropout=0.1, **ids(pad=41, eos=3, start=4)
+            ),
+        },
+        refused=REFUSED | dict(refused),
+        required=("d_model", "vocab_size", "max_position_embeddings"),
+        impossible=(*IMPOSSIBLE, *({name: value} for name, value in impossible.items())),
     )

@@ -1,30 +1,14 @@
 """Small Blenderbot models, and what no Blenderbot model can be."""
 
-from tests.convert.families.bart_lineage import (
-    IMPOSSIBLE,
-    REFUSED,
-    ids,
-    one_head_unscaled,
-    seven_heads,
-    three_heads,
-)
-from tests.convert.families.case import Case
+from tests.convert.families.bart_lineage import usual_case
 
-CASE = Case(
-    shapes={
-        "three_heads": three_heads(activation_function="gelu"),
-        "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11)),
-        "other_ids": seven_heads(
-            activation_function="relu", attention_dropout=0.1, **ids(pad=41, eos=3, start=4)
-        ),
+CASE = usual_case(
+    "gelu",
+    "relu",
+    impossible={
+        "norm_placement": "post",
+        "final_norm": False,
+        "embedding_norm": True,
+        "position_offset": 2,
     },
-    refused=REFUSED,
-    required=("d_model", "vocab_size", "max_position_embeddings"),
-    impossible=(
-        *IMPOSSIBLE,
-        {"norm_placement": "post"},
-        {"final_norm": False},
-        {"embedding_norm": True},
-        {"position_offset": 2},
-    ),
 )
