@@ -108,8 +108,8 @@ def _write_folder(
     if origin is not None and origin.model_type != family.model_type:
         left += ["config.json", *origin.files]
         origin = None
-    wanted = family.tokenizer.kind if family.tokenizer else None
-    if tokenizer is not None and tokenizer.kind != wanted:
+    wanted = family.tokenizer.kinds if family.tokenizer else ()
+    if tokenizer is not None and tokenizer.kind not in wanted:
         left += tokenizer.files()
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
@@ -160,11 +160,13 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
     for note in notes(FAMILIES[origin.model_type], origin.config):
         print(note)
     files_of = FAMILIES[origin.model_type].tokenizer
+    names = files_of.names(folder) if files_of else ()
+    present = [name for name in names if (folder / name).exists()]
     tokenizer = None
-    if files_of is not None and all((folder / name).exists() for name in files_of.names):
+    if names and len(present) == len(names):
         _, tokenizer = load_tokenizer(folder)
-    elif files_of is not None:
-        left = [*left, *(name for name in files_of.names if (folder / name).exists())]
+    else:
+        left = [*left, *present]
     return Source(config, params, tokenizer, origin=origin, left=left)
 
 

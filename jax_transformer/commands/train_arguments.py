@@ -10,7 +10,7 @@ import tyro
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.data.tokenizers import SeparateTokenizers, Tokenizer
+from jax_transformer.data.tokenizers import SeparateTokenizers, Tokenizer, with_languages
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
@@ -89,6 +89,13 @@ class Arguments:
 
     ignore_generation_config: bool = False
     """Ignore the generation defaults of the Hugging Face folder of --init."""
+
+    source_lang: str | None = None
+    """Code of the language of the sources, for a model or tokenizer with language codes; if None,
+    the one that its folder names."""
+
+    target_lang: str | None = None
+    """Code of the language of the targets; if None, the one that the folder names."""
 
     tokenizer: Path | None = None
     """Tokenizer to use instead of training one: a tokenizer.json, or the folder of a tokenizer or
@@ -218,10 +225,18 @@ def read_start(arguments: Arguments) -> Start:
         InputError: A folder or file cannot be used, or --tokenizer is not the tokenizer of --init.
     """
     tokenizer = run_tokenizer(arguments.tokenizer, arguments.target_tokenizer)
+    languages = arguments.source_lang, arguments.target_lang
+    if tokenizer is not None:
+        tokenizer = with_languages(tokenizer, *languages, str(arguments.tokenizer))
+    elif arguments.init is None and languages != (None, None):
+        raise InputError(
+            f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
+            "tokenizer that has language codes: name it by --init or --tokenizer"
+        )
     if arguments.init is None:
         return Start(tokenizer)
     (config, params, own, generation), origin, report = read_initial_model(
-        arguments.init, arguments.ignore_generation_config
+        arguments.init, arguments.ignore_generation_config, *languages
     )
     if tokenizer is not None and tokenizer.digest() != own.digest():
         raise InputError(
@@ -358,7 +373,8 @@ def check_resumed(saved: Arguments, given: Arguments) -> None:
     Raises:
         InputError: An argument differs; the message names it with both values.
     """
-    for name in ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer"):
+    kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
+    for name in (*kept, "source_lang", "target_lang"):
         values = (getattr(arguments, name) for arguments in (saved, given))
         check_equal(name, *(_absolute(value) for value in values))
 

@@ -45,6 +45,8 @@ def translate(
     scores: bool = False,
     max_new_tokens: int | None = None,
     ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     overlong: Literal["refuse", "cut"] = "refuse",
     max_tokens: int = 4096,
     window: int = LARGEST_WINDOW,
@@ -77,6 +79,10 @@ def translate(
         max_new_tokens: Most tokens of a translation, EOS included; if None, the model's default,
             and for a model without one ten more than twice the tokens of the line.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        source_lang: Code of the language of the input, for a model with language codes; if None,
+            the one that the model's folder names.
+        target_lang: Code of the language to translate into; if None, the one that the model's
+            folder names.
         overlong: If a line has more tokens than the model takes, refuse its window, or cut it.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.
@@ -99,7 +105,12 @@ def translate(
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as files:
         text = sys.stdin.buffer if input is None else files.enter_context(open_text(input))
-        model = load(folder, ignore_generation_config=ignore_generation_config)
+        model = load(
+            folder,
+            ignore_generation_config=ignore_generation_config,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        )
         if nbest is None:
             nbest = model.generation.get("num_hypotheses", 1)
         _check_nbest(nbest, model.generation.get("beam_size", 1) if beam is None else beam)

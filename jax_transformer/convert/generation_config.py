@@ -253,7 +253,7 @@ def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
     `max_length` counts the start token. A target never becomes longer than the position table,
     beyond which transformers fails.
     """
-    most = math.inf if config.positions == "none" else config.max_length
+    most = config.max_length if config.has_position_table else math.inf
     new_tokens = read.count("max_new_tokens", None, least=1)
     if new_tokens is None:
         max_length = read.count("max_length", None, least=2)

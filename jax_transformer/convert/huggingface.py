@@ -37,6 +37,12 @@ from jax_transformer.convert.generation_config import (
     generation_options,
     read_generation_config,
 )
+from jax_transformer.convert.languages import (
+    TOKENIZER_CONFIG,
+    generating,
+    language_files,
+    with_generated_language,
+)
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
@@ -74,7 +80,8 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
-    config = config_from_json(family, values)
+    tied = None if family.is_tied is None else family.is_tied(tensors)
+    config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
@@ -83,7 +90,11 @@ def from_huggingface(
 
 
 def load_folder(
-    folder: str | os.PathLike[str], *, ignore_generation_config: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> tuple[TransformerConfig, dict[str, Any], Tokenizer, dict[str, Any]]:
     """Return everything that translation needs from a folder of a known family.
 
@@ -91,31 +102,51 @@ def load_folder(
         folder: The folder.
         ignore_generation_config: Whether the folder's generation defaults are ignored. The start
             token, EOS and padding are those of config.json then.
+        source_lang: Code of the language of the sources, for a family with language codes; None
+            is that of the folder.
+        target_lang: Code of the language of the targets; None is that of the folder.
 
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate` (see `generation_config.generation_options`).
+        of `jax_transformer.generate` (see `generation_config.generation_options`). Where the code
+        of the target starts the decoder, it is the config's `bos_id`.
 
     Raises:
-        InputError: As for `from_huggingface`; this library cannot read the tokenizer; the
-            tokenizer is not the model's; or a generation default cannot be honoured.
+        InputError: As for `from_huggingface` and `load_tokenizer`; the folder does not say what
+            language its targets have; or a generation default cannot be honoured.
     """
     folder = Path(folder)
-    config, tokenizer = load_tokenizer(folder)
+    config, tokenizer = load_tokenizer(
+        folder,
+        ignore_generation_config=ignore_generation_config,
+        source_lang=source_lang,
+        target_lang=target_lang,
+    )
     generation = {}
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
-    config, params = from_huggingface(folder)
-    return config, params, tokenizer, generation
+    config, generation = generating(config, generation, tokenizer, str(folder))
+    found, params = from_huggingface(folder)  # the weights decide a part of the config
+    return dataclasses.replace(found, bos_id=config.bos_id), params, tokenizer, generation
 
 
-def load_tokenizer(folder: str | os.PathLike[str]) -> tuple[TransformerConfig, Tokenizer]:
+def load_tokenizer(
+    folder: str | os.PathLike[str],
+    *,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> tuple[TransformerConfig, Tokenizer]:
     """Return the config and the tokenizer of a folder of a known family; reads no weights.
+
+    Arguments are those of `load_folder`. The language of the targets is `target_lang`, or that of
+    the generation defaults, or that of tokenizer_config.json; it may be unknown.
 
     Raises:
         InputError: A file is missing or damaged, this library cannot read the family's tokenizer,
-            or the tokenizer has another size or other special ids than the model.
+            the tokenizer has another size or other special ids than the model, or it has no such
+            language.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -126,6 +157,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> tuple[TransformerConfig, T
             "convert.from_huggingface reads the model alone"
         )
     config = config_from_json(family, values)
+    from jax_transformer.data.tokenizers import with_languages  # imports optional libraries
+
     tokenizer = family.tokenizer.read(folder, config)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
         found, wanted = getattr(tokenizer, name), getattr(config, name)
@@ -134,7 +167,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> tuple[TransformerConfig, T
                 f"{folder}: the tokenizer has {name}={found}, but config.json says {wanted}; use "
                 "the tokenizer that the model was trained with"
             )
-    return config, tokenizer
+    if tokenizer.languages is not None and target_lang is None:
+        generation = {} if ignore_generation_config else read_generation_config(folder)[0]
+        tokenizer = with_generated_language(tokenizer, generation, config, str(folder))
+    return config, with_languages(tokenizer, source_lang, target_lang, str(folder))
 
 
 def to_huggingface(
@@ -187,9 +223,12 @@ def to_huggingface(
             GENERATION_FILE: _json_bytes(chosen.generation(config)),
         }
     else:
-        contents = {**origin.files, CONFIG_FILE: _config_of(origin, chosen, params, config)}
+        starts = tokenizer is not None and tokenizer.languages and tokenizer.languages.starts
+        brought_up = _config_of(origin, chosen, params, config, new_start=bool(starts))
+        contents = {**origin.files, CONFIG_FILE: brought_up}
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.files()
+        contents = language_files(contents, tokenizer)
     parse_shard_size(max_shard_size)
     tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     first_names: dict[int, str] = {}
@@ -205,19 +244,32 @@ def to_huggingface(
 
 
 def _config_of(
-    origin: Origin, family: Family, params: Mapping[str, Any], config: TransformerConfig
+    origin: Origin,
+    family: Family,
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    new_start: bool,
 ) -> bytes:
     """Return the config.json of an origin, brought up to date.
 
     Only keys whose meaning changes are written: an absent key, or another name of a value, stays.
+
+    Args:
+        origin: The origin.
+        family: The family of the model.
+        params: The parameters.
+        config: Their shape.
+        new_start: Whether the start token may differ, because it is the code of a language.
     """
     if origin.model_type != family.model_type:
         raise InputError(
             f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
             "origin out"
         )
-    before = config_from_json(family, origin.config)
-    for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id"):
+    tied = None if family.is_tied is None else config.output_projection == "tied"
+    before = config_from_json(family, origin.config, tied)
+    special_ids = ("pad_id", "eos_id") if new_start else ("pad_id", "bos_id", "eos_id")
+    for name in ("src_vocab_size", "tgt_vocab_size", *special_ids):
         old, new = getattr(before, name), getattr(config, name)
         if old != new:
             raise InputError(
@@ -238,14 +290,14 @@ def _tokenizer_files(
     family: Family, tokenizer: Tokenizer, config: TransformerConfig
 ) -> dict[str, bytes]:
     """Return the file that transformers needs beside a tokenizer's own files."""
-    if family.tokenizer is None or family.tokenizer.kind != tokenizer.kind:
+    if family.tokenizer is None or tokenizer.kind not in family.tokenizer.kinds:
         raise InputError(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
     if family.tokenizer.config is None:
         return {}
-    return {"tokenizer_config.json": family.tokenizer.config(tokenizer, config)}
+    return {TOKENIZER_CONFIG: _json_bytes(family.tokenizer.config(tokenizer, config))}
 
 
 def _json_bytes(values: Mapping[str, Any]) -> bytes:

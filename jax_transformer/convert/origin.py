@@ -119,7 +119,7 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     family = get_family(config.get("model_type"))
     elsewhere = {CONFIG_FILE, *weight_files(folder)}
     if family.tokenizer is not None:
-        elsewhere.update(family.tokenizer.names)
+        elsewhere.update(family.tokenizer.names(folder))
     files, left = {}, []
     with faults_named(folder, "cannot be read", OSError):
         for path in sorted(folder.iterdir()):

@@ -79,12 +79,15 @@ class Row:
             several paths where the foreign tensor stacks several parameters along its first axis.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
         zeros: Whether an absent foreign tensor means zeros.
+        when: A field of the config and its value, without which the row is skipped, as
+            ("output_projection", "tied"); None for a row of every config.
     """
 
     foreign: str
     parameters: str | tuple[str, ...]
     operation: Operation = identity
     zeros: bool = False
+    when: tuple[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -194,6 +197,8 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     shapes = parameter_shapes(config, layout.scope)
     pairs: dict[str, Pair] = {}
     for row in layout.rows:
+        if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
+            continue
         matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
         if not matches:
             _check_possible(layout, row)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.families.family import config_from_json
 from jax_transformer.convert.files.folder import CONFIG_FILE
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.data.tokenizers import (
@@ -58,10 +58,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if (path / CONFIG_FILE).exists():
         if not is_huggingface(path):
             return load_tokenizer(path)
-        values = read_config(path)
-        family = FAMILIES.get(values["model_type"])
+        family = FAMILIES.get(read_config(path)["model_type"])
         if family is not None and family.tokenizer is not None:
-            return family.tokenizer.read(path, config_from_json(family, values))
+            _, tokenizer = huggingface.load_tokenizer(path)
+            return tokenizer
     if (path / SENTENCEPIECE_FILE).exists():
         return SentencePieceTokenizer.load(path)
     if (path / TOKENIZER_FILE).exists():

@@ -29,6 +29,7 @@ from jax_transformer.convert.files.folder import (
     staged,
 )
 from jax_transformer.convert.files.json_file import with_tuples
+from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
@@ -38,6 +39,7 @@ from jax_transformer.data.tokenizers import (
     describe,
     from_description,
     read_files,
+    with_languages,
     write_files,
 )
 from jax_transformer.errors import InputError
@@ -92,7 +94,13 @@ class TrainedModel(NamedTuple):
     generation: Mapping[str, Any] = GENERATION
 
 
-def load(folder: str | Path, *, ignore_generation_config: bool = False) -> TrainedModel:
+def load(
+    folder: str | Path,
+    *,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> TrainedModel:
     """Load a trained model from its folder: one of this library or of Hugging Face.
 
     Nothing is downloaded, and no code in the folder is run. The result unpacks:
@@ -107,13 +115,17 @@ def load(folder: str | Path, *, ignore_generation_config: bool = False) -> Train
             whose family this library knows.
         ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
             ignored, for example because one of them cannot be honoured.
+        source_lang: Code of the language of the sources, for a model with language codes; None is
+            the one that the folder names.
+        target_lang: Code of the language of the targets; None is the one that the folder names.
 
     Returns:
         The config, the parameters (jax arrays), the tokenizer, and the generation defaults.
 
     Raises:
         InputError: The folder is not that of a trained model, training has not finished, a file
-            is missing or damaged, or the files do not belong together. The message is one line.
+            is missing or damaged, or the files do not belong together; the model has no such
+            language, or does not say which language to translate into. The message is one line.
     """
     folder = Path(folder)
     description = _read_description(folder)
@@ -129,13 +141,21 @@ def load(folder: str | Path, *, ignore_generation_config: bool = False) -> Train
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        ignored = ignore_generation_config
-        return TrainedModel(*load_folder(folder, ignore_generation_config=ignored))
+        return TrainedModel(
+            *load_folder(
+                folder,
+                ignore_generation_config=ignore_generation_config,
+                source_lang=source_lang,
+                target_lang=target_lang,
+            )
+        )
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
+    tokenizer = with_languages(tokenizer, source_lang, target_lang, str(folder))
+    config, generation = generating(config, generation, tokenizer, str(folder))
     for name in ("src_vocab_size", "tgt_vocab_size"):
         size, wanted = getattr(config, name), getattr(tokenizer, name)
         if size != wanted:

@@ -35,20 +35,33 @@ class InitialModel(NamedTuple):
     report: tuple[str, ...]
 
 
-def read_initial_model(folder: Path, ignore_generation_config: bool = False) -> InitialModel:
+def read_initial_model(
+    folder: Path,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> InitialModel:
     """Read the model that a run starts from: one of this library or of Hugging Face.
 
     Args:
         folder: The folder of the model.
         ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
             ignored.
+        source_lang: Code of the language of the sources, for a model with language codes; None is
+            the one that the folder names.
+        target_lang: Code of the language of the targets; None is the one that the folder names.
 
     Raises:
         InputError: As `model_folder.load`, or the special ids of the tokenizer are not those of
             the model. The message is one line.
     """
     try:
-        model = load(folder, ignore_generation_config=ignore_generation_config)
+        model = load(
+            folder,
+            ignore_generation_config=ignore_generation_config,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        )
     except ConversionError as error:
         fault = error.report.faults[0]
         raise InputError(

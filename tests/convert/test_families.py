@@ -27,7 +27,7 @@ from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.layers import EncoderLayer
+from jax_transformer.layers import EncoderLayer, RelativeAttentionBias
 from jax_transformer.masks import source_mask
 from tests.convert.families.case import (
     as_inputs,
@@ -69,9 +69,13 @@ def usual(family, tmp_path_factory):
 
 
 # Compiled whole: thousands of small compilations would take longer.
-@functools.partial(jax.jit, static_argnums=0)
-def layer(config, params, x, mask):
-    return EncoderLayer(config).apply({"params": params}, x, mask)
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def layer(config, encoder, index, x, mask):
+    bias = None
+    if config.has_shared_relative_bias:
+        table = RelativeAttentionBias(config, bidirectional=True)
+        bias = table.apply({"params": encoder["relative_attention_bias"]}, *2 * x.shape[1:2])
+    return EncoderLayer(config).apply({"params": encoder[f"layers_{index}"]}, x, mask, bias)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -97,7 +101,7 @@ def test_the_same_numbers(name, shape, dtype):
     for index, (before, after) in enumerate(itertools.pairwise(states)):
         if config.final_norm and index + 1 == config.num_encoder_layers:
             break  # the last state of transformers has passed the final norm
-        own = layer(config, params["encoder"][f"layers_{index}"], before.numpy(), mask)
+        own = layer(config, params["encoder"], index, before.numpy(), mask)
         measured = error(np.asarray(own)[valid], after.numpy()[valid])
         print(f", encoder layer {index} {measured:.1e}", end="")
         assert measured <= bound("block", dtype)
@@ -124,7 +128,10 @@ def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
     assert str(loaded.dtype) == f"torch.{dtype_name}"
     expected, found = model.state_dict(), loaded.state_dict()
     assert expected.keys() == found.keys()
-    assert {tensor.dtype for tensor in found.values()} == {loaded.dtype}
+    wide = case_of(name).float32 if dtype_name == "float16" else ()
+    for key in found:
+        assert found[key].dtype == (torch.float32 if key.endswith(wide) else loaded.dtype)
+        found[key] = found[key].to(loaded.dtype)  # exact: both ends have the bits of float16
     equal = {key for key in expected if same_bits(expected[key], found[key])}
     print(f"\n{name} {shape} {dtype_name}: {len(equal)} of {len(expected)} tensors bit-equal")
     # transformers computes buffers again.
@@ -145,9 +152,8 @@ def test_what_transformers_saves_is_read(tmp_path, name, shape):
     model.config.save_pretrained(tmp_path / "old")
     torch.save(model.state_dict(), tmp_path / "old" / "pytorch_model.bin")
     config, params = from_huggingface(model)
-    to_huggingface(
-        params, config, tmp_path / "own", family=name
-    )  # under the same names: no tied copies
+    # Under the same names: no tied copies.
+    to_huggingface(params, config, tmp_path / "own", family=name)
     own, theirs = (files.read(tmp_path / name / "model.safetensors") for name in ("own", "new"))
     assert own.keys() == theirs.keys()
     for folder in ("new", "old"):
@@ -197,6 +203,9 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
 
 def test_a_model_type_that_cannot_be_computed_is_refused_with_the_reason():
     assert not REFUSED.keys() & FAMILIES.keys()
+    experts, sparse = {"nllb-moe", "switch_transformers"}, {"led", "longt5", "pegasus_x"}
+    others = {"bigbird_pegasus", "prophetnet", "t5gemma", "fsmt", "blenderbot-small"}
+    assert experts | sparse | others <= REFUSED.keys()
     for model_type, reason in REFUSED.items():
         with pytest.raises(InputError) as refused:
             get_family(model_type)
@@ -234,41 +243,39 @@ def test_every_word_goes_there_and_back(family, usual):
         assert dataclasses.replace(back, attention_dropout=changed.attention_dropout) == changed
 
 
-def test_nothing_is_overwritten(family, usual, tmp_path):
-    write = functools.partial(to_huggingface, family=family.model_type)
+def test_nothing_is_overwritten(usual, tmp_path):
     for name in FILES:
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("precious")
         (folder / "source.spm").write_text("a tokenizer")
         with pytest.raises(InputError, match=f"already holds {name}"):
-            write(usual.params, usual.config, folder)
+            write(usual, folder)
         assert (folder / name).read_text() == "precious"
         assert sorted(os.listdir(folder)) == sorted([name, "source.spm"])
-        write(usual.params, usual.config, folder, overwrite=True)
+        write(usual, folder, overwrite=True)
         assert from_huggingface(folder)[0] == usual.config
         assert (folder / "source.spm").read_text() == "a tokenizer"
 
 
-def test_links_in_the_folder_are_replaced_not_followed(family, usual, tmp_path):
+def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
     folder, target = tmp_path / "model", tmp_path / "target"
     folder.mkdir()
     target.write_text("precious")
     for name in FILES:
         (folder / name).symlink_to(target)
-    to_huggingface(usual.params, usual.config, folder, family=family.model_type, overwrite=True)
+    write(usual, folder, overwrite=True)
     assert target.read_text() == "precious"
     assert not any((folder / name).is_symlink() for name in os.listdir(folder))
 
 
-def test_unusable_sources_are_refused(family, usual, tmp_path):
+def test_unusable_sources_are_refused(usual, tmp_path):
     with pytest.raises(InputError, match="opus-mt-en-de is no folder; nothing is downloaded"):
         from_huggingface("Helsinki-NLP/opus-mt-en-de")
     with pytest.raises(InputError, match=r"config\.json is no readable JSON.*No such file"):
         from_huggingface(tmp_path)
-    folder = tmp_path / "missing" / "model"
     with pytest.raises(InputError, match=r"cannot be written.*No such file"):
-        to_huggingface(usual.params, usual.config, folder, family=family.model_type)
+        write(usual, tmp_path / "missing" / "model")
     folder = shutil.copytree(usual.folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
@@ -314,6 +321,7 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
         ("d_ff",): r"wrong shape .*expected \[\d{12}",
         ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*\d{12}",
     }
+    # A computed table that is not saved, or none, bears no witness.
     if any("embed_positions" in name for name in usual.model.state_dict()):
         claims["max_length",] = r"wrong shape .*(but max_length=\d+|expected \[\d{12})"
     for fields, message in claims.items():
@@ -335,7 +343,7 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
     whole = path.read_bytes()
     chance = random.Random(0)
     outcomes = {"read": 0, "refused": 0}
-    for _ in range(200):
+    for _ in range(100):
         data = bytearray(whole)
         for _ in range(chance.choice([1, 1, 2, 5])):
             at = chance.randrange(len(data))
@@ -350,8 +358,8 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
             outcomes["refused"] += 1
         else:
             outcomes["read"] += 1
-    print(f"\n200 mutated config.json: {outcomes}")
-    assert outcomes["refused"] > 50
+    print(f"\n100 mutated config.json: {outcomes}")
+    assert outcomes["refused"] > 25
 
 
 def test_all_works_offline(family, usual, tmp_path, monkeypatch):
@@ -365,7 +373,7 @@ def test_all_works_offline(family, usual, tmp_path, monkeypatch):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     config, params = from_huggingface(usual.model)
-    to_huggingface(params, config, tmp_path / "model", family=family.model_type)
+    to_huggingface(params, config, tmp_path / "model", family=usual.json["model_type"])
     from_huggingface(tmp_path / "model")
     type(usual.model).from_pretrained(tmp_path / "model")
     print(f"\n{len(connections)} connections tried")

@@ -319,7 +319,11 @@ DAMAGE = {
         lambda folder: (folder / "generation_config.json").write_text("{"),
         r"generation_config\.json is no readable JSON",
     ),
-    "unknown family": (edit("config.json", model_type="led"), "model_type='led' is unknown"),
+    "unknown family": (edit("config.json", model_type="vit"), "model_type='vit' is unknown"),
+    "refused family": (
+        edit("config.json", model_type="led"),
+        "model_type='led' cannot be converted: its attention is sparse",
+    ),
 }
 
 

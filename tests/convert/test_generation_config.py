@@ -262,3 +262,9 @@ def test_a_folders_defaults_generate_what_transformers_generates(tmp_path):
     for ids, length, row in zip(best.tokens[:, 0], best.lengths[:, 0], expected, strict=True):
         np.testing.assert_array_equal(ids[:length], row[: int(length)])
         assert (row[int(length) :] == config.pad_id).all()
+
+
+def test_relative_positions_do_not_limit_targets():
+    config = TransformerConfig.preset("t5", max_length=9)
+    assert generation_options({"max_length": 100}, config)["max_new_tokens"] == 99
+    assert generation_options({}, config)["max_new_tokens"] == 20

@@ -16,7 +16,8 @@ from jax_transformer import convert
 from jax_transformer.commands import main as cli
 from jax_transformer.convert import Layout, Operation, Row, files, transpose
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.families.family import ACTIVATIONS, Family, TokenizerFiles
+from jax_transformer.convert.families.family import ACTIVATIONS, Family
+from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
@@ -81,8 +82,8 @@ TOY = Family(
     defaults={"scaled": True, "positions": 512},
     computed={"decoder_layers": lambda values: values["layers"]},
     tokenizer=TokenizerFiles(
-        kind="byte_pair",
-        names=("tokenizer.json",),
+        kinds=("byte_pair",),
+        names=lambda folder: ("tokenizer.json",),
         read=lambda folder, config: BytePairTokenizer.load(folder),
     ),
 )

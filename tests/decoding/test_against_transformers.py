@@ -17,6 +17,7 @@ import torch
 from jax_transformer import generate
 from jax_transformer.convert.huggingface import from_huggingface
 from tests.convert.families.bart_lineage import sinusoids
+from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import STATIC
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -94,15 +95,6 @@ def as_inputs(src):
         "input_ids": torch.tensor(src).long(),
         "attention_mask": torch.tensor(src != PAD).long(),
     }
-
-
-class Float64Torch:
-    """The module torch with another float32: transformers rounds logits to it."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 @pytest.fixture(autouse=True)

@@ -420,7 +420,8 @@ def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypa
         return trained.config, trained.params, trained.tokenizer, {"folder": folder, **options}
 
     monkeypatch.setattr(huggingface, "load_folder", load_folder)
-    model = load(str(tmp_path), ignore_generation_config=True)
+    options = {"ignore_generation_config": True, "source_lang": "a", "target_lang": "b"}
+    model = load(str(tmp_path), **options)
     assert isinstance(model, TrainedModel)
-    assert model.generation == {"folder": tmp_path, "ignore_generation_config": True}
+    assert model.generation == {"folder": tmp_path, **options}
     assert model.tokenizer is trained.tokenizer

@@ -13,9 +13,12 @@ from jax_transformer.convert.families import (
     m2m_100,
     marian,
     mbart,
+    mt5,
     mvp,
     pegasus,
     plbart,
+    t5,
+    umt5,
 )
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
@@ -29,6 +32,9 @@ FAMILIES: dict[str, Family] = {
     "mvp": mvp.FAMILY,
     "blenderbot": blenderbot.FAMILY,
     "m2m_100": m2m_100.FAMILY,
+    "t5": t5.FAMILY,
+    "mt5": mt5.FAMILY,
+    "umt5": umt5.FAMILY,
 }
 _EXPERTS = "its layers are mixtures of experts"
 _SPARSE = "its attention is sparse"

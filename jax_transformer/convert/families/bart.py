@@ -1,6 +1,6 @@
 """BartForConditionalGeneration: denoised text, summaries (Lewis et al. 2020)."""
 
-from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -14,4 +14,5 @@ FAMILY = Family(
     fixed=bart_lineage.FIXED,
     training_only=bart_lineage.TRAINING_ONLY,
     defaults={**bart_lineage.DEFAULTS, "decoder_start_token_id": 2},
+    tokenizer=tokenizer_files.BART,
 )

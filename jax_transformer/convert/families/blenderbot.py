@@ -1,6 +1,6 @@
 """BlenderbotForConditionalGeneration: dialogue (Roller et al. 2021)."""
 
-from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -18,4 +18,5 @@ FAMILY = Family(
         "pad_token_id": 0,
         "decoder_start_token_id": 1,
     },
+    tokenizer=tokenizer_files.BLENDERBOT,
 )

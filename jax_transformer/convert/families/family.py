@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import Tokenizer
+    from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
 
 # The activations of transformers that this library has, in the form of `Family.words`.
 ACTIVATIONS = {
@@ -25,24 +23,6 @@ ACTIVATIONS = {
     "silu": {"activation": "silu"},
     "swish": {"activation": "silu"},
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerFiles:
-    """How a family's tokenizer is read and written.
-
-    Attributes:
-        kind: The kind of tokenizer in `TOKENIZERS` whose files the family's class reads.
-        names: Names of the tokenizer's own files in the folder of a model.
-        read: Returns the tokenizer of a folder, given the folder and the model's config.
-        config: Returns the content of tokenizer_config.json with which transformers reads the
-            files, for a tokenizer that comes from no folder; None where they need none.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    read: Callable[[Path, TransformerConfig], Tokenizer]
-    config: Callable[[Any, TransformerConfig], bytes] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +53,8 @@ class Family:
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Reads and writes the tokenizer's files; None where this library cannot.
         saves_buffers: Whether the layout's buffers are written into model.safetensors.
+        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
+            it is given, it decides, and not "tie_word_embeddings" of config.json.
     """
 
     model_type: str
@@ -91,14 +73,18 @@ class Family:
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: TokenizerFiles | None = None
     saves_buffers: bool = False
+    is_tied: Callable[[Mapping[str, Any]], bool] | None = None
 
 
-def config_from_json(family: Family, values: Mapping[str, Any]) -> TransformerConfig:
+def config_from_json(
+    family: Family, values: Mapping[str, Any], tied: bool | None = None
+) -> TransformerConfig:
     """Return the config that a config.json describes.
 
     Args:
         family: The family of the model.
         values: The content of config.json.
+        tied: Whether the output projection is tied; None is what config.json says.
 
     Raises:
         InputError: A key is missing, or has a value that the model cannot have.
@@ -110,6 +96,8 @@ def config_from_json(family: Family, values: Mapping[str, Any]) -> TransformerCo
     for key, value in family.computed.items():
         if values.get(key) is None:
             values[key] = value(values)
+    if tied is not None:
+        values["tie_word_embeddings"] = tied
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key in family.fields:
@@ -179,8 +167,9 @@ def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
 
 
 def _explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a config, with the dropout rates that follow from others."""
+    """Return the fields of a config, with the numbers that follow from others."""
     return config.to_dict() | {
+        "d_kv": config.head_dim,
         "attention_dropout": config.attention_dropout_rate,
         "activation_dropout": config.activation_dropout_rate,
     }
@@ -205,49 +194,10 @@ def _get(values: Mapping[str, Any], key: str) -> Any:
 def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
     """Return the value of a key: an integer where the config's field is one, else a float."""
     value = _get(values, key)
-    if isinstance(getattr(TransformerConfig, field), int):
+    if TransformerConfig.__annotations__[field] in ("int", "int | None"):
         if type(value) is not int:
             raise InputError(f"config.json: {key}={value!r} must be an integer")
         return value
     if type(value) not in (int, float):
         raise InputError(f"config.json: {key}={value!r} must be a number")
     return float(value)
-
-
-def read_tokenizer_json(folder: Path, config: TransformerConfig, **affixes: Sequence[str]) -> Any:
-    """Return the tokenizer in the tokenizer.json of a folder.
-
-    The special tokens have the names in tokenizer_config.json; what is absent there has the names
-    of T5 and Pegasus. The start token of targets is that of the model.
-
-    Args:
-        folder: The folder.
-        config: The shape of the model.
-        **affixes: `source_prefix`, `source_suffix`, `target_prefix` and `target_suffix`, as names
-            of special ids: ("eos_id",).
-
-    Raises:
-        InputError: The file is missing or damaged, or lacks a special token.
-    """
-    from jax_transformer.data.tokenizers import TokenizerJson, read_files
-
-    name = "tokenizer.json"
-    if (folder / "spiece.model").exists() and not (folder / name).exists():
-        raise InputError(
-            f"{folder} has spiece.model but no {name}; write one with transformers: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    content = read_files(folder, [name])[name]
-    path = folder / "tokenizer_config.json"
-    values = read_json(path) if path.exists() else {}
-    ids: dict[str, Any] = {"bos_id": config.bos_id}
-    vocabulary = TokenizerJson.vocabulary(content, str(folder / name))
-    for special, usual in (("pad", "<pad>"), ("eos", "</s>"), ("unk", "<unk>")):
-        token = values.get(f"{special}_token") or usual
-        token = token.get("content") if isinstance(token, Mapping) else token
-        if token not in vocabulary:
-            raise InputError(f"{folder / name}: lacks the special token {token!r:.60}; add it")
-        ids[f"{special}_id"] = vocabulary[token]
-    settings = ids | {side: [ids[key] for key in keys] for side, keys in affixes.items()}
-    settings["clean_up_spaces"] = bool(values.get("clean_up_tokenization_spaces"))
-    return TokenizerJson(content, settings, str(folder / name))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 from jax_transformer.functional import sinusoidal_positions
@@ -64,4 +64,5 @@ FAMILY = Family(
         "decoder_layerdrop": 0.05,
     },
     implied=_position_offset,
+    tokenizer=tokenizer_files.M2M100,
 )

@@ -1,15 +1,10 @@
 """MarianMTModel: translation models of Marian, as opus-mt (Junczys-Dowmunt et al. 2018)."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import Family, TokenizerFiles
-
-if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import SentencePieceTokenizer
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families.family import Family
 
 LAYOUT = bart_lineage.layout("marian", bart_lineage.sinusoids)
 
@@ -24,17 +19,6 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
         "max_length": config.max_length,
         "pad_token_id": config.pad_id,
     }
-
-
-def _read_tokenizer(folder: Path, config: TransformerConfig) -> "SentencePieceTokenizer":
-    from jax_transformer.data.tokenizers import SentencePieceTokenizer
-
-    return SentencePieceTokenizer.load(folder, config.bos_id)
-
-
-def _tokenizer_config(tokenizer: "SentencePieceTokenizer", config: TransformerConfig) -> bytes:
-    values = tokenizer.tokenizer_config() | {"model_max_length": config.max_length}
-    return (json.dumps(values, indent=2) + "\n").encode()
 
 
 FAMILY = Family(
@@ -59,10 +43,5 @@ FAMILY = Family(
     training_only=bart_lineage.TRAINING_ONLY,
     defaults={"share_encoder_decoder_embeddings": True},
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
-    tokenizer=TokenizerFiles(
-        kind="sentencepiece_vocabulary",
-        names=("source.spm", "target.spm", "vocab.json"),
-        read=_read_tokenizer,
-        config=_tokenizer_config,
-    ),
+    tokenizer=tokenizer_files.MARIAN,
 )

@@ -1,6 +1,6 @@
 """MvpForConditionalGeneration: supervised text generation (Tang et al. 2023), without prompts."""
 
-from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
 FAMILY = Family(
@@ -15,4 +15,5 @@ FAMILY = Family(
     fixed={**bart_lineage.FIXED, "use_prompt": (False,)},
     training_only=bart_lineage.TRAINING_ONLY,
     defaults={**bart_lineage.DEFAULTS, "decoder_start_token_id": 2},
+    tokenizer=tokenizer_files.MVP,
 )

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jax_transformer.data.tokenizers.byte_level import ByteLevelTokenizer
 from jax_transformer.data.tokenizers.byte_pair import BytePairTokenizer
+from jax_transformer.data.tokenizers.languages import Languages, with_languages
+from jax_transformer.data.tokenizers.sentencepiece_languages import SentencePieceLanguages
+from jax_transformer.data.tokenizers.sentencepiece_unigram import SentencePieceUnigram
 from jax_transformer.data.tokenizers.sentencepiece_vocabulary import SentencePieceTokenizer
 from jax_transformer.data.tokenizers.separate import SeparateTokenizers
 from jax_transformer.data.tokenizers.storage import read_files, write_files
@@ -13,21 +17,34 @@ from jax_transformer.errors import InputError
 
 __all__ = [
     "TOKENIZERS",
+    "ByteLevelTokenizer",
     "BytePairTokenizer",
+    "Languages",
     "LineError",
+    "SentencePieceLanguages",
     "SentencePieceTokenizer",
+    "SentencePieceUnigram",
     "SeparateTokenizers",
     "Tokenizer",
     "TokenizerJson",
     "describe",
     "from_description",
     "read_files",
+    "with_languages",
     "write_files",
 ]
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer
-    for tokenizer in (BytePairTokenizer, SentencePieceTokenizer, TokenizerJson, SeparateTokenizers)
+    for tokenizer in (
+        BytePairTokenizer,
+        ByteLevelTokenizer,
+        SentencePieceTokenizer,
+        SentencePieceLanguages,
+        SentencePieceUnigram,
+        TokenizerJson,
+        SeparateTokenizers,
+    )
 }
 
 

@@ -33,6 +33,7 @@ class BytePairTokenizer:
     """
 
     kind = "byte_pair"
+    languages = None
     pad_id = 0
     bos_id = 1
     eos_id = 2

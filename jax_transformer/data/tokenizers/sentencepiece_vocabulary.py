@@ -16,6 +16,7 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
+from jax_transformer.data.tokenizers.sentencepiece_model import read_model, read_vocabulary
 from jax_transformer.data.tokenizers.storage import check_settings, parse_json, read_files
 from jax_transformer.data.tokenizers.tokenizer import LineError, clean_up_spaces
 from jax_transformer.errors import InputError
@@ -37,8 +38,6 @@ DEFAULTS: dict[str, Any] = {
 }
 MARK = "▁"  # what sentencepiece writes for a space
 MOST_CODES = 8  # language codes that a message shows
-# Fields of the message ModelProto; a model without the last two has been cut off.
-PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
 
 
 class SentencePieceTokenizer:
@@ -55,6 +54,7 @@ class SentencePieceTokenizer:
     """
 
     kind = "sentencepiece_vocabulary"
+    languages = None
 
     def __init__(
         self, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
@@ -79,12 +79,12 @@ class SentencePieceTokenizer:
             )
         self._contents = dict(contents)
         self._settings = check_settings(settings, DEFAULTS, name)
-        self._source_model = _read_model(contents[SOURCE_MODEL], f"{name}/{SOURCE_MODEL}")
-        self._target_model = _read_model(contents[TARGET_MODEL], f"{name}/{TARGET_MODEL}")
-        source = _read_vocabulary(contents[VOCABULARY], f"{name}/{VOCABULARY}")
+        self._source_model = read_model(contents[SOURCE_MODEL], f"{name}/{SOURCE_MODEL}")
+        self._target_model = read_model(contents[TARGET_MODEL], f"{name}/{TARGET_MODEL}")
+        source = read_vocabulary(contents[VOCABULARY], f"{name}/{VOCABULARY}")
         target = source
         if TARGET_VOCABULARY in contents:
-            target = _read_vocabulary(contents[TARGET_VOCABULARY], f"{name}/{TARGET_VOCABULARY}")
+            target = read_vocabulary(contents[TARGET_VOCABULARY], f"{name}/{TARGET_VOCABULARY}")
         special = {key: self._settings[f"{key}_token"] for key in ("pad", "eos", "unk")}
         for file, vocabulary in ((VOCABULARY, source), (TARGET_VOCABULARY, target)):
             for token in special.values():
@@ -132,7 +132,7 @@ class SentencePieceTokenizer:
             values = parse_json(read_files(folder, [path.name])[path.name], str(path))
         names = [*FILES, TARGET_VOCABULARY] if values.get("separate_vocabs") else FILES
         contents = read_files(folder, names)
-        vocabulary = _read_vocabulary(contents[VOCABULARY], str(folder / VOCABULARY))
+        vocabulary = read_vocabulary(contents[VOCABULARY], str(folder / VOCABULARY))
         settings = _from_tokenizer_config(values, vocabulary, str(path))
         return cls(contents, settings | {"bos_id": bos_id}, str(folder))
 
@@ -311,76 +311,6 @@ def _language_code(text: str) -> tuple[str, str]:
     """Return the language code at the beginning of a text ("" if there is none), and the rest."""
     end = text.find("<<") + 2
     return (text[:end], text[end:]) if text.startswith(">>") and end > 1 else ("", text)
-
-
-def _read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Return a sentencepiece model.
-
-    Raises:
-        InputError: It is damaged or cut off.
-    """
-    remedy = "copy the file again"
-    try:
-        missing = {PIECES, TRAINER_SETTINGS, NORMALIZER} - _message_fields(content)
-        if missing:
-            raise InputError(f"{name}: is no whole sentencepiece model; {remedy}")
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name}: is no sentencepiece model, or is damaged; {remedy}") from error
-
-
-def _message_fields(content: bytes) -> set[int]:
-    """Return the numbers of the fields of a protocol buffer message of length-delimited fields.
-
-    A file that was cut off between two fields is still a message: the fields tell.
-
-    Raises:
-        ValueError: A field is of another type or longer than the message.
-        IndexError: The message ends within the length of a field.
-    """
-    fields, position = set(), 0
-
-    def number() -> int:
-        nonlocal position
-        value, shift = 0, 0
-        while True:
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-            if shift > 63:
-                raise ValueError("a number of more than 64 bits")
-
-    while position < len(content):
-        field, wire_type = divmod(number(), 8)
-        if wire_type != 2:
-            raise ValueError(f"field {field} is of wire type {wire_type}")
-        length = number()
-        position += length
-        fields.add(field)
-    if position != len(content):
-        raise ValueError("the last field is longer than the message")
-    return fields
-
-
-def _read_vocabulary(content: bytes, name: str) -> dict[str, int]:
-    """Return the id of each token.
-
-    Raises:
-        InputError: The file is no vocabulary.
-    """
-    vocabulary = parse_json(content, name)
-    for token, token_id in vocabulary.items():
-        if type(token_id) is not int or not 0 <= token_id < 2**31:
-            raise InputError(
-                f"{name}: is no vocabulary: the id of {token[:40]!r} is {token_id!r:.40}; an id is "
-                "a whole number from 0 on"
-            )
-    return vocabulary
 
 
 def _from_tokenizer_config(

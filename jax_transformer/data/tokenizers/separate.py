@@ -24,6 +24,7 @@ class SeparateTokenizers:
     """
 
     kind = "separate"
+    languages = None
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         """Combine two tokenizers.

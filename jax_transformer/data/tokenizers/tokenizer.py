@@ -1,12 +1,15 @@
 """What training and translation ask of a tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_transformer.data.tokenizers.languages import Languages
 
 _SPACES = (
     (" .", "."),
@@ -48,6 +51,8 @@ class Tokenizer(Protocol):
         bos_id: Id that the decoder reads before the first token of a target (BOS).
         eos_id: Id that ends every target (EOS).
         unk_id: Id of what the vocabulary lacks.
+        languages: The language codes that it knows and is set to; None if it has none. One that
+            has languages has a method `with_languages`, which returns it with others.
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Tokenizer(Protocol):
     bos_id: int
     eos_id: int
     unk_id: int
+    languages: "Languages | None"
 
     @property
     def src_vocab_size(self) -> int:

@@ -32,6 +32,8 @@ class Case:
         impossible: Fields of TransformerConfig that no model of the family has.
         tables: Ends of names of tensors that transformers computes in float32, with a function
             (rows, columns) that computes them in float64.
+        finish: Changes a model that has its numbers, given the arguments of its shape.
+        float32: Ends of names of tensors that transformers keeps in float32 in a float16 model.
     """
 
     shapes: Mapping[str, Mapping[str, Any]]
@@ -41,6 +43,8 @@ class Case:
     tables: Mapping[str, Callable[[int, int], torch.Tensor]] = dataclasses.field(
         default_factory=dict
     )
+    finish: Callable[[torch.nn.Module, Mapping[str, Any]], None] | None = None
+    float32: tuple[str, ...] = ()
 
 
 def case_of(model_type):
@@ -63,6 +67,8 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
             deviation = leaf.shape[-1] ** -0.5 if weight and leaf.ndim > 1 else 0.3
             mean = 1.0 if weight and leaf.ndim == 1 else 0.0  # of a norm's scale
             leaf.data.normal_(mean, deviation, generator=generator)
+    if case.finish:
+        case.finish(model, values)
     return model
 
 

@@ -1,0 +1,160 @@
+"""What T5, mT5 and UMT5 in transformers have in common.
+
+They share the names of their weights and all keys of config.json but `scale_decoder_outputs`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.arrays import as_numpy
+from jax_transformer.convert.families.family import ACTIVATIONS
+from jax_transformer.convert.table import Layout, Row, transpose
+
+# Names of the one token table; the output has a copy of it where it is tied.
+TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+HEAD = "lm_head.weight"
+
+FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
+    {
+        "vocab_size": ("src_vocab_size", "tgt_vocab_size"),
+        "d_model": "d_model",
+        "num_heads": "num_heads",
+        "d_kv": "d_kv",
+        "d_ff": "d_ff",
+        "num_layers": "num_encoder_layers",
+        "num_decoder_layers": "num_decoder_layers",
+        "relative_attention_num_buckets": "relative_attention_num_buckets",
+        "relative_attention_max_distance": "relative_attention_max_distance",
+        "layer_norm_epsilon": "norm_epsilon",
+        "dropout_rate": ("dropout", "attention_dropout", "activation_dropout"),
+        "n_positions": "max_length",
+        "pad_token_id": "pad_id",
+        "decoder_start_token_id": "bos_id",
+        "eos_token_id": "eos_id",
+    }
+)
+_TIED = {"output_projection": "tied"}
+_OWN = {"output_projection": "linear"}
+WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "feed_forward_proj": {
+            **{
+                name: {**fields, "gated_feed_forward": False}
+                for name, fields in ACTIVATIONS.items()
+            },
+            **{
+                f"gated-{name}": {**fields, "gated_feed_forward": True}
+                for name, fields in ACTIVATIONS.items()
+                if name != "gelu"
+            },
+            # In spite of its name: the approximation by tanh.
+            "gated-gelu": {"activation": "gelu_tanh", "gated_feed_forward": True},
+        },
+        "tie_word_embeddings": {True: _TIED, False: _OWN},
+    }
+)
+FIXED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"is_encoder_decoder": (True,), "is_decoder": (False,)}
+)
+# Those of the classes in transformers.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "layer_norm_epsilon": 1e-6,
+        "dropout_rate": 0.1,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+)
+COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
+    {
+        # The models have no longest text. n_positions, which transformers does not read, is the
+        # length of the texts that T5 was trained on.
+        "n_positions": lambda values: 512,
+        "num_decoder_layers": lambda values: values.get("num_layers"),
+        "decoder_start_token_id": lambda values: values["pad_token_id"],
+    }
+)
+
+
+def layout(name: str) -> Layout:
+    """Return the names and shapes of the weights of a family.
+
+    A model has only those of the tensors whose parameters its config has: `wi` or the two
+    matrices of a gated network, one table of relative biases a stack or one a layer, an output
+    matrix of its own or a copy of the token table.
+
+    Args:
+        name: The family's model type.
+    """
+    rows = (
+        *(Row(table, "token_embedding/embedding") for table in TABLES),
+        Row(HEAD, "token_embedding/embedding", when=("output_projection", "tied")),
+        Row(HEAD, "output_projection/kernel", transpose),
+        *_stack("encoder", {"self_attention": "SelfAttention"}),
+        *_stack(
+            "decoder", {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
+        ),
+    )
+    # Old versions of T5 had this table and did not use it.
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    return Layout(name, rows, unused=(unused,))
+
+
+def is_tied(tensors: Mapping[str, Any]) -> bool:
+    """Return whether the output projection of these weights is the token table.
+
+    The file decides: transformers 5 writes `tie_word_embeddings` true for every model of these
+    families, and keeps an output matrix of its own where the file has one with other values.
+    """
+    table = next((tensors[name] for name in TABLES if name in tensors), None)
+    if table is None or HEAD not in tensors:
+        return True
+    table, head = as_numpy(table), as_numpy(tensors[HEAD])
+    same_place = table.ctypes.data == head.ctypes.data
+    return table.shape == head.shape and (same_place or np.array_equal(table, head))
+
+
+def generation(config: TransformerConfig) -> dict[str, Any]:
+    """Return the content of generation_config.json."""
+    return {
+        "decoder_start_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "max_length": config.max_length,
+        "pad_token_id": config.pad_id,
+    }
+
+
+def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
+    """Return the rows of a stack, given the foreign name of each attention."""
+    foreign, path = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
+    bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+    rows = [
+        Row(f"{stack}.block.0.{bias}", f"{stack}/relative_attention_bias/embedding"),
+        Row(f"{stack}.block.{{i}}.{bias}", f"{path}/relative_attention_bias/embedding"),
+        Row(f"{stack}.final_layer_norm.weight", f"{stack}/norm/scale"),
+    ]
+    for number, (own, name) in enumerate(attentions.items()):
+        for projection in ("query", "key", "value", "output"):
+            tensor = f"{foreign}.{number}.{name}.{projection[0]}.weight"
+            rows.append(Row(tensor, f"{path}/{own}/{projection}/kernel", transpose))
+        rows.append(
+            Row(f"{foreign}.{number}.layer_norm.weight", f"{path}/{own}_residual/norm/scale")
+        )
+    foreign, path = f"{foreign}.{len(attentions)}", f"{path}/feed_forward"
+    for name, own, gated in (
+        ("wi", "inner", False),
+        ("wi_0", "gate", True),
+        ("wi_1", "inner", True),
+        ("wo", "outer", None),
+    ):
+        when = None if gated is None else ("gated_feed_forward", gated)
+        tensor = f"{foreign}.DenseReluDense.{name}.weight"
+        rows.append(Row(tensor, f"{path}/{own}/kernel", transpose, when=when))
+    return [*rows, Row(f"{foreign}.layer_norm.weight", f"{path}_residual/norm/scale")]

@@ -1,0 +1,127 @@
+"""Language codes of a model: those of a Hugging Face folder, and those that it is written with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files.folder import CONFIG_FILE
+from jax_transformer.convert.generation_config import GENERATION_FILE
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_transformer.data.tokenizers import Languages, Tokenizer
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# What the classes of transformers take for src_lang where it is null: mBART, NLLB, M2M100.
+USUAL_SOURCES = ("en_XX", "eng_Latn", "en")
+
+
+def generation_key(languages: Languages) -> str:
+    """Return the generation default whose value is the id of the target's code."""
+    return "decoder_start_token_id" if languages.starts else "forced_bos_token_id"
+
+
+def with_generated_language(
+    tokenizer: Tokenizer, generation: Mapping[str, Any], config: TransformerConfig, name: str
+) -> Tokenizer:
+    """Return a tokenizer whose target is the language that the generation defaults name.
+
+    Args:
+        tokenizer: The tokenizer, set to the languages of tokenizer_config.json.
+        generation: The generation defaults of the folder.
+        config: The shape of the model.
+        name: The folder, for error messages.
+
+    Raises:
+        InputError: tokenizer_config.json names another target language.
+    """
+    languages = tokenizer.languages
+    key = generation_key(languages)
+    token_id = generation.get(key)
+    if token_id is None and languages.starts:
+        token_id = config.bos_id
+    code = _code(languages, token_id)
+    if code is None:
+        return tokenizer
+    if languages.target not in (None, code):
+        raise InputError(
+            f"{name}: tgt_lang={languages.target!r}, but {key}={token_id} is {code!r}; name the "
+            "target's code by --target-lang (in Python target_lang)"
+        )
+    return tokenizer.with_languages(languages.changed(None, code))
+
+
+def generating(
+    config: TransformerConfig, generation: Mapping[str, Any], tokenizer: Tokenizer, name: str
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Return the config and the generation defaults that give the tokenizer's target language.
+
+    Args:
+        config: The shape of the model.
+        generation: Keyword arguments of `generate`.
+        tokenizer: The tokenizer. Without languages nothing changes.
+        name: The folder, for error messages.
+
+    Returns:
+        The config, whose `bos_id` is the code of the target where this starts the decoder; and
+        the generation defaults, with the code as `forced_first_token` where it does not.
+
+    Raises:
+        InputError: The target language is not known.
+    """
+    languages = tokenizer.languages
+    if languages is None:
+        return config, dict(generation)
+    try:
+        languages.known("target")
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    if languages.starts:
+        others = {option: v for option, v in generation.items() if option != "start_token"}
+        return dataclasses.replace(config, bos_id=languages.start_id), others
+    return config, {**generation, "forced_first_token": languages.forced_id}
+
+
+def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the files of a Hugging Face folder with the languages that a tokenizer is set to.
+
+    tokenizer_config.json gets `src_lang` and `tgt_lang`, the generation defaults get the code of
+    the target. A file that says the same already keeps its bytes.
+
+    Args:
+        contents: The files by name, config.json among them.
+        tokenizer: The tokenizer.
+    """
+    languages, files = tokenizer.languages, dict(contents)
+    if languages is None:
+        return files
+    name = GENERATION_FILE if GENERATION_FILE in files else CONFIG_FILE
+    defaults, key = json.loads(files[name]), generation_key(languages)
+    generated = _code(languages, defaults.get(key))
+    if languages.target is not None and generated != languages.target:
+        files[name] = _json(defaults | {key: languages.ids[languages.target]})
+    values = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    source, target = values.get("src_lang"), values.get("tgt_lang")
+    changed = {}
+    if source != languages.source and (source, languages.source) not in [
+        (None, usual) for usual in USUAL_SOURCES
+    ]:
+        changed["src_lang"] = languages.source
+    if target != languages.target and (target is not None or generated != languages.target):
+        changed["tgt_lang"] = languages.target
+    if changed:
+        files[TOKENIZER_CONFIG] = _json(values | changed)
+    return files
+
+
+def _code(languages: Languages, token_id: object) -> str | None:
+    """Return the code of an id; None if it is no code's."""
+    return next((code for code, i in languages.ids.items() if i == token_id), None)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

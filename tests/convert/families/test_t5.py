@@ -1,0 +1,256 @@
+"""T5, mT5 and UMT5 alone: which output, old files, float16, fresh parameters."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import (
+    TransformerConfig,
+    apply,
+    generate,
+    init_params,
+)
+from jax_transformer.convert import files
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families.family import config_from_json, config_to_json
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.convert.table import flatten
+from jax_transformer.errors import InputError
+from tests.convert.families.case import (
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+    transformers,
+)
+from tests.convert.families.t5_lineage import three_heads, write_folder
+from tests.convert.tools import assert_same_params, same_bits
+from tests.parity.ladder import bound, error
+
+T5_FAMILIES = ("t5", "mt5", "umt5")
+OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+forward = jax.jit(apply, static_argnames="config")
+
+
+OLD = {"scale_decoder_outputs": "absent"}
+OUTPUTS = {
+    # The family, whether the weights have an output of their own, keys, projection and scale.
+    "T5": ("t5", False, OLD | {"tie_word_embeddings": "absent"}, "tied", True),
+    "T5 v1.1": ("t5", True, OLD | {"tie_word_embeddings": False}, "linear", False),
+    "T5 v1.1, equal tables": ("t5", False, OLD | {"tie_word_embeddings": False}, "tied", False),
+    "T5 v1.1 of version 5": ("t5", True, {"scale_decoder_outputs": False}, "linear", False),
+    "T5 untied, keys of T5": ("t5", True, OLD | {"tie_word_embeddings": True}, "linear", True),
+    "the key wins": (
+        "t5",
+        False,
+        {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+        "tied",
+        True,
+    ),
+    "mT5": ("mt5", True, {"tie_word_embeddings": False}, "linear", False),
+    "mT5 of version 5": ("mt5", True, {"tie_word_embeddings": True}, "linear", False),
+    "mT5 tied": ("mt5", False, {"tie_word_embeddings": False}, "tied", False),
+    "UMT5": ("umt5", True, {"tie_word_embeddings": False}, "linear", False),
+    "UMT5 of version 5": ("umt5", True, {"tie_word_embeddings": True}, "linear", False),
+    "UMT5 tied": ("umt5", False, {"tie_word_embeddings": False}, "tied", True),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_the_output_is_that_of_transformers(name, tmp_path):
+    """Tied or not, scaled or not: as transformers reads the folder, which UMT5 alone is not."""
+    family, own_output, keys, projection, scaled = OUTPUTS[name]
+    model = foreign_model(family, None, **three_heads(), tie_word_embeddings=not own_output)
+    folder = write_folder(tmp_path / "model", model, **keys)
+    config, params = from_huggingface(folder)
+    assert (config.output_projection, config.output_scale != "none") == (projection, scaled)
+
+    src, tgt = ragged_tokens(config)
+    logits = np.asarray(forward(params, config, src, tgt))
+    if family == "umt5" and own_output:  # transformers 5 scales it, though it was trained without
+        logits = logits * np.float32(config.d_model**-0.5)
+    # Home with the config.json that came, and with one that is written anew.
+    origin, _ = read_origin(folder)
+    to_huggingface(params, config, tmp_path / "home", origin=origin)
+    assert json.loads((tmp_path / "home" / "config.json").read_text()) == origin.config
+    to_huggingface(params, config, tmp_path / "new", family=family)
+    for written in ("model", "home", "new"):
+        loaded, report = type(model).from_pretrained(tmp_path / written, output_loading_info=True)
+        assert not any(report.values()), report
+        theirs, _ = foreign_results(loaded.eval(), config, src, tgt)
+        assert error(logits, theirs) <= bound("logits", "float32"), written
+        assert from_huggingface(tmp_path / written)[0] == config
+
+
+def test_a_new_output_changes_the_keys_of_the_origin(tmp_path):
+    """The factor follows tie_word_embeddings where config.json has no key for it."""
+    model = foreign_model("t5", None, **three_heads())
+    folder = write_folder(tmp_path / "model", model, **OLD, tie_word_embeddings="absent")
+    config, params = from_huggingface(folder)
+    origin, _ = read_origin(folder)
+    unscaled = dataclasses.replace(config, output_scale="none")
+    to_huggingface(params, unscaled, tmp_path / "home", origin=origin)
+    assert from_huggingface(tmp_path / "home")[0] == unscaled
+
+
+def test_the_width_of_a_head_is_written():
+    config = TransformerConfig.preset("t5", d_kv=None)
+    values = config_to_json(FAMILIES["t5"], config)
+    assert (values["d_model"], values["num_heads"], values["d_kv"]) == (512, 8, 64)
+    assert config_from_json(FAMILIES["t5"], values).head_dim == 64
+
+
+def test_names_that_transformers_accepts(tmp_path):
+    model = foreign_model("t5")
+    _, params = from_huggingface(model)
+    model.config.save_pretrained(tmp_path)
+    whole = model.state_dict()
+    tables = [name for name in whole if "embed_tokens" in name or "shared" in name]
+    tables.append("lm_head.weight")
+    assert len(tables) == 4
+    others = {name: tensor for name, tensor in whole.items() if name not in tables}
+    for kept in tables:  # one of the four names of the table
+        torch.save(others | {kept: whole[kept]}, tmp_path / "pytorch_model.bin")
+        assert_same_params(from_huggingface(tmp_path)[1], params)
+    torch.save(whole | {OLD_BIAS: torch.randn(8, 3)}, tmp_path / "pytorch_model.bin")
+    assert_same_params(from_huggingface(tmp_path)[1], params)
+
+
+def test_tables_of_different_values_are_refused_by_name(tmp_path):
+    model = foreign_model("t5")
+    model.config.save_pretrained(tmp_path)
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        tensors = model.state_dict()
+        tensors |= {name: tensors["shared.weight"] + 1}
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match=rf"not tied\s+{name}"):
+            from_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "preset", "values"),
+    [
+        (
+            "t5",
+            "t5",
+            {  # t5-small
+                "d_ff": 2048,
+                "d_kv": 64,
+                "d_model": 512,
+                "dropout_rate": 0.1,
+                "eos_token_id": 1,
+                "layer_norm_epsilon": 1e-6,
+                "n_positions": 512,
+                "num_heads": 8,
+                "num_layers": 6,
+                "output_past": True,
+                "pad_token_id": 0,
+                "relative_attention_num_buckets": 32,
+                "task_specific_params": {"summarization": {"num_beams": 4}},
+                "vocab_size": 32128,
+            },
+        ),
+        (
+            "t5",
+            "t5_v1_1",
+            {  # flan-t5-base
+                "d_ff": 2048,
+                "d_kv": 64,
+                "d_model": 768,
+                "decoder_start_token_id": 0,
+                "feed_forward_proj": "gated-gelu",
+                "num_decoder_layers": 12,
+                "num_heads": 12,
+                "num_layers": 12,
+                "tie_word_embeddings": False,
+                "vocab_size": 32128,
+            },
+        ),
+        (
+            "umt5",
+            "umt5",
+            {  # umt5-small
+                "d_ff": 1024,
+                "d_kv": 64,
+                "d_model": 512,
+                "dense_act_fn": "relu",  # computed again by transformers, and not read
+                "is_gated_act": False,
+                "num_decoder_layers": None,
+                "num_heads": 6,
+                "num_layers": 8,
+                "scalable_attention": True,
+                "tie_word_embeddings": False,
+                "vocab_size": 256_384,
+            },
+        ),
+    ],
+)
+def test_config_of_an_older_transformers_is_read(family, preset, values):
+    config = config_from_json(FAMILIES[family], values)
+    rates = dict.fromkeys(("attention_dropout", "activation_dropout"))
+    assert dataclasses.replace(config, **rates) == TransformerConfig.preset(preset)
+    if family == "umt5":
+        mt5 = config_from_json(FAMILIES["mt5"], values | {"vocab_size": 250_112})
+        assert dataclasses.replace(mt5, **rates) == TransformerConfig.preset("mt5")
+
+
+@pytest.mark.parametrize("family", T5_FAMILIES)
+def test_float16_with_float32_inside_is_read(family, tmp_path):
+    """transformers keeps `wo` in float32 in a float16 model, and saves both types."""
+    half = foreign_model(family, None, torch.float16)
+    half.save_pretrained(tmp_path / "half")
+    half = type(half).from_pretrained(tmp_path / "half").eval()
+    half.save_pretrained(tmp_path / "mixed")
+    config, params = from_huggingface(tmp_path / "mixed")
+    types = {path: leaf.dtype.name for path, leaf in flatten(params).items()}
+    wide = {path for path, name in types.items() if name == "float32"}
+    assert wide == {path for path in types if path.endswith("feed_forward/outer/kernel")}
+    assert {types[path] for path in types.keys() - wide} == {"float16"}
+    src, tgt = ragged_tokens(config)
+    theirs, _ = foreign_results(half, config, src, tgt)
+    ours = np.float32(forward(params, config, src, tgt))
+    exact = forward(from_huggingface(half, dtype="float32")[1], config, src, tgt)
+    rounding = [error(logits, exact) for logits in (ours, theirs.float())]
+    print(f"\n{family} float16: {rounding[0]:.0e}, transformers {rounding[1]:.0e}", end="")
+    assert rounding[0] <= rounding[1] < 0.01
+    to_huggingface(params, config, tmp_path / "home", family=family)
+    home, mixed = (files.read(tmp_path / name / "model.safetensors") for name in ("home", "mixed"))
+    assert home.keys() == mixed.keys()
+    assert all(same_bits(home[name], mixed[name]) for name in home)
+    found = generate(params, config, src, max_new_tokens=3, beam_size=2)
+    assert np.isfinite(found.scores).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "others"),
+    [
+        ("t5", {"decoder_start_token_id": 0}),
+        ("t5", {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
+        ("umt5", {}),
+    ],
+)
+def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
+    """Mean and deviation of each tensor within five standard errors of those of transformers."""
+    sizes = {"vocab_size": 997, "d_model": 64, "d_kv": 24, "num_heads": 4, "d_ff": 160}
+    model_class = getattr(transformers, FAMILIES[family].architecture)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**sizes, num_layers=2, **others))
+    config, theirs = from_huggingface(model)
+    ours = flatten(init_params(jax.random.key(0), config))
+    theirs = flatten(theirs)
+    assert ours.keys() == theirs.keys()
+    for path, expected in theirs.items():
+        actual, error_of_one = np.asarray(ours[path]), 5 / math.sqrt(expected.size)
+        if path.endswith("scale"):
+            assert (actual == 1).all()
+            assert (expected == 1).all()
+            continue
+        deviation = float(expected.std())
+        assert abs(actual.mean()) < error_of_one * deviation, path
+        assert abs(actual.std() / deviation - 1) < error_of_one * math.sqrt(2), path
+        assert np.abs(actual).max() > 2 * deviation, path  # normal, not uniform

@@ -1,0 +1,410 @@
+"""The families' tokenizers, read from folders: ids and texts of their classes in transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+
+from jax_transformer import TransformerConfig
+from jax_transformer.convert.families import tokenizer_files
+from jax_transformer.convert.languages import generating, language_files
+from jax_transformer.data.batches import encode_corpus, make_batch, packed_plan
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.tokenizers import (
+    LineError,
+    Tokenizer,
+    describe,
+    from_description,
+    with_languages,
+)
+from jax_transformer.errors import InputError
+from tests.data import family_tokenizers as write
+from tests.data.family_tokenizers import MODEL, transformers
+from tests.data.sentencepiece_models import odd_strings, text
+
+STRINGS = odd_strings([*text(1), *text(2)])
+STRINGS += ["__fr__ de_DE", "fra_Latn x", "<extra_id_3> <mask> y"]
+LINES = text(3, 40)
+
+
+# For each kind of folder: the tokenizer of the family, how the folder is written, rows of the
+# model's table that no token has, the start token, the model's class, and languages to set.
+BART, FAIRSEQ = "BartForConditionalGeneration", {"eos_id": 2, "pad_id": 1}
+BLENDERBOT = "BlenderbotForConditionalGeneration"
+MBART, M2M100 = "MBartForConditionalGeneration", "M2M100ForConditionalGeneration"
+FOLDERS = {
+    "bart": ("BART", write.write_bart, {}, 0, 2, BART, ()),
+    "bart without tokenizer.json": ("BART", write.write_bart, {"saved": False}, 0, 2, BART, ()),
+    "bart whose mask takes the space": (
+        *("BART", write.write_bart, {"saved": False, "mask_takes_space": True}, 0, 2, BART, ()),
+    ),
+    "mvp": ("MVP", write.write_bart, {}, 0, 2, "MvpForConditionalGeneration", ()),
+    "blenderbot": ("BLENDERBOT", write.write_blenderbot, {}, 0, 1, BLENDERBOT, ()),
+    "blenderbot without tokenizer.json": (
+        *("BLENDERBOT", write.write_blenderbot, {"saved": False}, 0, 1, BLENDERBOT, ()),
+    ),
+    "blenderbot with a template": (
+        *("BLENDERBOT", write.write_blenderbot, {"template": True}, 0, 1, BLENDERBOT, ()),
+    ),
+    "mbart": ("MBART", write.write_mbart, {}, 0, 0, MBART, ("fr_XX", "de_DE", "zh_CN")),
+    "mbart-50": ("MBART", write.write_mbart_50, {}, 0, 2, MBART, ("fr_XX", "af_ZA", "sl_SI")),
+    "mbart-50 without tokenizer.json": (
+        *("MBART", write.write_mbart_50, {"saved": False}, 0, 2, MBART),
+        ("fr_XX", "af_ZA", "sl_SI"),
+    ),
+    "m2m100": ("M2M100", write.write_m2m100, {}, 8, 2, M2M100, ("fr", "zu", "af")),
+    "nllb": ("M2M100", write.write_nllb, {}, 2, 2, M2M100, ("fra_Latn", "deu_Latn", "eng_Latn")),
+    "nllb with legacy behaviour": (
+        *("M2M100", write.write_nllb, {"legacy_behaviour": True}, 2, 2, M2M100),
+        ("fra_Latn", "zho_Hans", "eng_Latn"),
+    ),
+    "t5": ("T5", write.write_t5, {}, 28, 0, "T5ForConditionalGeneration", ()),
+    "t5 without tokenizer.json": (
+        *("T5", write.write_t5, {"saved": False}, 28, 0, "T5ForConditionalGeneration", ()),
+    ),
+    "pegasus": ("PEGASUS", write.write_pegasus, {}, 0, 0, "PegasusForConditionalGeneration", ()),
+}
+WITH_LANGUAGES = [name for name, (*_, codes) in FOLDERS.items() if codes]
+
+
+class Folder:
+    """A folder of a kind, and the tokenizer of transformers that reads it."""
+
+    def __init__(self, kind, path):
+        name, written, options, padding, start, self.model_class, self.codes = FOLDERS[kind]
+        self.path, self.files = path, getattr(tokenizer_files, name)
+        self.theirs = written(path, **options)
+        size = len(self.theirs) + padding
+        ids = {"pad_id": self.theirs.pad_token_id, "eos_id": self.theirs.eos_token_id}
+        self.config = TransformerConfig(
+            src_vocab_size=size, tgt_vocab_size=size, bos_id=start, max_length=64, **ids
+        )
+
+    def read(self, languages=()):
+        """Return both tokenizers, set to languages."""
+        own = self.files.read(self.path, self.config)
+        if languages:
+            self.theirs.src_lang, self.theirs.tgt_lang = languages
+            own = with_languages(own, *languages, "x")
+        return own, self.theirs
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A function from a kind to its folder, which is written once."""
+    known = {}
+
+    def folder(kind):
+        if kind not in known:
+            known[kind] = Folder(kind, tmp_path_factory.mktemp("folder"))
+        return known[kind]
+
+    return folder
+
+
+@pytest.fixture(params=FOLDERS)
+def folder(request, folder_of):
+    return folder_of(request.param)
+
+
+def labels_of(folder, theirs, lines):
+    """Return labels of transformers; those of Blenderbot may lack the EOS that a target needs."""
+    labels = theirs(text_target=lines).input_ids
+    ends = theirs(text_target="a").input_ids[-1] != folder.config.eos_id
+    if folder.model_class == BLENDERBOT and ends:
+        labels = [[*ids, folder.config.eos_id] for ids in labels]
+    return labels
+
+
+def test_ids_and_texts_are_those_of_transformers(folder):
+    """In every language alike; special tokens in the text are special ids on both sides."""
+    first, *others = folder.codes or (None,)
+    pairs = [(first, other) for other in others] + [(other, first) for other in others] or [()]
+    for languages in pairs:
+        own, theirs = folder.read(languages)
+        sources, targets = own.encode_source(STRINGS), own.encode_target(STRINGS)
+        assert sources == theirs(STRINGS).input_ids
+        assert targets == labels_of(folder, theirs, STRINGS)
+        random = np.random.default_rng(0).integers(0, own.tgt_vocab_size, (200, 12)).tolist()
+        ids = [*targets, *random]
+        texts = [own.decode(row) for row in ids]
+        assert texts == theirs.batch_decode(ids, skip_special_tokens=True)
+    print(f"\n{len(pairs)} x {len(STRINGS)} sources and targets, {len(texts)} texts equal")
+    assert len(STRINGS) >= 1000
+
+
+def test_the_sentencepiece_model_of_mbart_normalises(tmp_path):
+    """transformers does not; apart from that the ids are the same."""
+    theirs = write.write_mbart(tmp_path, saved=False)
+    theirs.tgt_lang = "de_DE"
+    config = TransformerConfig(src_vocab_size=135, tgt_vocab_size=135, bos_id=0, **FAIRSEQ)
+    own = with_languages(tokenizer_files.MBART.read(tmp_path, config), "fr_XX", "de_DE", "x")
+    theirs.src_lang = "fr_XX"
+    plain = [*text(1), *text(4)]
+    assert own.encode_source(plain) == theirs(plain).input_ids
+    assert own.encode_target(plain) == theirs(text_target=plain).input_ids
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / MODEL))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "de_DE"]
+    odd = [line for line in STRINGS if not any(token in line for token in special)]
+    eos, code = 2, theirs.convert_tokens_to_ids("fr_XX")
+    ids = [[i + 1 if i else 3 for i in model.encode(line)] + [eos, code] for line in odd]
+    assert own.encode_source(odd) == ids
+    differing = sum(a != b for a, b in zip(ids, theirs(odd).input_ids, strict=True))
+    print(f"\n{len(plain)} plain lines equal; of {len(odd)} odd strings {differing} differ")
+    assert own.encode_source(["\uff41\uff42"]) == own.encode_source(["ab"])
+    assert differing > 50
+    texts = [own.decode(row) for row in ids]
+    assert texts == theirs.batch_decode(ids, skip_special_tokens=True)
+
+
+def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
+    """The start id first, or the last token of the target rotated to the front."""
+    languages = folder.codes[:2]
+    own, theirs = folder.read(languages)
+    encoded = encode_corpus(ParallelCorpus(tuple(LINES), tuple(LINES), 0), own, 64)
+    plan = packed_plan(encoded.side_lengths, length=64, max_tokens=2**12, seed=0, epoch=0)
+    members = np.arange(len(LINES))
+    batch = make_batch(
+        encoded, plan[0]._replace(rows=len(LINES), members=members, member_rows=members)
+    )
+    rows = labels_of(folder, theirs, LINES)
+    assert len(encoded.targets) == len(rows)
+    labels = np.full((len(rows), 64), folder.config.pad_id)
+    for row, ids in zip(labels, rows, strict=True):
+        row[: len(ids)] = ids
+    shifted = decoder_inputs(folder, labels)
+    used = labels != folder.config.pad_id
+    np.testing.assert_array_equal(batch.tgt_out, labels)
+    np.testing.assert_array_equal(batch.tgt_in[used], shifted[used])
+    starts = {*batch.tgt_in[:, 0].tolist()}
+    assert starts == {own.bos_id}
+    if folder.files is tokenizer_files.MBART and own.languages.starts:
+        assert starts == {theirs.convert_tokens_to_ids(languages[1])}
+        assert generating(folder.config, {}, own, "x")[0].bos_id in starts
+
+
+def decoder_inputs(folder, labels):
+    """Return what the decoder of the family's model in transformers reads for labels."""
+    model_class = getattr(transformers, folder.model_class)
+    config, read = folder.config, []
+    sizes = {"vocab_size": config.src_vocab_size, "d_model": 4, "pad_token_id": config.pad_id}
+    sizes |= dict.fromkeys(("encoder_layers", "decoder_layers", "num_layers"), 1)
+    sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)
+    sizes |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "num_heads", "d_kv"), 4)
+    model = model_class(model_class.config_class(**sizes, decoder_start_token_id=config.bos_id))
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(input_ids=torch.full((len(labels), 1), config.eos_id), labels=torch.tensor(labels))
+    return read[0].numpy()
+
+
+def test_it_is_a_tokenizer_of_the_protocol_and_comes_back_the_same(folder):
+    own, _ = folder.read(folder.codes[:2])
+    assert isinstance(own, Tokenizer)
+    assert own.src_vocab_size == own.tgt_vocab_size == folder.config.src_vocab_size
+    assert {*own.files()} == {*folder.files.names(folder.path)}
+    for name, content in own.files().items():
+        assert (folder.path / name).read_bytes() == content
+    description = json.loads(json.dumps(describe(own)))
+    back = from_description(description, own.files(), "x")
+    assert back.digest() == own.digest()
+    assert back.languages == own.languages
+    assert (back.pad_id, back.bos_id, back.eos_id, back.unk_id) == (
+        *(own.pad_id, own.bos_id, own.eos_id, own.unk_id),
+    )
+    assert back.encode_target(STRINGS[:90]) == own.encode_target(STRINGS[:90])
+    line = "tlx 6r5 tlx"
+    ids = own.encode_source([line])[0]
+    assert line in "".join(own.source_texts(ids))
+    most = len(own.encode_source([""])[0]) + 2
+    (cut,) = own.encode_source([line], most)
+    (empty,) = own.encode_source([""])
+    assert len(cut) == most
+    assert [i for i in cut if i in empty] == empty
+
+
+def test_a_padded_table_decodes_ids_that_no_token_has(folder_of):
+    own, theirs = folder_of("t5").read()
+    above = folder_of("t5").config.tgt_vocab_size - 1
+    assert above >= len(theirs)
+    assert own.decode([20, above, 21]) == theirs.decode([20, above, 21], skip_special_tokens=True)
+    assert own.target_texts([above]) == [""]
+
+
+@pytest.mark.parametrize("kind", ["bart", "bart without tokenizer.json"])
+def test_a_table_may_lack_the_last_special_token(folder_of, kind):
+    """As bart-large-cnn, which has no row for <mask>: a line with this token is refused."""
+    folder = folder_of(kind)
+    content, mask = folder.read()[0].files(), folder.theirs.mask_token_id
+
+    def read(size):
+        sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), size)
+        return folder.files.read(folder.path, TransformerConfig(**folder.config.to_dict() | sizes))
+
+    own = read(mask)
+    assert own.src_vocab_size == mask == len(folder.theirs) - 1
+    assert own.encode_source(["tlx"]) == folder.theirs(["tlx"]).input_ids
+    with pytest.raises(LineError, match=r"^line 2 has the token '<mask>', which the model lacks$"):
+        own.encode_source(["tlx", "a <mask> b"])
+    assert own.files() == content
+    with pytest.raises(InputError, match=f"has {mask + 1} ids, but the model {mask - 1}; use the"):
+        read(mask - 1)
+
+
+@pytest.mark.parametrize("kind", WITH_LANGUAGES)
+def test_languages_are_settings_that_count(folder_of, kind):
+    folder = folder_of(kind)
+    first, second, third = folder.codes
+    own, _ = folder.read((first, second))
+    assert (own.languages.source, own.languages.target) == (first, second)
+    assert with_languages(own, None, None, "x") is own
+    other = with_languages(own, None, third, "x")
+    assert (other.languages.source, other.languages.target) == (first, third)
+    assert own.languages.target == second  # as it was
+    swapped = with_languages(own, second, first, "x")
+    assert len({own.digest(), other.digest(), swapped.digest()}) == 3
+    assert (
+        own.encode_source(["tlx"]) == other.encode_source(["tlx"]) != swapped.encode_source(["tlx"])
+    )
+    assert own.encode_target(["tlx"]) != other.encode_target(["tlx"])
+    for languages in ({"source": "xx_XX"}, {"target": f"{first[:-1]}?"}):
+        side, code = next(iter(languages.items()))
+        given = [languages.get("source"), languages.get("target")]
+        with pytest.raises(InputError) as refused:
+            with_languages(own, *given, "folder")
+        message = str(refused.value)
+        assert message.startswith(f"folder: {side}_lang={code!r} is none of the model's ")
+        assert "\n" not in message
+    assert first in message  # the one that resembles it
+
+
+@pytest.mark.parametrize("kind", WITH_LANGUAGES)
+def test_a_target_language_that_nobody_names_is_asked_for(folder_of, kind):
+    folder = folder_of(kind)
+    own = folder.files.read(folder.path, folder.config)
+    assert own.languages.target is None
+    assert (
+        own.encode_source(["tlx"])
+        == transformers.AutoTokenizer.from_pretrained(folder.path)(["tlx"]).input_ids
+    )
+    for action in (
+        lambda: own.encode_target(["tlx"]),
+        lambda: generating(folder.config, {}, own, "folder"),
+    ):
+        with pytest.raises(InputError, match="name its code by --target-lang") as refused:
+            action()
+        assert "\n" not in str(refused.value)
+
+
+def test_a_family_without_languages_takes_none(folder_of):
+    own, _ = folder_of("bart").read()
+    with pytest.raises(InputError) as refused:
+        with_languages(own, None, "de_DE", "folder")
+    assert str(refused.value) == (
+        "folder: target_lang='de_DE': the model has no language codes; leave --target-lang out"
+    )
+
+
+@pytest.mark.parametrize("kind", WITH_LANGUAGES)
+def test_files_say_the_languages_and_keep_their_bytes_otherwise(folder_of, kind):
+    folder = folder_of(kind)
+    first, second, third = folder.codes
+    own, _ = folder.read((first, second))
+    ids = own.languages.ids
+    key = "decoder_start_token_id" if own.languages.starts else "forced_bos_token_id"
+    said = json.dumps({"mine": 1, "src_lang": first, "tgt_lang": second}, indent=7).encode()
+    generation = json.dumps({key: ids[second], "mine": 2}, indent=7).encode()
+    contents = {"tokenizer_config.json": said, "generation_config.json": generation}
+    contents["config.json"] = b"{}"
+    assert language_files(contents, own) == contents
+    changed = language_files(contents, with_languages(own, third, first, "x"))
+    assert json.loads(changed["tokenizer_config.json"]) == {
+        "mine": 1,
+        "src_lang": third,
+        "tgt_lang": first,
+    }
+    assert json.loads(changed["generation_config.json"]) == {key: ids[first], "mine": 2}
+    del contents["generation_config.json"]
+    assert json.loads(language_files(contents, own)["config.json"]) == {key: ids[second]}
+
+
+def test_the_class_tells_mbart_from_mbart_50(folder_of, tmp_path):
+    """The name in tokenizer_config.json, else that in config.json, else the codes."""
+    for kind, starts in (("mbart", True), ("mbart-50", False)):
+        folder = folder_of(kind)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name).write_bytes((folder.path / name).read_bytes())
+        values = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        for config in ({"tokenizer_class": values["tokenizer_class"] + "Fast"}, {}):
+            del values["tokenizer_class"]
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+            own = folder.files.read(tmp_path, folder.config)
+            assert own.languages.starts is starts
+            values["tokenizer_class"] = None
+
+
+REFUSED = {
+    "a sentencepiece model alone": (
+        *("pegasus", lambda folder: (folder / "tokenizer.json").unlink()),
+        r"has spiece\.model but no tokenizer\.json; write one with transformers: AutoTokenizer",
+    ),
+    "half a sentencepiece model": (
+        "mbart-50 without tokenizer.json",
+        lambda folder: (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-99]),
+        r"sentencepiece\.bpe\.model: is no",
+    ),
+    "NLLB by its sentencepiece model": (
+        *("nllb", lambda folder: (folder / "tokenizer.json").unlink()),
+        r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
+    ),
+    "no codes": (
+        *("nllb", lambda folder: change(folder, "tokenizer.json", without_codes)),
+        r"tokenizer\.json: has no language code among its added tokens",
+    ),
+    "another language": (
+        "mbart-50",
+        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(src_lang="x")),
+        r"tokenizer_config\.json: source_lang='x' is none of the model's 52 language codes",
+    ),
+    "another list of codes": (
+        "m2m100",
+        lambda folder: change(
+            folder, "tokenizer_config.json", lambda v: v.update(language_codes="x")
+        ),
+        "language_codes='x' must be one of m2m100, wmt21",
+    ),
+    "merges that are no pairs": (
+        "bart without tokenizer.json",
+        lambda folder: (folder / "merges.txt").write_text("#version: 0.2\na\n"),
+        r"merges\.txt:2: 'a' is no pair",
+    ),
+    "merges of another vocabulary": (
+        "bart without tokenizer.json",
+        lambda folder: (folder / "merges.txt").write_text("漢 字\n"),
+        r"merges\.txt: does not belong to vocab\.json",
+    ),
+}
+
+
+def change(folder, name, edit):
+    values = json.loads((folder / name).read_text())
+    edit(values)
+    (folder / name).write_text(json.dumps(values))
+
+
+def without_codes(values):
+    values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
+
+
+@pytest.mark.parametrize(("kind", "damage", "message"), REFUSED.values(), ids=REFUSED)
+def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message):
+    folder = Folder(kind, tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message) as refused:
+        folder.files.read(tmp_path, folder.config)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,229 @@
+"""Old and damaged files of BART's lineage: what is read, what is said, what is refused."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import apply
+from jax_transformer.commands.convert import convert
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.families.family import config_from_json, config_to_json, notes
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.convert.transfer import to_params
+from jax_transformer.errors import InputError
+from jax_transformer.translation.run_model import read_initial_model
+from tests.convert.families.case import (
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+    transformers,
+    write_tokenizer,
+)
+from tests.convert.tools import assert_same_params
+from tests.parity.ladder import error
+
+TIED = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that writes a family's model with its tensors changed, and returns the folder."""
+
+    def write(model_type, change=lambda tensors: None, **values):
+        model = foreign_model(model_type)
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        change(tensors)
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        config = model.config.to_dict() | values
+        (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def bart():
+    return from_huggingface(foreign_model("bart"))
+
+
+@pytest.mark.parametrize("kept", TIED)
+def test_one_of_the_four_tied_names_is_enough(kept, bart, folder):
+    def only(tensors):
+        for name in set(TIED) - {kept}:
+            del tensors[name]
+
+    assert_same_params(from_huggingface(folder("bart", only))[1], bart[1])
+
+
+def test_an_absent_output_bias_means_zeros_and_versions_are_not_read(bart, folder):
+    def old(tensors):
+        del tensors["final_logits_bias"]
+        for stack in ("encoder", "decoder"):
+            tensors[f"model.{stack}.version"] = torch.tensor([3.0])
+
+    config, params = from_huggingface(folder("bart", old))
+    bias = params["output_projection"]["bias"]
+    assert bias.shape == (config.tgt_vocab_size,)
+    assert bias.dtype == np.float32
+    assert not bias.any()
+    assert_same_params(params | {"output_projection": bart[1]["output_projection"]}, bart[1])
+
+    tensors = foreign_model("bart").half().state_dict()
+    old(tensors)
+    params, report = to_params(tensors, config, FAMILIES["bart"].layout)
+    assert params["output_projection"]["bias"].dtype == np.float16
+    assert report.names("zeros") == ["final_logits_bias"]
+    assert report.names("not read") == ["model.encoder.version", "model.decoder.version"]
+
+
+DAMAGES = {
+    "a tied table with other values": (
+        lambda tensors: tensors["model.decoder.embed_tokens.weight"][4, 3].add_(1),
+        r"not tied +model\.decoder\.embed_tokens\.weight",
+    ),
+    "no table": (
+        lambda tensors: [tensors.pop(name) for name in TIED],
+        r"missing +model\.shared\.weight",
+    ),
+    "a missing tensor of a layer": (
+        lambda tensors: tensors.pop("model.decoder.layers.0.encoder_attn.k_proj.bias"),
+        r"missing +model\.decoder\.layers\.0\.encoder_attn\.k_proj\.bias",
+    ),
+    "an unknown tensor": (
+        lambda tensors: tensors.update({"model.encoder.layers.0.fc3.bias": torch.zeros(3)}),
+        r"unexpected +model\.encoder\.layers\.0\.fc3\.bias",
+    ),
+    "too few positions": (
+        lambda tensors: tensors.update(
+            {"model.encoder.embed_positions.weight": torch.ones(37, 42)}
+        ),
+        r"wrong shape +model\.encoder\.embed_positions\.weight  \[37, 42\], expected \[39, 42\]",
+    ),
+    "a shorter output bias": (
+        lambda tensors: tensors.update({"final_logits_bias": torch.zeros(1, 52)}),
+        r"wrong shape +final_logits_bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_does_not_fit_is_refused_by_name(damage, folder):
+    change, message = DAMAGES[damage]
+    with pytest.raises(InputError, match=message):
+        from_huggingface(folder("bart", change))
+
+
+NAMES = [f"model.{stack}.embed_positions.weights" for stack in ("encoder", "decoder")]
+
+
+def test_the_position_table_of_old_m2m100_files_is_compared(folder):
+    def with_table(tensors):
+        module = transformers.models.m2m_100.modeling_m2m_100.M2M100SinusoidalPositionalEmbedding
+        for name in NAMES:
+            tensors[name] = module.get_embedding(39, 42, 1)
+
+    def with_another(tensors):
+        with_table(tensors)
+        tensors[NAMES[1]][7, 5] += 0.01
+
+    expected = from_huggingface(folder("m2m_100"))
+    config, params = from_huggingface(folder("m2m_100", with_table))
+    assert config == expected[0]
+    assert_same_params(params, expected[1])
+    with pytest.raises(InputError, match=rf"not as computed +{NAMES[1]}"):
+        from_huggingface(folder("m2m_100", with_another))
+
+
+def test_m2m100_with_the_table_that_transformers_computes_in_float32():
+    model = foreign_model("m2m_100", max_position_embeddings=200)
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.make_weights(202, 42, 1)
+    config, params = from_huggingface(model)
+    src, tgt = ragged_tokens(config, 150, 160)
+    logits, _ = foreign_results(model, config, src, tgt)
+    with jax.default_matmul_precision("highest"):
+        measured = error(jax.jit(apply, static_argnums=1)(params, config, src, tgt), logits)
+    print(f"\nM2M100, 160 positions, its own table: {measured:.1e}")
+    assert measured <= 5e-6
+
+
+def test_layerdrop_is_said_once_and_goes_home(folder, tmp_path, capsys):
+    source = folder("m2m_100", encoder_layerdrop=0.05, decoder_layerdrop=0.0)
+    convert(source, tmp_path / "home", output_layout="m2m_100")
+    lines = capsys.readouterr().out.splitlines()
+    said = "config.json: encoder_layerdrop=0.05 is kept, but not applied in training"
+    assert [line for line in lines if line.startswith("config.json")] == [said]
+    values = json.loads((tmp_path / "home" / "config.json").read_text())
+    assert (values["encoder_layerdrop"], values["decoder_layerdrop"]) == (0.05, 0.0)
+
+    config, params = from_huggingface(source)
+    to_huggingface(params, config, tmp_path / "new")  # which skips no layers
+    values = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (values["encoder_layerdrop"], values["decoder_layerdrop"]) == (0.0, 0.0)
+    assert read_origin(tmp_path / "new")[0].config == values
+    # The class of M2M100 skips layers by default, that of BART does not.
+    assert len(notes(FAMILIES["m2m_100"], {})) == 2
+    assert notes(FAMILIES["bart"], {}) == []
+
+
+def test_layerdrop_is_said_where_a_run_starts(tmp_path):
+    changes = write_tokenizer("marian", tmp_path / "model")
+    model = foreign_model("marian", **changes, decoder_layerdrop=0.1)
+    model.save_pretrained(tmp_path / "model")
+    said = "config.json: decoder_layerdrop=0.1 is kept, but not applied in training"
+    assert read_initial_model(tmp_path / "model").report == (f"{tmp_path / 'model'}: {said}",)
+
+
+def test_keys_that_the_class_does_not_read_change_nothing(bart):
+    values = config_to_json(FAMILIES["bart"], bart[0])
+    unread = {
+        "add_bias_logits": True,
+        "add_final_layer_norm": True,
+        "do_blenderbot_90_layernorm": True,
+        "extra_pos_embeddings": 5,
+        "normalize_before": True,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+        "task_specific_params": {"summarization": {"num_beams": 6}},
+    }
+    assert config_from_json(FAMILIES["bart"], values | unread) == bart[0]
+
+
+@pytest.mark.parametrize("name", ["mbart", "plbart"])
+@pytest.mark.parametrize("start", [{}, {"decoder_start_token_id": None}])
+def test_without_a_start_id_targets_begin_with_bos(name, start):
+    config, _ = from_huggingface(foreign_model(name))
+    family = FAMILIES[name]
+    values = config_to_json(family, config)
+    del values["decoder_start_token_id"]
+    assert config_from_json(family, values | start).bos_id == 0
+    assert config_from_json(family, values | start | {"bos_token_id": 4}).bos_id == 4
+    with pytest.raises(InputError, match="decoder_start_token_id"):
+        config_from_json(family, values | start | {"bos_token_id": None})
+    assert (
+        config_to_json(family, dataclasses.replace(config, bos_id=7))["decoder_start_token_id"] == 7
+    )
+
+
+def test_generation_defaults_of_a_folder_without_an_origin(bart):
+    expected = {
+        "decoder_start_token_id": 2,
+        "eos_token_id": 2,
+        "forced_eos_token_id": 2,
+        "max_length": 37,
+        "pad_token_id": 1,
+    }
+    for name in ("bart", "mbart", "plbart", "mvp"):
+        assert FAMILIES[name].generation(bart[0]) == expected
+    del expected["forced_eos_token_id"]  # no file of M2M100 or NLLB has it
+    assert FAMILIES["m2m_100"].generation(bart[0]) == expected

@@ -1,0 +1,103 @@
+"""Every family trains as in transformers: the same gradients, and the same outputs after Adam."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jax_transformer import apply
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import from_huggingface
+from jax_transformer.convert.transfer import to_params
+from jax_transformer.training.objective import cross_entropy
+from tests.convert.families.case import as_inputs, case_of, foreign_model, ragged_tokens
+from tests.parity.ladder import bound, error
+from tests.parity.measure import gradient_errors, worst
+
+STEPS, LENGTH, RATE = 20, 9, 1e-3
+
+
+def batches(config):
+    """Return sources, decoder inputs and labels of every step, each [steps, B, L]."""
+    random = np.random.default_rng(1)
+    src, tgt = ragged_tokens(config, LENGTH, LENGTH + 1)
+    shapes = (STEPS, *src.shape), (STEPS, *tgt.shape)
+    sources, targets = (random.integers(6, config.src_vocab_size - 3, shape) for shape in shapes)
+    for ids in (sources, targets):
+        ids[ids == config.pad_id] = config.eos_id
+    sources = np.where(src == config.pad_id, config.pad_id, sources)
+    targets[:, :, 0] = config.bos_id
+    targets[:, 1, 6:] = config.pad_id
+    return [ids.astype(np.int32) for ids in (sources, targets[:, :, :-1], targets[:, :, 1:])]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def train(config, params, src, tgt_in, labels):
+    """Return the gradients of every step, and the logits of the first batch after the last."""
+    optimizer = optax.adam(RATE)
+
+    def loss(params, src, tgt_in, labels):
+        total, count = cross_entropy(apply(params, config, src, tgt_in), labels, config.pad_id)
+        return total / count
+
+    def step(carry, batch):
+        params, state = carry
+        gradient = jax.grad(loss)(params, *batch)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), gradient
+
+    start = params, optimizer.init(params)
+    (params, _), gradients = jax.lax.scan(step, start, (src, tgt_in, labels))
+    return gradients, apply(params, config, src[0], tgt_in[0])
+
+
+def train_in_torch(model, config, src, tgt_in, labels):
+    """Return the gradients of the first step by name, and the logits after the last."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None  # padding may begin targets: here it is trained like others
+    trained = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
+    for name, buffer in model.named_buffers():
+        if name == "final_logits_bias":
+            trained[name] = buffer.requires_grad_()
+    optimizer = torch.optim.Adam(trained.values(), RATE)
+    gradients = {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        logits = run_in_torch(model, config, src[step], tgt_in[step])
+        targets = torch.tensor(labels[step]).long().flatten()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets, ignore_index=config.pad_id
+        ).backward()
+        gradients = gradients or {name: leaf.grad.clone() for name, leaf in trained.items()}
+        optimizer.step()
+    return gradients, run_in_torch(model, config, src[0], tgt_in[0])
+
+
+def run_in_torch(model, config, src, tgt_in):
+    return model(**as_inputs(config, src), decoder_input_ids=torch.tensor(tgt_in).long()).logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_and_twenty_steps_of_adam(name, dtype):
+    shape = [*case_of(name).shapes][-1]
+    model = foreign_model(name, shape, getattr(torch, dtype))
+    config, params = from_huggingface(model)
+    data = batches(config)
+    theirs, their_logits = train_in_torch(model, config, *data)
+    gradients, logits = train(config, params, *data)
+
+    layout = FAMILIES[name].layout
+    expected, _ = to_params(theirs, config, layout, buffers=False)
+    first = jax.tree.map(lambda leaf: leaf[0], gradients)
+    leaf, apart = worst(gradient_errors(first, expected))
+    valid = data[1][0] != config.pad_id  # outputs at padding are not defined
+    after = error(np.asarray(logits)[valid], their_logits.detach().numpy()[valid])
+    print(
+        f"\n{name} {dtype}: gradient {apart:.1e} ({leaf}), logits after {STEPS} steps {after:.1e}"
+    )
+    assert apart <= bound("gradient", dtype)
+    assert after <= bound("adam", dtype)

@@ -1,0 +1,280 @@
+"""Every family on the command line: the strings that transformers generates, in every language.
+
+Folders are written by transformers: a small model of random weights, and a tokenizer of its class.
+"""
+
+import io
+import json
+import sys
+
+import pytest
+
+from jax_transformer.commands import main as cli
+from jax_transformer.commands.train_arguments import Arguments, read_start
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.errors import InputError
+from jax_transformer.translation import model_folder
+from jax_transformer.translation.model_folder import TrainedModel
+from tests.convert.families.case import foreign_model, transformers
+from tests.data import family_tokenizers as write
+from tests.data.sentencepiece_models import text
+
+LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:200]
+LEARNED = {"max_position_embeddings": 40}
+# For each folder: the model type, how its tokenizer is written, the arguments of this, rows of the
+# table that no token has, the start token and other keys of config.json, generation defaults.
+FOLDERS = {
+    "bart": (
+        *("bart", write.write_bart, {}, 0, {"decoder_start_token_id": 2, **LEARNED}),
+        {"forced_bos_token_id": 0, "no_repeat_ngram_size": 3, "early_stopping": True},
+    ),
+    "mvp": (
+        *("mvp", write.write_bart, {"saved": False}, 0, {"decoder_start_token_id": 2, **LEARNED}),
+        {"forced_bos_token_id": 0, "num_beams": 2},
+    ),
+    "blenderbot": (
+        *("blenderbot", write.write_blenderbot, {"saved": False}, 0),
+        {"decoder_start_token_id": 1, **LEARNED},
+        {"encoder_no_repeat_ngram_size": 3, "min_length": 5, "length_penalty": 0.65},
+    ),
+    "mbart": ("mbart", write.write_mbart, {}, 0, LEARNED, {"early_stopping": True}),
+    "mbart-50": (
+        *("mbart", write.write_mbart_50, {"saved": False}, 0),
+        {"decoder_start_token_id": 2, **LEARNED},
+        {"early_stopping": True},
+    ),
+    "m2m100": (
+        *("m2m_100", write.write_m2m100, {}, 8, {"decoder_start_token_id": 2, **LEARNED}),
+        {"early_stopping": True},
+    ),
+    "nllb": (
+        *("m2m_100", write.write_nllb, {"legacy_behaviour": True}, 2),
+        {"decoder_start_token_id": 2, **LEARNED},
+        {"num_beams": 1},
+    ),
+    "t5": ("t5", write.write_t5, {}, 28, {"decoder_start_token_id": 0}, {"length_penalty": 0.6}),
+    "mt5": ("mt5", write.write_t5, {"saved": False}, 5, {"decoder_start_token_id": 0}, {}),
+    "umt5": ("umt5", write.write_t5, {}, 0, {"decoder_start_token_id": 0}, {"num_beams": 1}),
+}
+# Codes of the source and of three targets; the first target is the one that is named.
+CODES = {
+    "mbart": ("fr_XX", "de_DE", "zh_CN"),
+    "mbart-50": ("fr_XX", "af_ZA", "sl_SI"),
+    "m2m100": ("fr", "zu", "de"),
+    "nllb": ("fra_Latn", "zho_Hans", "deu_Latn"),
+}
+FIRST = {"mbart": "decoder_start_token_id"}
+
+
+class Folder:
+    """A folder that transformers has written, and what transformers translates from it."""
+
+    def __init__(self, kind, path):
+        model_type, written, options, padding, keys, generation = FOLDERS[kind]
+        path.mkdir(exist_ok=True)
+        self.path, self.codes = path, CODES.get(kind)
+        self.key = FIRST.get(kind, "forced_bos_token_id")
+        self.architecture = getattr(transformers, FAMILIES[model_type].architecture)
+        self.tokenizer = written(path, **options)
+        pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        ids = {"pad_token_id": pad, "eos_token_id": eos} | keys
+        model = foreign_model(model_type, None, vocab_size=len(self.tokenizer) + padding, **ids)
+        for name, leaf in model.named_parameters():  # translations depend on their sources
+            if "encoder_attn." in name or "EncDecAttention" in name:
+                leaf.data *= 4
+        model.save_pretrained(path)
+        start = {k: v for k, v in ids.items() if k.endswith("token_id")}
+        defaults = {"num_beams": 3, "max_length": 12, "no_repeat_ngram_size": 2}
+        defaults |= {"bad_words_ids": [[pad]]}
+        defaults |= {"forced_eos_token_id": eos, **start, **generation}
+        (path / "generation_config.json").write_text(json.dumps(defaults))
+
+    def theirs(self, path=None, **options):
+        """Return the translations of a folder by transformers."""
+        model = self.architecture.from_pretrained(path or self.path).eval()
+        tokenizer = self.tokenizer
+        if path is not None:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        inputs = tokenizer(LINES, return_tensors="pt", padding=True)
+        found = model.generate(**inputs, **options)
+        return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A function from a kind to its folder, which is written once."""
+    known = {}
+
+    def folder(kind):
+        if kind not in known:
+            known[kind] = Folder(kind, tmp_path_factory.mktemp("folder"))
+        return known[kind]
+
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsysbinary):
+    """Translate lines on the command line; return the refusal, None without one, and the lines."""
+
+    def run(folder, *flags):
+        stdin = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in LINES).encode()))
+        monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", str(folder), *flags])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+        capsysbinary.readouterr()
+        refusal = None
+        try:
+            cli.main()
+        except SystemExit as left:
+            refusal = left.code
+        return refusal, capsysbinary.readouterr().out.decode().split("\n")[:-1]
+
+    return run
+
+
+def assert_same_strings(found, expected):
+    refusal, lines = found
+    assert refusal is None
+    expected = [line.replace("\n", " ") for line in expected]
+    equal = sum(a == b for a, b in zip(lines, expected, strict=True))
+    print(f"\n{equal} of {len(LINES)} strings equal, {len({*lines})} different")
+    assert lines == expected
+    assert len({*lines}) > 20
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind not in CODES])
+def test_the_strings_are_those_of_transformers(folder_of, run, kind):
+    folder = folder_of(kind)
+    assert_same_strings(run(folder.path), folder.theirs())
+    refusal, lines = run(folder.path, "--target-lang", "de_DE")
+    assert refusal.endswith("the model has no language codes; leave --target-lang out")
+    assert lines == []
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_flags_set_the_languages(folder_of, run, kind):
+    folder = folder_of(kind)
+    source, target, other = folder.codes
+    flags = ["--source-lang", source, "--target-lang"]
+    translations = []
+    for code in (target, other):
+        folder.tokenizer.src_lang = source
+        first = load_tokenizer(folder.path)[1].languages.ids[code]
+        expected = folder.theirs(**{folder.key: first})
+        translations.append(run(folder.path, *flags, code))
+        assert_same_strings(translations[-1], expected)
+    assert translations[0] != translations[1]
+    refusal, lines = run(folder.path)
+    assert "the model needs the language of its targets: name its code by --target-lang" in refusal
+    assert lines == []
+    refusal, _ = run(folder.path, "--target-lang", target + "x")
+    assert refusal.startswith(f"error: {folder.path}: target_lang='{target}x' is none of the model")
+    assert target in refusal.replace(target + "x", "")
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_path, kind):
+    """As a run that starts from the folder leaves it: no command after it needs a flag."""
+    folder = folder_of(kind)
+    source, target, other = folder.codes
+    arguments = Arguments(init=folder.path, source_lang=source, target_lang=target)
+    start = read_start(arguments)
+    code = start.tokenizer.languages.ids[target]
+    assert start.tokenizer.bos_id == start.config.bos_id
+    assert (start.config.bos_id == code) is start.tokenizer.languages.starts
+    model = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
+    model_folder.save(tmp_path / "own", model, origin=start.origin)
+    flags = ["--source-lang", source, "--target-lang", target]
+    refusal, expected = run(folder.path, *flags)
+    assert refusal is None
+    assert run(tmp_path / "own") == (None, expected)
+    changed = run(tmp_path / "own", "--target-lang", other)
+    assert changed == run(folder.path, *flags[:3], other)
+    assert changed[1] != expected
+    options = {"tokenizer": start.tokenizer, "origin": start.origin}
+    model_type = start.origin.model_type
+    to_huggingface(start.params, start.config, tmp_path / "home", family=model_type, **options)
+    assert run(tmp_path / "home") == (None, expected)
+    home = transformers.AutoTokenizer.from_pretrained(tmp_path / "home")
+    assert type(home) is type(transformers.AutoTokenizer.from_pretrained(folder.path))
+    assert (home.src_lang, home.tgt_lang) == (source, target)
+    assert home(text_target=LINES).input_ids == start.tokenizer.encode_target(LINES)
+    assert home(LINES).input_ids == start.tokenizer.encode_source(LINES)
+    assert folder.theirs(tmp_path / "home") == expected
+    del options["origin"]
+    to_huggingface(start.params, start.config, tmp_path / "new", family=model_type, **options)
+    new = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert type(new) is type(home)
+    assert (new.src_lang, new.tgt_lang) == (source, target)
+    assert new(text_target=LINES).input_ids == start.tokenizer.encode_target(LINES)
+    assert new(LINES).input_ids == start.tokenizer.encode_source(LINES)
+    generation = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert generation[folder.key] == code
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind not in CODES])
+def test_a_tokenizer_goes_home_with_an_origin_and_without(folder_of, tmp_path, kind):
+    folder = folder_of(kind)
+    config, params, tokenizer, _ = load_folder(folder.path)
+    origin, _ = read_origin(folder.path)
+    family = {"family": origin.model_type, "tokenizer": tokenizer}
+    to_huggingface(params, config, tmp_path / "home", **family, origin=origin)
+    to_huggingface(params, config, tmp_path / "new", **family)
+    names = [path.name for path in folder.path.iterdir() if path.name != "model.safetensors"]
+    for name in names:
+        assert (tmp_path / "home" / name).read_bytes() == (folder.path / name).read_bytes(), name
+    for path in (tmp_path / "home", tmp_path / "new"):
+        theirs = transformers.AutoTokenizer.from_pretrained(path)
+        assert len(theirs) == len(folder.tokenizer)
+        assert theirs(LINES).input_ids == tokenizer.encode_source(LINES)
+
+
+def test_the_folder_names_the_languages_where_no_flag_does(tmp_path):
+    """src_lang and tgt_lang, the forced or the first token; one that contradicts is refused."""
+    folder = Folder("nllb", tmp_path / "model")
+    code = load_tokenizer(folder.path)[1].languages.ids["deu_Latn"]
+
+    def languages(generation=(), **values):
+        for name, changes in (
+            ("tokenizer_config.json", values),
+            ("generation_config.json", dict(generation)),
+        ):
+            content = json.loads((folder.path / name).read_text()) | changes
+            (folder.path / name).write_text(json.dumps(content))
+        found = load_tokenizer(folder.path)[1].languages
+        return found.source, found.target
+
+    assert languages() == ("eng_Latn", None)
+    assert languages(src_lang="fra_Latn", tgt_lang="zho_Hans") == ("fra_Latn", "zho_Hans")
+    assert load_folder(folder.path)[3]["forced_first_token"] != code
+    assert languages(tgt_lang=None, generation={"forced_bos_token_id": code}) == (
+        *("fra_Latn", "deu_Latn"),
+    )
+    assert load_folder(folder.path)[3]["forced_first_token"] == code
+    with pytest.raises(InputError) as refused:
+        languages(tgt_lang="zho_Hans")
+    assert str(refused.value) == (
+        f"{folder.path}: tgt_lang='zho_Hans', but forced_bos_token_id={code} is 'deu_Latn'; name "
+        "the target's code by --target-lang (in Python target_lang)"
+    )
+    named = load_folder(folder.path, target_lang="fra_Latn")
+    assert named[2].languages.target == "fra_Latn"
+    ignored = load_folder(folder.path, ignore_generation_config=True)
+    assert ignored[3] == {"forced_first_token": ignored[2].languages.ids["zho_Hans"]}
+
+
+def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
+    with pytest.raises(InputError) as refused:
+        read_start(Arguments(target_lang="de_DE"))
+    assert str(refused.value) == (
+        "source_lang=None and target_lang='de_DE' need a model or a tokenizer that has language "
+        "codes: name it by --init or --tokenizer"
+    )
+    folder = folder_of("mbart-50")
+    languages = {"source_lang": "fr_XX", "target_lang": "sl_SI"}
+    by_tokenizer = read_start(Arguments(tokenizer=folder.path, **languages))
+    by_model = read_start(Arguments(tokenizer=folder.path, init=folder.path, **languages))
+    assert by_tokenizer.tokenizer.digest() == by_model.tokenizer.digest()
+    assert by_tokenizer.tokenizer.languages.target == "sl_SI"
