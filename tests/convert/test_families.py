@@ -68,6 +68,12 @@ def usual(family, tmp_path_factory):
     return Usual(model, config, params, folder, json.loads((folder / "config.json").read_text()))
 
 
+def write(usual, folder, **options):
+    """Write a folder; several families may have models of one config."""
+    name = usual.json["model_type"]
+    to_huggingface(usual.params, usual.config, folder, family=name, **options)
+
+
 # Compiled whole: thousands of small compilations would take longer.
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def layer(config, encoder, index, x, mask):
