@@ -239,7 +239,8 @@ def _m2m100(folder: Path, text: Text, sizes: dict[str, Any]) -> tuple[Any, Any]:
     tokenizer = transformers.M2M100Tokenizer(
         str(folder / "vocab.json"), str(path), src_lang="en", tgt_lang="de"
     )
-    return _with_forced_language("M2M100", tokenizer, sizes, "__de__"), tokenizer
+    rows = len(ids) + len(tokenizer.lang_code_to_id) + 8  # as many as the published models have
+    return _with_forced_language("M2M100", tokenizer, sizes, "__de__", rows), tokenizer
 
 
 def _nllb(folder: Path, text: Text, sizes: dict[str, Any]) -> tuple[Any, Any]:
@@ -255,11 +256,13 @@ def _nllb(folder: Path, text: Text, sizes: dict[str, Any]) -> tuple[Any, Any]:
     return _with_forced_language("M2M100", tokenizer, sizes, "deu_Latn"), tokenizer
 
 
-def _with_forced_language(name: str, tokenizer: Any, sizes: dict[str, Any], code: str) -> Any:
+def _with_forced_language(
+    name: str, tokenizer: Any, sizes: dict[str, Any], code: str, rows: int | None = None
+) -> Any:
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     forced = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(code)}
     limits = {"max_length": 64, "num_beams": 5, "early_stopping": True}
-    return _model(name, tokenizer, sizes, ids, ids | forced | limits)
+    return _model(name, tokenizer, sizes, ids, ids | forced | limits, rows)
 
 
 def _t5(
@@ -283,13 +286,18 @@ def _model(
     sizes: dict[str, Any],
     ids: dict[str, int],
     generation: dict[str, Any],
+    rows: int | None = None,
 ) -> Any:
-    """Return a model of random weights of the classes that begin with a name."""
+    """Return a model of random weights of the classes that begin with a name.
+
+    Its table has as many rows as the tokenizer has tokens, if `rows` is None.
+    """
     import transformers
 
     config_class = getattr(transformers, f"{name}Config")
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
-    model = model_class(config_class(vocab_size=len(tokenizer), **ids, **sizes))
+    rows = len(tokenizer) if rows is None else rows
+    model = model_class(config_class(vocab_size=rows, **ids, **sizes))
     model.generation_config = transformers.GenerationConfig(**generation)
     return model
 
