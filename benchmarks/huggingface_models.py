@@ -239,6 +239,9 @@ def _m2m100(folder: Path, text: Text, sizes: dict[str, Any]) -> tuple[Any, Any]:
     tokenizer = transformers.M2M100Tokenizer(
         str(folder / "vocab.json"), str(path), src_lang="en", tgt_lang="de"
     )
+    # The published folders list the codes, so that texts are decoded without them.
+    codes = list(tokenizer.lang_code_to_token.values())
+    tokenizer.add_special_tokens({"additional_special_tokens": codes})
     rows = len(ids) + len(tokenizer.lang_code_to_id) + 8  # as many as the published models have
     return _with_forced_language("M2M100", tokenizer, sizes, "__de__", rows), tokenizer
 
