@@ -7,13 +7,13 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, no_type_check
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy
+from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy, pieces
 from jax_transformer.convert.report import MOST_LINES, ConversionError, Report, nearest
 from jax_transformer.convert.table import (
     LAYER,
@@ -33,7 +33,6 @@ from jax_transformer.errors import InputError
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-PIECE = 2**22  # elements that are checked at a time
 NUMBER = re.compile(r"[0-9]+")
 TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
@@ -277,7 +276,7 @@ class _Check:
             return array.astype(self.dtype)
 
     def _first_nonfinite(self, array: np.ndarray) -> tuple[int, ...] | None:
-        for begin, rows in () if self.allow_nonfinite else _pieces(array):
+        for begin, rows in () if self.allow_nonfinite else pieces(array):
             finite = np.isfinite(rows)
             if not finite.all():
                 first, *rest = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
@@ -290,7 +289,7 @@ class _Check:
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray | None:
         both = np.promote_types(array.dtype, self.dtype)
         error = 0.0
-        for begin, rows in _pieces(array):
+        for begin, rows in pieces(array):
             rounded = self.convert(rows)
             if (index := self._first_nonfinite(rounded)) is not None:
                 place = (begin + index[0], *index[1:]) if index else ()
@@ -303,19 +302,6 @@ class _Check:
         detail = f"{array.dtype} to {self.dtype}, largest rounding error {error:.3g}"
         self.report.add("converted", name, detail)
         return array
-
-
-def _pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield an array in pieces of some million elements: the index of the first row, the rows.
-
-    What is computed of a piece takes little memory beside a large array.
-    """
-    if array.size <= PIECE:
-        yield 0, array
-        return
-    rows = max(1, PIECE * len(array) // array.size)
-    for begin in range(0, len(array), rows):
-        yield begin, array[begin : begin + rows]
 
 
 @no_type_check
