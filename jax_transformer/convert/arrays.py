@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64  # bytes
-PIECE = 2**22  # elements that are checked at a time
+PIECE = 2**22  # elements of a piece of an array
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -76,6 +76,19 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield an array in pieces of some million elements: the index of the first row, the rows.
+
+    What is computed of a piece takes little memory beside a large array.
+    """
+    if array.size <= PIECE:
+        yield 0, array
+        return
+    rows = max(1, PIECE * len(array) // array.size)
+    for begin in range(0, len(array), rows):
+        yield begin, array[begin : begin + rows]
 
 
 def _from_torch(tensor: torch.Tensor) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 
 import jax_transformer
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import files, transfer
+from jax_transformer.convert import arrays, files
 from jax_transformer.convert.files import safetensors_file
 from jax_transformer.convert.files.shards import INDEX_FILE, read_weights, weight_files
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
@@ -137,7 +137,7 @@ def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
 
 def test_a_model_is_held_once(tmp_path, monkeypatch):
     """Beside it, there is room for its largest tensor; numpy counts what it allocates."""
-    monkeypatch.setattr(transfer, "PIECE", 2**12)
+    monkeypatch.setattr(arrays, "PIECE", 2**12)
     monkeypatch.setattr(safetensors_file, "_PIECE", 2**12)
     sizes = {"src_vocab_size": 9_000, "tgt_vocab_size": 9_000, "d_model": 256, "d_ff": 512}
     config = small_config("pegasus", **sizes, num_heads=4)
