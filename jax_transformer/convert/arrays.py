@@ -100,16 +100,3 @@ def _from_torch(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16: pass the bits as integers
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield an array in pieces of some million elements: the index of the first row, the rows.
-
-    What is computed of a piece takes little memory beside a large array.
-    """
-    if array.size <= PIECE:
-        yield 0, array
-        return
-    rows = max(1, PIECE * len(array) // array.size)
-    for begin in range(0, len(array), rows):
-        yield begin, array[begin : begin + rows]

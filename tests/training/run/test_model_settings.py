@@ -34,7 +34,7 @@ def other_value(name, preset="vaswani2017"):
     if get_origin(hint) is Literal:
         other = next(word for word in get_args(hint) if word != value)
     else:
-        other = 6 if isinstance(value, int) else 0.25
+        other = 6 if isinstance(value, int) or hint == int | None else 0.25
     return [f"--{name.replace('_', '-')}", str(other)], other
 
 
@@ -89,11 +89,11 @@ def tokenizer():
 
 @pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
 def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
-    settings = parsed("--source=x", f"--preset={preset}", "--d-model=48", "--dropout=0.3")
+    settings = parsed("--source=x", f"--preset={preset}", "--d-model=64", "--dropout=0.3")
     config = model_config(settings.model, tokenizer)
     assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
     assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
-    assert (config.d_model, config.dropout) == (48, 0.3)
+    assert (config.d_model, config.dropout) == (64, 0.3)
 
 
 @pytest.mark.parametrize("name", [*VOCABULARY_SIZES, *SPECIAL_IDS])
