@@ -193,7 +193,7 @@ def load_ctranslate2(folder: Path, lineage: Lineage) -> System:
     import ctranslate2
 
     translator = ctranslate2.Translator(
-        str(folder / "ctranslate2"), compute_dtype="float32", inter_threads=1, intra_threads=1
+        str(folder / "ctranslate2"), compute_type="float32", inter_threads=1, intra_threads=1
     )
     words, pad_id = lineage.words, lineage.config.pad_id
     ids = {token: index for index, token in enumerate(words)}
