@@ -76,7 +76,8 @@ def from_huggingface(
     if isinstance(source, str | os.PathLike):
         values, tensors = read_config(Path(source)), read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
-        values, tensors = source.config.to_dict(), source.state_dict()
+        # A dict of our own, which the conversion empties.
+        values, tensors = source.config.to_dict(), dict(source.state_dict())
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)

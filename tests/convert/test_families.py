@@ -311,7 +311,9 @@ def test_no_type_is_changed_unasked(usual, source):
 def test_types_are_changed_on_request(usual, source):
     state_dict = usual.model.state_dict()
     tensors = {name: tensor.to(getattr(torch, source)) for name, tensor in state_dict.items()}
+    names = list(tensors)
     _, params = from_huggingface(Model(usual.model.config, tensors), dtype="float32")
+    assert list(tensors) == names  # the conversion empties a dict of its own
     expected = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.dtype(source)).astype(np.float32), usual.params
     )

@@ -233,7 +233,8 @@ def _read_mbart_model(
 ) -> SentencePieceLanguages:
     """Return mBART's tokenizer by its sentencepiece model: codes and <mask> follow the pieces."""
     from jax_transformer.data.tokenizers import SentencePieceLanguages, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_languages import FAIRSEQ_IDS, fairseq_ids
+    from jax_transformer.data.tokenizers.sentencepiece_languages import fairseq_ids
+    from jax_transformer.data.tokenizers.sentencepiece_model import FAIRSEQ
 
     contents, path = read_files(folder, [MODEL]), folder / MODEL
     values, vocabulary = read_tokenizer_config(folder), fairseq_ids(contents[MODEL], str(path))
@@ -241,7 +242,11 @@ def _read_mbart_model(
     mask = 1 + max(codes.values())
     settings = common_settings(values, vocabulary, path, config)
     settings |= {
-        "special_tokens": FAIRSEQ_IDS | codes | {special_tokens(values)["mask"]: mask},
+        "special_tokens": {
+            **{token: i for i, token in enumerate(FAIRSEQ)},
+            **codes,
+            special_tokens(values)["mask"]: mask,
+        },
         "vocab_size": mask + 1,
         "languages": language_settings(codes, values, path, **languages),
     }

@@ -193,8 +193,7 @@ def read_unigram(
         InputError: The file is missing or damaged, or lacks a special token.
     """
     from jax_transformer.data.tokenizers import SentencePieceUnigram, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_model import read_model
-    from jax_transformer.data.tokenizers.sentencepiece_unigram import FAIRSEQ
+    from jax_transformer.data.tokenizers.sentencepiece_model import FAIRSEQ, read_model
 
     contents, path = read_files(folder, [name]), folder / name
     values, model = read_tokenizer_config(folder), read_model(contents[name], str(path))

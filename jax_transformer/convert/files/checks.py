@@ -1,8 +1,10 @@
 """The checks that both readers of weight files share, and the one error that they raise."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -58,6 +60,15 @@ def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None
             f"{path}: {name} has shape {shorten(list(shape))}; every axis of a weight is at least "
             "1 long and no longer than the file"
         )
+
+
+def unique_names(path: Path, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise WeightFileError(f"{path}: the name {shorten(name)} occurs {count} times")
+    return fields
 
 
 def shorten(value: object) -> str:

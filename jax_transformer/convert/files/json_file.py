@@ -2,12 +2,11 @@
 
 import json
 import stat
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.convert.files.checks import WeightFileError, faults_named, shorten
+from jax_transformer.convert.files.checks import WeightFileError, faults_named, unique_names
 
 MAX_SIZE = 2**20  # bytes
 
@@ -26,20 +25,11 @@ def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIZE:
             raise WeightFileError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
-        hook = partial(_unique, path) if unique else None
+        hook = partial(unique_names, path) if unique else None
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=hook)
     if not isinstance(values, dict):
         raise WeightFileError(f"{path} must hold a JSON object")
     return values
-
-
-def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightFileError(f"{path}: the name {shorten(name)} occurs {count} times")
-    return fields
 
 
 def with_tuples(value: Any) -> Any:

@@ -11,7 +11,6 @@ import gc
 import hashlib
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +25,7 @@ from jax_transformer.convert.files.checks import (
     check_shape,
     faults_named,
     shorten,
+    unique_names,
 )
 
 _DIGEST = "sha256"
@@ -172,14 +172,10 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _unique(path: Path, pairs: object) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
+    """Return a JSON object's pairs as a dict; refuse what is no object, and repeated names."""
     if not isinstance(pairs, tuple):
         raise WeightFileError(f"{path}: the header must be a JSON object of objects")
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightFileError(f"{path}: the name {shorten(name)} occurs {count} times")
-    return fields
+    return unique_names(path, pairs)
 
 
 def _check_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, np.dtype, list[int]]:

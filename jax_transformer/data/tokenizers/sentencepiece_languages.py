@@ -17,7 +17,12 @@ import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.data.tokenizers.languages import Languages
-from jax_transformer.data.tokenizers.sentencepiece_model import read_model, read_vocabulary
+from jax_transformer.data.tokenizers.sentencepiece_model import (
+    FAIRSEQ,
+    MARK,
+    read_model,
+    read_vocabulary,
+)
 from jax_transformer.data.tokenizers.storage import check_settings
 from jax_transformer.data.tokenizers.tokenizer import clean_up_spaces
 from jax_transformer.errors import InputError
@@ -34,9 +39,6 @@ DEFAULTS: dict[str, Any] = {
     "languages": None,
     "clean_up_spaces": False,
 }
-MARK = "▁"  # what sentencepiece writes for a space
-# The first ids of fairseq; the first three pieces of a model are <unk>, <s> and </s>.
-FAIRSEQ_IDS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 
 
 class SentencePieceLanguages:
@@ -223,4 +225,4 @@ def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
     """
     model = read_model(content, name)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
-    return FAIRSEQ_IDS | {piece: number for number, piece in enumerate(pieces, start=4)}
+    return {token: number for number, token in enumerate([*FAIRSEQ, *pieces])}

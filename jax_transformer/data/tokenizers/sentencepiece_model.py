@@ -10,6 +10,9 @@ from jax_transformer.errors import InputError
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
 CHARACTER_MAP = 2  # field of the message NormalizerSpec
+MARK = "▁"  # what sentencepiece writes for a space
+# The first tokens of fairseq, in the place of the first three pieces of a model: <unk>, <s>, </s>.
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:

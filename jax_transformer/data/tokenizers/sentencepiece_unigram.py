@@ -12,14 +12,16 @@ from typing import Any, ClassVar
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.data.tokenizers.sentencepiece_model import normalization_map, read_model
+from jax_transformer.data.tokenizers.sentencepiece_model import (
+    FAIRSEQ,
+    MARK,
+    normalization_map,
+    read_model,
+)
 from jax_transformer.data.tokenizers.tokenizer_json import DEFAULTS, TokenizerJson
 from jax_transformer.errors import InputError
 
 NAMES = ("spiece.model", "sentencepiece.bpe.model")
-MARK = "▁"  # what sentencepiece writes for a space
-# The first ids of fairseq, in the place of the first three pieces of a model: <unk>, <s>, </s>.
-FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 class SentencePieceUnigram(TokenizerJson):

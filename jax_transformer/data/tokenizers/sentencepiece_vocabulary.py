@@ -16,7 +16,7 @@ import numpy as np
 import sentencepiece
 from jaxtyping import Integer
 
-from jax_transformer.data.tokenizers.sentencepiece_model import read_model, read_vocabulary
+from jax_transformer.data.tokenizers.sentencepiece_model import MARK, read_model, read_vocabulary
 from jax_transformer.data.tokenizers.storage import check_settings, parse_json, read_files
 from jax_transformer.data.tokenizers.tokenizer import LineError, clean_up_spaces
 from jax_transformer.errors import InputError
@@ -36,7 +36,6 @@ DEFAULTS: dict[str, Any] = {
     "special_tokens": [],
     "clean_up_spaces": False,
 }
-MARK = "▁"  # what sentencepiece writes for a space
 MOST_CODES = 8  # language codes that a message shows
 
 
