@@ -2,13 +2,11 @@
 
 import json
 import re
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-from jax_transformer.commands import main as cli
 from jax_transformer.convert import files
 from tests.convert.tools import assert_same_tensors
 
@@ -25,21 +23,6 @@ def weights(tmp_path, monkeypatch):
     torch.save(module.state_dict(), "weights.pt")
     (tmp_path / "config.json").write_text(json.dumps({"preset": "torch_nn", **FIELDS}))
     return module.state_dict()
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command; return its exit code or refusal, and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *arguments])
-        try:
-            cli.main()
-        except SystemExit as left:
-            return left.code, capsys.readouterr().out
-        return 0, capsys.readouterr().out
-
-    return run
 
 
 TORCH_NN = ("--layout=torch_nn", "--config=config.json")

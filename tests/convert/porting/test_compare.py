@@ -1,7 +1,6 @@
 """Comparison with a user's program: what agrees, which block differs first, which masks fit."""
 
 import dataclasses
-import warnings
 
 import jax
 import numpy as np
@@ -18,7 +17,6 @@ from tests.convert.foreign import MODELS, randomized
 from tests.convert.porting.wrong_variants import (
     LAYOUT,
     WRONG,
-    call,
     mistaken,
     program,
     right_config,
@@ -26,6 +24,7 @@ from tests.convert.porting.wrong_variants import (
 from tests.convert.tools import target_masks
 from tests.models import random_params, random_tokens, small_config
 
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # sequence first
 SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 2}
 
 
@@ -65,8 +64,8 @@ def test_every_block_of_a_foreign_model_agrees(name):
 @pytest.fixture(scope="module")
 def right():
     """The right model's program, its inputs, its state_dict and what it computed."""
-    module, src, tgt = program()
-    record = record_module(module, src, tgt, pad_id=right_config().pad_id, call=call)
+    module, (src, tgt) = program(), random_tokens(right_config())
+    record = record_module(module, src, tgt, pad_id=right_config().pad_id)
     return module, src, tgt, module.state_dict(), record
 
 
@@ -76,7 +75,7 @@ def test_a_wrong_variant_is_caught(name, right):
     module, src, tgt, state_dict, record = right
     tensors, config = mistaken(name, state_dict)
     params = convert.from_torch(tensors, config, LAYOUT)
-    result = convert.compare(module, params, config, LAYOUT, src, tgt, call=call)
+    result = convert.compare(module, params, config, LAYOUT, src, tgt)
     print(result)
     assert result.first_differing.name == WRONG[name].block
     assert result.blocks[-1].error > result.bound
@@ -162,9 +161,7 @@ def compared(config=PROGRAM, **options):
     random = np.random.default_rng(0)
     src, tgt = random.integers(3, 37, (3, 7)), random.integers(3, 41, (3, 5))
     src[1, 4:] = src[2, 6:] = tgt[2, 3:] = config.pad_id
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="enable_nested_tensor")
-        return convert.compare(module, params, config, PROGRAM_LAYOUT, src, tgt)
+    return convert.compare(module, params, config, PROGRAM_LAYOUT, src, tgt)
 
 
 MASKS = {

@@ -8,11 +8,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
-from tests.convert.foreign import MODELS, randomized
+from tests.convert.foreign import PreNormMemoryNorm, randomized
 from tests.convert.tools import target_masks
-from tests.models import random_tokens, small_config
+from tests.models import small_config
 
 LAYOUT = "pre_norm_memory_norm"  # of the weights, right or wrong
 FIRST = "encoder.layers.0"
@@ -65,15 +63,18 @@ def right_config():
     return small_config(LAYOUT, num_encoder_layers=2, num_decoder_layers=1)
 
 
+class Program(PreNormMemoryNorm):
+    """The right model, which makes its own masks."""
+
+    def forward(self, src, tgt):
+        """Return the logits of ids alone."""
+        masks = target_masks(src.numpy(), tgt.numpy(), right_config().pad_id)
+        return super().forward(src, tgt, *masks)
+
+
 def program():
-    """Return the module and its inputs: (module, src, tgt)."""
-    config = right_config()
-    return randomized(MODELS[LAYOUT](config)).eval(), *random_tokens(config)
-
-
-def call(module: torch.nn.Module, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
-    """Run the module as its own code does, with its masks."""
-    return module(src, tgt, *target_masks(src.numpy(), tgt.numpy(), right_config().pad_id))
+    """Return the right model with random weights."""
+    return randomized(Program(right_config()))
 
 
 def mistaken(name, state_dict):
