@@ -379,12 +379,13 @@ MODELS = {
 
 
 def randomized(module, seed=0):
-    """Return the module with no parameter at its starting value, and without dropout."""
+    """Return the module with no parameter at its starting value: scales of norms stay near 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for parameter in module.parameters():
+            is_scale = parameter.dim() == 1 and bool((parameter == 1).all())
             spread = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
-            if parameter.dim() == 1 and name.endswith(("weight", "alpha", "gamma")):
+            if is_scale:
                 parameter.add_(1)
     return module.train()
