@@ -27,7 +27,7 @@ def verify(
 
     Args:
         source: As for convert.
-        layout: Names and shapes in the source.
+        layout: As for convert.
         config: As for convert.
         strip_prefixes: As for convert.
     """
@@ -37,7 +37,7 @@ def verify(
         model = read_source(source, layout, config, strip_prefixes)
         verification = verify_tensors(to_torch(model.params, model.config), model.config)
     else:
-        read, tensors = file_config(source, config), files.read(source)
+        read, tensors = file_config(source, config, layout), files.read(source)
         verification = verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
     print(verification)
     if verification.first_differing:
