@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,8 @@ from jax_transformer.convert.porting.blocks import Group, inner_width, matrix_sh
 from jax_transformer.convert.porting.names import Unit
 from jax_transformer.convert.porting.questions import group_name, orientation_name
 from jax_transformer.convert.porting.structure import Layer, Structure
-from jax_transformer.convert.table import Buffer, Layout, Operation, Row
+from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape
 from jax_transformer.errors import InputError
 
 Answers = Mapping[str, Any]
@@ -86,15 +88,13 @@ FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 def to_layout(structure: Structure, hypothesis: Hypothesis, name: str = "suggested") -> Layout:
     """Return the layout of a hypothesis, its computed tables and unused tensors included."""
-    from jax_transformer.convert.layout_file import PositionTable
-
-    same_kind = hypothesis.config.positions
-    buffers = tuple(
-        Buffer(p.name, PositionTable(_rows(p.shape, structure.width), p.shape))
-        for p in structure.sinusoids
-        if p.kind == same_kind
-    )
-    unused = [p.name for p in structure.sinusoids if p.kind != same_kind]
+    computed = [
+        positions
+        for positions in structure.sinusoids
+        if positions.kind == hypothesis.config.positions and not positions.offset
+    ]
+    buffers = tuple(Buffer(p.name, _position_table(p.shape, structure.width)) for p in computed)
+    unused = [positions.name for positions in structure.sinusoids if positions not in computed]
     unused += structure.unused
     for layer in (structure.encoder, structure.decoder):
         unused += [
@@ -105,11 +105,16 @@ def to_layout(structure: Structure, hypothesis: Hypothesis, name: str = "suggest
     return Layout(name, hypothesis.rows, buffers, unused=tuple(unused))
 
 
-def _rows(shape: tuple[int, ...], width: int) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product // width
+def _position_table(shape: Shape, width: int) -> PositionTable:
+    """Return the table of a buffer whose last axis is d_model."""
+    longest = max(shape[:-1])
+    place = shape.index(longest)
+    axes = ["length" if axis == place else 1 for axis in range(len(shape) - 1)]
+    return PositionTable((*axes, "d_model"), _rows(shape, width))
+
+
+def _rows(shape: Shape, width: int) -> int:
+    return math.prod(shape) // width
 
 
 def _layer_rows(
@@ -152,7 +157,7 @@ def _layer_rows(
 
 def _group_pairs(
     width: int,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Shape],
     block: str,
     group: Group,
     answers: Answers,

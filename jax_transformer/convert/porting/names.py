@@ -7,6 +7,7 @@ projections; what stands behind it decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -151,7 +152,7 @@ def _is_layer(shapes: Mapping[str, Shape]) -> bool:
     if len(matrices) < LAYER_MATRICES:
         return False
     width = most_common_width(matrices)
-    return sum(_size(shape) for shape in matrices) >= 4.5 * width * width or len(matrices) > 5
+    return sum(math.prod(shape) for shape in matrices) >= 4.5 * width * width or len(matrices) > 5
 
 
 def most_common_width(shapes: Iterable[Shape]) -> int:
@@ -217,10 +218,3 @@ def _split_leaf(name: str) -> tuple[str, str]:
     if len(parts) > 1 and parts[0].lower() in LEADING_LEAVES:
         return f"{module}.{'_'.join(parts[1:])}", parts[0].lower()
     return name, ""
-
-
-def _size(shape: Shape) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
