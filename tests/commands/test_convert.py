@@ -8,13 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-<<<<<<< HEAD
-from jax_transformer.convert import files
-=======
 from jax_transformer import TransformerConfig
-from jax_transformer.commands import main as cli
 from jax_transformer.convert import files, get_layout, write_layout
->>>>>>> layout
 from tests.convert.tools import assert_same_tensors
 
 FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}

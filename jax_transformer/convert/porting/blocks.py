@@ -20,7 +20,18 @@ ROLE_WORDS = {
     "value": {"v", "value", "values", "val", "wv", "vs", "tov", "wvs"},
     "output": {"o", "out", "output", "wo", "fc", "dense", "proj", "final", "concat", "merge", "c"},
 }
-INNER_WORDS = {"inner", "in", "up", "intermediate", "wi", "expand", "first", "lin1", "fc1", "hidden"}
+INNER_WORDS = {
+    "inner",
+    "in",
+    "up",
+    "intermediate",
+    "wi",
+    "expand",
+    "first",
+    "lin1",
+    "fc1",
+    "hidden",
+}
 OUTER_WORDS = {"outer", "out", "down", "output", "wo", "contract", "second", "lin2", "fc2", "back"}
 GATE_WORDS = {"gate", "gated", "gating"}
 CROSS_WORDS = {
@@ -113,7 +124,7 @@ def _walk(before: str, units: tuple[Unit, ...], width: int) -> tuple[list[Group]
 def classify(units: Sequence[Unit], width: int) -> Group | None:
     """Return the group that exactly these products form, or None."""
     shapes = [matrix_shape(unit, width) for unit in units]
-    if any(shape is None or width not in shape and min(shape) >= width for shape in shapes):
+    if any(shape is None or (width not in shape and min(shape) >= width) for shape in shapes):
         return None
     if len(units) == 2:
         return _classify_two(units, shapes, width)
@@ -126,9 +137,7 @@ def classify(units: Sequence[Unit], width: int) -> Group | None:
     return None
 
 
-def _classify_two(
-    units: Sequence[Unit], shapes: Sequence[Shape], width: int
-) -> Group | None:
+def _classify_two(units: Sequence[Unit], shapes: Sequence[Shape], width: int) -> Group | None:
     one, other = shapes
     if one == other[::-1] and one != other:
         return _feed_forward(units)
@@ -149,9 +158,7 @@ def _classify_two(
     return None
 
 
-def _classify_key_value(
-    units: Sequence[Unit], shapes: Sequence[Shape], width: int
-) -> Group | None:
+def _classify_key_value(units: Sequence[Unit], shapes: Sequence[Shape], width: int) -> Group | None:
     """Return an attention whose key and value are one tensor."""
     for index, both in enumerate(units):
         others = [i for i in range(3) if i != index]
@@ -161,7 +168,9 @@ def _classify_key_value(
         if sorted(shapes[index]) != sorted((2 * _other(one, width), width)):
             continue
         # The query has its axes in the order of the key and value.
-        products = sorted(others, key=lambda i: shapes[i].index(width) != shapes[index].index(width))
+        products = sorted(
+            others, key=lambda i: shapes[i].index(width) != shapes[index].index(width)
+        )
         query, output = (units[i] for i in products)
         if one == other:
             query, output = _by_words([query, output], ("query", "output"))
@@ -221,9 +230,7 @@ def _feed_forward(units: Sequence[Unit]) -> Group:
     return Group("feed_forward", (first, second), ("inner", "outer"), named)
 
 
-def _split(
-    units: tuple[Unit, ...], width: int
-) -> tuple[list[Group], tuple[Unit, ...]]:
+def _split(units: tuple[Unit, ...], width: int) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups of products whose names have no common module."""
     groups: list[Group] = []
     pairs: dict[tuple[int, ...], list[Unit]] = {}
@@ -232,7 +239,11 @@ def _split(
         if shape[0] != shape[1]:
             pairs.setdefault(tuple(sorted(shape)), []).append(unit)
     for members in pairs.values():
-        if len(members) in (2, 3) and (found := classify(members, width)) and not found.is_attention:
+        if (
+            len(members) in (2, 3)
+            and (found := classify(members, width))
+            and not found.is_attention
+        ):
             groups.append(found)
             units = tuple(unit for unit in units if unit not in members)
     stems: dict[tuple[str, ...], list[Unit]] = {}

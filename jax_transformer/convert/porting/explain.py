@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
@@ -17,6 +16,7 @@ from jax_transformer.convert.porting.hypothesis import Hypothesis, Masks
 from jax_transformer.convert.porting.questions import EPSILONS, SOURCE_MASKS
 from jax_transformer.convert.porting.record import Record
 from jax_transformer.convert.porting.simulate import Fit, Tensors, simulate
+from jax_transformer.convert.porting.structure import SINUSOIDS
 from jax_transformer.convert.table import Layout, Operation, Row, expand
 from jax_transformer.errors import InputError
 
@@ -24,9 +24,10 @@ MOST_CHANGES = 3  # a model that needs more is another model
 LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
 # Fields whose values no shape shows, with what they are called in a sentence.
 FIELDS = (
-    *("activation", "norm_placement", "norm", "embedding_scale", "positions"),
+    *("activation", "norm_placement", "norm", "embedding_scale"),
     *("attention_scale", "output_scale"),
 )
+COMPUTED_POSITIONS = ("none", *SINUSOIDS)
 ATTENTIONS = (
     ("encoder", "self_attention"),
     ("decoder", "self_attention"),
@@ -66,8 +67,10 @@ def explain(
     sentences: list[str] = []
     fit = compared(hypothesis)
     while not fit.complete and len(sentences) < MOST_CHANGES:
-        changes = [(compared(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)]
-        found, change = max(changes, key=lambda item: item[0].score)
+        changes = [
+            (compared(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
+        ]
+        found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
         if found.score[0] <= fit.score[0]:
             break
         hypothesis, fit = change.hypothesis, found
@@ -101,8 +104,14 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
     for row in rows:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
             names.setdefault(f"{match[1]}.layers.{match[2]}", []).append(row.foreign)
-    prefixes = {layer: os.path.commonprefix(found) for layer, found in names.items()}
-    return {layer: prefix.rpartition(".")[0] for layer, prefix in prefixes.items()}
+    return {layer: _common_module(found) for layer, found in names.items()}
+
+
+def _common_module(names: list[str]) -> str:
+    """Return the innermost module that holds all tensors of these names."""
+    modules = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, modules)
+    return ".".join(parts[0] for parts in same)
 
 
 def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
@@ -123,9 +132,13 @@ def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
     yield from _mask_changes(hypothesis)
     for exchange in _exchanges(hypothesis.config, place and (place[1], int(place[2]))):
         rows = tuple(_renamed(row, exchange.path) for row in hypothesis.rows)
-        if rows != hypothesis.rows:
+        if rows != hypothesis.rows and _paths(rows) == _paths(hypothesis.rows):
             yield Change(exchange.text, dataclasses.replace(hypothesis, rows=rows))
     yield from _row_changes(hypothesis, place and f"{place[1]}/layers_{place[2]}/")
+
+
+def _paths(rows: tuple[Row, ...]) -> set[str]:
+    return {path for row in rows for path in row.paths}
 
 
 def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
@@ -133,6 +146,8 @@ def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
     hints = inspect.get_annotations(TransformerConfig, eval_str=True)
     values: dict[str, tuple[Any, ...]] = {name: get_args(hints[name]) for name in FIELDS}
     values["norm_epsilon"] = EPSILONS
+    if config.positions in COMPUTED_POSITIONS:
+        values["positions"] = COMPUTED_POSITIONS
     values["position_offset"] = (0, 1, 2)
     inner = config.num_heads * config.head_dim
     values["num_heads"] = tuple(n for n in range(1, inner + 1) if inner % n == 0)
@@ -171,9 +186,7 @@ class _Exchange(NamedTuple):
     path: Callable[[str], str]
 
 
-def _exchanges(
-    config: TransformerConfig, place: tuple[str, int] | None
-) -> Iterator[_Exchange]:
+def _exchanges(config: TransformerConfig, place: tuple[str, int] | None) -> Iterator[_Exchange]:
     """Yield the exchanges of projections, norms, blocks, layers and tables."""
     scopes: list[tuple[str, str]] = [(r"layers_\d+", "")]
     if place:
@@ -193,7 +206,9 @@ def _exchanges(
                     f"{one} and {other} of every attention are swapped",
                     _swap(rf"\w+/{layer}/(?:self|cross)_attention/", one, other, "/"),
                 )
-        norms = [f"{b}_residual/norm" for b in ("self_attention", "cross_attention", "feed_forward")]
+        norms = [
+            f"{b}_residual/norm" for b in ("self_attention", "cross_attention", "feed_forward")
+        ]
         for stack in ("encoder", "decoder"):
             for one, other in itertools.combinations([*norms, "memory_norm"], 2):
                 names = [name.removesuffix("_residual/norm") for name in (one, other)]

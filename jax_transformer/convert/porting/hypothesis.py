@@ -223,9 +223,7 @@ def _bias_field(role: str) -> str:
     return "attention_output_bias" if role == "output" else "qkv_bias"
 
 
-def _outside_rows(
-    structure: Structure, answers: Answers, fields: dict[str, Any]
-) -> Iterable[Row]:
+def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]) -> Iterable[Row]:
     """Yield the rows of what stands outside the layers; adds their fields."""
     source, target, output = answers["the tables"]
     tables = structure.tables
@@ -257,7 +255,9 @@ def _outside_rows(
             vocabulary = fields["tgt_vocab_size"]
             transposed = head.shape == (vocabulary, structure.width)
             if not transposed and head.shape != (structure.width, vocabulary):
-                raise InputError(f"{head.matrix} {list(head.shape)} projects no {vocabulary} tokens")
+                raise InputError(
+                    f"{head.matrix} {list(head.shape)} projects no {vocabulary} tokens"
+                )
             yield from rows(head.matrix, "output_projection/kernel", Operation(transposed))
         biases = [*structure.output_biases, *([head.bias] if head.bias else [])]
         if len(biases) > 1:
@@ -265,7 +265,9 @@ def _outside_rows(
         for bias in biases:
             fields["output_bias"] = True
             flat = len(structure.shapes[bias]) == 1
-            yield Row(bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1)))
+            yield Row(
+                bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1))
+            )
     slots = answers["the norms outside the layers"]
     for norm, slot in zip(structure.norms, slots, strict=True):
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)

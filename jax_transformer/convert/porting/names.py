@@ -197,7 +197,9 @@ def _key(name: str, shapes: Mapping[str, Shape]) -> str:
     """Return what the tensors of one product or norm have in common in their names."""
     key, leaf = _split_leaf(name)
     if not leaf and (match := RAW.match(name)):
-        partners = [f"{match[1]}{letter}{joint}{match[3]}" for letter in "wWbB" for joint in ("_", "")]
+        partners = [
+            f"{match[1]}{letter}{joint}{match[3]}" for letter in "wWbB" for joint in ("_", "")
+        ]
         if len({len(shapes[partner]) > 1 for partner in partners if partner in shapes}) == 2:
             return f"{match[1]}({match[3]})"
     return key

@@ -164,8 +164,7 @@ def _fits(
     """Return whether the biases of a feed-forward network are as long as the roles' outputs."""
     lengths = {"outer": width, "inner": next((n for s in shapes for n in s if n != width), width)}
     return all(
-        bias is None or bias == (lengths[role],)
-        for role, bias in zip(roles, biases, strict=True)
+        bias is None or bias == (lengths[role],) for role, bias in zip(roles, biases, strict=True)
     )
 
 
@@ -195,9 +194,7 @@ def _self_or_cross(decoder: Layer) -> Question:
     )
     likely = (0, 1) if one <= other else (1, 0)
     about = tuple(
-        decoder.stack.template(unit.matrix)
-        for group in decoder.attentions
-        for unit in group.units
+        decoder.stack.template(unit.matrix) for group in decoder.attentions for unit in group.units
     )
     return Question(
         "the decoder's self-attention and cross-attention",
@@ -304,7 +301,9 @@ def _tables(structure: Structure) -> Question:
     for source, target in itertools.product(range(count), repeat=2):
         for output in (*range(count), None):
             used = {source, target, output} - {None}
-            plain = all(tables[i].shape[1] == width and not tables[i].bias for i in (source, target))
+            plain = all(
+                tables[i].shape[1] == width and not tables[i].bias for i in (source, target)
+            )
             if len(used) != count or not plain:
                 continue
             if output == source != target:

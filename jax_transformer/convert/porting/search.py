@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ import numpy as np
 from jax_transformer.convert.porting.hypothesis import Hypothesis, build
 from jax_transformer.convert.porting.questions import Question, find_questions
 from jax_transformer.convert.porting.record import Record
-from jax_transformer.convert.porting.simulate import BOUND, Fit, Point, Tensors, simulate
+from jax_transformer.convert.porting.simulate import Fit, Point, Tensors, simulate
 from jax_transformer.convert.porting.structure import Structure
 from jax_transformer.errors import InputError
 
 GAIN = 0.99  # a smaller distance than this share of the best one is an improvement
 CLEAR = 2.0  # how many times larger the error of another answer must be
+_FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
 STARTS = 4  # from which pairs of changes are tried
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
 Progress = Callable[[str, int], None]
@@ -100,7 +102,9 @@ class _Search:
         self.record = record
         self.progress = progress
         self.questions = find_questions(structure)
-        self.questions["the tables"] = _fitting_tables(self.questions["the tables"], structure, record)
+        self.questions["the tables"] = _fitting_tables(
+            self.questions["the tables"], structure, record
+        )
         if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
             self.questions.pop("decoder_attention", None)  # the other one needs equal lengths
         self.taps = layer_modules(structure)
@@ -174,24 +178,29 @@ class _Search:
                 if self._improves(changed, self._fit(best)):
                     best = changed
             answers = best
-        for changed in self._stacked_by_heads(answers):
+        for changed in self._stacked_alike(answers):
             if self._improves(changed, self._fit(answers)):
                 answers = changed
         return answers
 
-    def _stacked_by_heads(self, answers: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        """Yield the answers with all fused tensors stacked head by head, for numbers of heads.
+    def _stacked_alike(self, answers: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """Yield the answers with all fused tensors stacked in one way, for numbers of heads.
 
-        A program that stacks them so in one attention does so in all of them, and its values are
-        right with the right number of heads only: one change alone improves nothing.
+        A program that stacks them head by head in one attention does so in all of them, and its
+        values are right with the right number of heads only: one change alone improves nothing.
         """
         fused = {
-            name: tuple(role.replace(" rows", " heads") for role in roles)
+            name: roles
             for name, roles in answers.items()
-            if name.startswith("roles of ") and any("+value rows" in role for role in roles)
+            if name.startswith("roles of ") and any(_FUSED.search(role) for role in roles)
         }
-        for heads in self.questions["num_heads"].answers if fused else ():
-            yield answers | fused | {"num_heads": heads}
+        for stack in ("rows", "heads") if fused else ():
+            alike = {
+                name: tuple(_FUSED.sub(rf"\1 {stack}", role) for role in roles)
+                for name, roles in fused.items()
+            }
+            for heads in self.questions["num_heads"].answers:
+                yield answers | alike | {"num_heads": heads}
 
     def _pair(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return the answers with the best change of two of them."""
@@ -227,9 +236,7 @@ class _Search:
             found.append(best)
         return max(found, key=lambda answers: self._fit(answers).score)
 
-    def _refine(
-        self, answers: dict[str, Any]
-    ) -> tuple[dict[str, Any], tuple[Alternative, ...]]:
+    def _refine(self, answers: dict[str, Any]) -> tuple[dict[str, Any], tuple[Alternative, ...]]:
         """Return the answers of the smallest error, and the errors of all others."""
         for _ in range(len(self.questions)):
             fit = self._fit(answers)

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import as_torch
-from jax_transformer.convert.porting.hypothesis import Hypothesis, Masks
+from jax_transformer.convert.porting.hypothesis import Hypothesis
 from jax_transformer.convert.table import Row
 from torch_reference import functional
 from torch_reference.layers import EncoderLayer, Norm
@@ -114,9 +113,7 @@ def _parts(foreign: Tensor, row: Row, config: TransformerConfig) -> tuple[Tensor
     return foreign.chunk(count, dim=-1 if row.stack == "columns" else 0)
 
 
-def _reference(
-    path: str, part: Tensor, row: Row, config: TransformerConfig
-) -> tuple[str, Tensor]:
+def _reference(path: str, part: Tensor, row: Row, config: TransformerConfig) -> tuple[str, Tensor]:
     """Return the name and the value of a parameter in `torch_reference`."""
     module, _, leaf = path.replace("layers_", "layers.").replace("/", ".").rpartition(".")
     if leaf == "bias":

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jax_transformer.convert.porting.blocks import CROSS_WORDS, Group, find_groups
+from jax_transformer.convert.porting.blocks import Group, find_groups
 from jax_transformer.convert.porting.names import (
     Stack,
     Unit,
-    Units,
     find_stacks,
     find_units,
     natural_key,
@@ -137,7 +135,8 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     biases = [
         name
         for name in (*units.other, *(u.matrix for u in odd))
-        if name not in meaningless and max(shapes[name]) in vocabularies
+        if name not in meaningless
+        and max(shapes[name]) in vocabularies
         and np.prod(shapes[name]) in vocabularies
     ]
     rest = [name for name in units.other if name not in (*meaningless, *biases)]
@@ -230,9 +229,7 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
             f"{len(networks)} feed-forward networks in a layer; an encoder's layer has one of "
             "each, a decoder's two attentions"
         )
-    return Layer(
-        stack, attentions, networks[0], units.norms, "".join(relative), tuple(unused)
-    )
+    return Layer(stack, attentions, networks[0], units.norms, "".join(relative), tuple(unused))
 
 
 def _order(layers: list[Layer]) -> tuple[Layer, Layer]:
