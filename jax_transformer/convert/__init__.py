@@ -25,6 +25,7 @@ from jax_transformer.convert.table import (
     identity,
     transpose,
 )
+from jax_transformer.convert.trainers import TRAINERS, from_trainer
 from jax_transformer.convert.transfer import (
     ConfigMismatch,
     check_config,
@@ -48,6 +49,7 @@ __all__ = [
     "files",
     "from_huggingface",
     "from_torch",
+    "from_trainer",
     "get_layout",
     "identity",
     "layouts",
@@ -145,7 +147,7 @@ def to_torch(
 
 
 def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments, the families' layouts among them."""
+    """Return the names of the layouts that need no arguments, also of families and trainers."""
     return tuple(_layouts())
 
 
@@ -164,4 +166,5 @@ def get_layout(layout: str | Layout) -> Layout:
 
 
 def _layouts() -> dict[str, Layout]:
-    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}
+    families = {name: family.layout for name, family in FAMILIES.items()}
+    return LAYOUTS | families | {name: trainer.layout for name, trainer in TRAINERS.items()}
