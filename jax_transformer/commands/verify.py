@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from jax_transformer.commands.convert import Prefixes, file_config, read_source
+from jax_transformer.commands.convert import Prefixes, file_config, is_checkpoint, read_source
 from jax_transformer.convert import files, to_torch
 from jax_transformer.convert.verify import verify as verify_tensors
 from jax_transformer.errors import InputError
@@ -33,7 +33,7 @@ def verify(
     """
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
-    if source.is_dir():
+    if source.is_dir() or is_checkpoint(source, layout, config):
         model = read_source(source, layout, config, strip_prefixes)
         verification = verify_tensors(to_torch(model.params, model.config), model.config)
     else:
