@@ -35,6 +35,7 @@ from jax_transformer.convert.table import (
     identity,
     transpose,
 )
+from jax_transformer.convert.trainers import TRAINERS, from_trainer
 from jax_transformer.convert.transfer import (
     ConfigMismatch,
     check_config,
@@ -61,6 +62,7 @@ __all__ = [
     "files",
     "from_huggingface",
     "from_torch",
+    "from_trainer",
     "get_layout",
     "identity",
     "layouts",
@@ -162,7 +164,7 @@ def to_torch(
 
 
 def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments, the families' layouts among them."""
+    """Return the names of the layouts that need no arguments, also of families and trainers."""
     return tuple(_layouts())
 
 
@@ -190,4 +192,5 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
 
 
 def _layouts() -> dict[str, Layout]:
-    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}
+    families = {name: family.layout for name, family in FAMILIES.items()}
+    return LAYOUTS | families | {name: trainer.layout for name, trainer in TRAINERS.items()}
