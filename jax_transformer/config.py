@@ -77,7 +77,8 @@ class TransformerConfig:
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
             "pre" norms the sublayer's input (Xiong et al. 2020).
-        final_norm: Whether encoder and decoder end in a norm.
+        final_norm: Whether the encoder ends in a norm, and the decoder too.
+        decoder_final_norm: Whether the decoder ends in a norm; None means the same as `final_norm`.
         memory_norm: Whether each decoder layer norms the memory it attends to.
         decoder_attention: "self_then_cross" is the paper's decoder layer; "self_over_memory" runs
             the causal self-attention over the encoder's output, feeds the result as the values of
@@ -145,6 +146,7 @@ class TransformerConfig:
     norm_bias: bool = True
     norm_placement: Literal["post", "pre"] = "post"
     final_norm: bool = False
+    decoder_final_norm: bool | None = None
     memory_norm: bool = False
     decoder_attention: Literal["self_then_cross", "self_over_memory"] = "self_then_cross"
     dropout: float = 0.1
@@ -202,6 +204,15 @@ class TransformerConfig:
         """Return every field by name, ready for JSON."""
         return dataclasses.asdict(self)
 
+    def explicit(self) -> dict[str, Any]:
+        """Return every field by name, where a field is None with the value that None stands for."""
+        return self.to_dict() | {
+            "d_kv": self.head_dim,
+            "decoder_final_norm": self.decoder_has_final_norm,
+            "attention_dropout": self.attention_dropout_rate,
+            "activation_dropout": self.activation_dropout_rate,
+        }
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
@@ -223,6 +234,11 @@ class TransformerConfig:
         return self.positions == "relative" and self.relative_attention_bias == "per_layer"
 
     @property
+    def decoder_has_final_norm(self) -> bool:
+        """Whether the decoder ends in a norm; `final_norm` says it of the encoder."""
+        return self.final_norm if self.decoder_final_norm is None else self.decoder_final_norm
+
+    @property
     def attention_dropout_rate(self) -> float:
         """Dropout rate on the attention weights."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
@@ -239,6 +255,8 @@ class TransformerConfig:
                 right, wanted = type(value) is int, "a whole number"
             elif hint is bool:
                 right, wanted = type(value) is bool, "True or False"
+            elif hint == bool | None:
+                right, wanted = value is None or type(value) is bool, "True, False or None"
             elif hint == int | None:
                 right, wanted = value is None or type(value) is int, "a whole number or None"
             elif hint in (float, float | None):
@@ -294,8 +312,12 @@ class TransformerConfig:
             raise InputError("d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more")
         if self.norm == "rms_norm" and self.norm_bias:
             raise InputError("norm_bias=True must be False where norm='rms_norm'")
-        if self.final_dropout and not self.final_norm:
-            raise InputError("final_dropout=True needs final_norm=True, whose output it drops")
+        if self.final_dropout and not (self.final_norm and self.decoder_has_final_norm):
+            raise InputError(
+                "final_dropout=True drops the outputs of both final norms; it needs "
+                f"final_norm=True, not {self.final_norm}, and decoder_final_norm=None, not "
+                f"{self.decoder_final_norm}"
+            )
         if self.eos_id == self.pad_id:
             raise InputError(f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}")
         shared, tied = self.token_embeddings == "shared", self.output_projection == "tied"

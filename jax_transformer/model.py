@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         self.layers = [layer(self.config, self.execution) for _ in range(count)]
         if self.config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
-        if self.config.final_norm:
+        if self.config.decoder_has_final_norm:
             self.norm = Norm(self.config)
         self.dropout = final_dropout(self.config, self.execution)
 
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         run = scan_layers if self.execution.scan_layers else run_layers
         x = run(self.layers, x, memory, tgt_mask, src_mask, position_bias)
-        return self.dropout(self.norm(x) if self.config.final_norm else x)
+        return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
 
     def init_cache(
         self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
         for layer, kept in zip(self.layers, cache, strict=True):
             x, kept = layer.step(x, kept, position, tgt_mask, src_mask, position_bias)
             written.append(kept)
-        return self.norm(x) if self.config.final_norm else x, tuple(written)
+        return self.norm(x) if self.config.decoder_has_final_norm else x, tuple(written)
 
 
 def final_dropout(config: TransformerConfig, execution: Execution) -> Dropout:

@@ -50,6 +50,15 @@ WRONG = [
     ({"norm": "rms_norm"}, ["norm_bias=True", "norm='rms_norm'"]),
     ({"final_dropout": True}, ["final_dropout=True", "final_norm=True"]),
     (
+        {"final_dropout": True, "final_norm": True, "decoder_final_norm": False},
+        ["final_dropout=True", "decoder_final_norm=None, not False"],
+    ),
+    (
+        {"final_dropout": True, "decoder_final_norm": True},
+        ["final_dropout=True", "final_norm=True, not False"],
+    ),
+    ({"decoder_final_norm": 0}, ["decoder_final_norm=0", "True, False or None"]),
+    (
         {"output_projection": "none", "output_bias": False, "output_scale": "inverse_sqrt_d_model"},
         ["output_scale='inverse_sqrt_d_model'", "output_projection='none'"],
     ),
@@ -124,3 +133,22 @@ def test_one_dropout_override_reaches_every_rate_that_follows_it():
     assert config.attention_dropout_rate == config.activation_dropout_rate == 0.3
     config = TransformerConfig.preset("vaswani2017", dropout=0.3)
     assert config.attention_dropout_rate == config.activation_dropout_rate == 0.0
+
+
+def test_the_decoder_follows_final_norm_until_it_is_told_otherwise():
+    for final_norm in (True, False):
+        config = TransformerConfig(final_norm=final_norm)
+        assert config.decoder_has_final_norm == final_norm
+        for own in (True, False):
+            changed = dataclasses.replace(config, decoder_final_norm=own)
+            assert (changed.final_norm, changed.decoder_has_final_norm) == (final_norm, own)
+
+
+def test_explicit_has_the_value_that_each_none_stands_for():
+    config = TransformerConfig(d_model=12, num_heads=3, dropout=0.3, final_norm=True)
+    explicit = config.explicit()
+    assert None not in explicit.values()
+    assert (explicit["d_kv"], explicit["decoder_final_norm"]) == (4, True)
+    assert (explicit["attention_dropout"], explicit["activation_dropout"]) == (0.3, 0.3)
+    again = TransformerConfig(**explicit)
+    assert again.explicit() == explicit

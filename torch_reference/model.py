@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_decoder_layers))
         if config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
-        self.norm = Norm(config) if config.final_norm else nn.Identity()
+        self.norm = Norm(config) if config.decoder_has_final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout if config.final_dropout else 0.0)
 
     def forward(

@@ -184,7 +184,7 @@ def file_config(source: Path, config_file: Path | None) -> TransformerConfig:
     with faults_named(config_file, "cannot be read", OSError, ValueError):
         config = _config(config_file, config_file.read_text(encoding="utf-8"))
     if recorded is not None:
-        check_config(config, _config(source, recorded).to_dict())
+        check_config(config, _config(source, recorded).explicit())
     return config
 
 

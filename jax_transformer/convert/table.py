@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, no_type_check
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from jax_transformer.model import init_params
 
 Shape = tuple[int, ...]
 Tree = Mapping[str, Any]
+Stack = Literal["rows", "columns", "heads"]
 
 WORD = re.compile(r"\{(\w+)\}")
 LAYER = re.compile(r"\blayers_(\d+)\b")
@@ -64,6 +65,7 @@ identity = Operation()
 transpose = Operation(transposed=True)
 
 
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A foreign tensor and the parameter that it holds.
@@ -76,8 +78,12 @@ class Row:
     Attributes:
         foreign: Name of the foreign tensor, as "encoder.layers.{i}.self_attn.out_proj.weight".
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
-            several paths where the foreign tensor stacks several parameters along its first axis.
+            several paths where the foreign tensor stacks several parameters.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
+        stack: How several parameters are stacked: "rows" along the first axis, [3 D, D] of three
+            torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x @ kernel;
+            "heads" along the first axis head by head: head 0 of each parameter, then head 1 of
+            each, and so on.
         zeros: Whether an absent foreign tensor means zeros.
         when: A field of the config and its value, without which the row is skipped, as
             ("output_projection", "tied"); None for a row of every config.
@@ -88,8 +94,17 @@ class Row:
     operation: Operation = identity
     zeros: bool = False
     when: tuple[str, Any] | None = None
+    stack: Stack = "rows"
 
     def __post_init__(self) -> None:
+        if self.stack not in (known := get_args(Stack)):
+            raise InputError(
+                f"{self.foreign!r}: stack={self.stack!r} must be one of {', '.join(known)}"
+            )
+        if self.stack != "rows" and len(self.paths) == 1:
+            raise InputError(
+                f"{self.foreign!r}: stack={self.stack!r} needs several parameters, not one"
+            )
         for path in self.paths:
             if set(WORD.findall(path)) != set(WORD.findall(self.foreign)):
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
@@ -142,11 +157,13 @@ class Pair:
 
     Attributes:
         foreign: Name of the foreign tensor.
-        paths: Paths of the parameters; several parameters are stacked along the first axis.
+        paths: Paths of the parameters; several of them are stacked.
         operation: How each parameter becomes its part of the foreign tensor.
         shapes: Shape of each parameter.
         parts: Foreign shape of each part.
         zeros: Whether an absent foreign tensor means zeros.
+        stack: How several parameters are stacked, as in `Row`.
+        num_heads: The heads that are kept together where `stack` is "heads".
     """
 
     foreign: str
@@ -155,10 +172,27 @@ class Pair:
     shapes: tuple[Shape, ...]
     parts: tuple[Shape, ...]
     zeros: bool = False
+    stack: Stack = "rows"
+    num_heads: int = 1
+
+    def __post_init__(self) -> None:
+        listed = ", ".join(str(list(part)) for part in self.parts)
+        others = {part[:-1] if self.stack == "columns" else part[1:] for part in self.parts}
+        if len(others) > 1:
+            raise InputError(
+                f"{self.foreign!r} cannot stack shapes {listed} with stack={self.stack!r}"
+            )
+        if self.stack == "heads" and any(part[0] % self.num_heads for part in self.parts):
+            raise InputError(
+                f"{self.foreign!r}: stack='heads' needs first axes that num_heads={self.num_heads} "
+                f"divides, not {listed}"
+            )
 
     @property
     def shape(self) -> Shape:
         """Shape of the foreign tensor."""
+        if self.stack == "columns":
+            return (*self.parts[0][:-1], sum(part[-1] for part in self.parts))
         return (sum(part[0] for part in self.parts), *self.parts[0][1:])
 
     @property
@@ -170,21 +204,39 @@ class Pair:
             return "reshaped"
         return "transposed" if self.operation.transposed else "mapped"
 
+    def is_written_as(self, other: Pair) -> bool:
+        """Whether the same parameters give the same foreign tensor in both pairs."""
+        return (self.operation, self.stack) == (other.operation, other.stack)
+
     def read(self, foreign: np.ndarray) -> list[np.ndarray]:
-        """Return the parameters in a foreign tensor, as views of it."""
-        ends = np.cumsum([part[0] for part in self.parts])[:-1]
+        """Return the parameters in a foreign tensor, as views of it where strides allow it."""
+        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
+        own = [self._by_head(part) for part in self.parts]
+        ends = np.cumsum([part[axis] for part in own])[:-1]
+        stacked = foreign.reshape(self._by_head(self.shape))
         return [
-            self.operation.to_parameter(part, shape)
-            for part, shape in zip(np.split(foreign, ends), self.shapes, strict=True)
+            self.operation.to_parameter(part.reshape(foreign_shape), shape)
+            for part, foreign_shape, shape in zip(
+                np.split(stacked, ends, axis), self.parts, self.shapes, strict=True
+            )
         ]
 
     def write(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
         """Return the foreign tensor that holds these parameters; of one of them, a view."""
         parts = [
-            self.operation.to_foreign(parameter, shape)
+            self.operation.to_foreign(parameter, shape).reshape(self._by_head(shape))
             for parameter, shape in zip(parameters, self.parts, strict=True)
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) == 1:
+            return parts[0]
+        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
+        return np.concatenate(parts, axis).reshape(self.shape)
+
+    def _by_head(self, shape: Shape) -> Shape:
+        """Return the shape with an axis for the heads in front, where the stack is by heads."""
+        if self.stack != "heads":
+            return shape
+        return (self.num_heads, shape[0] // self.num_heads, *shape[1:])
 
 
 def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
@@ -216,7 +268,9 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 )
             own = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
-            pairs[foreign] = Pair(foreign, paths, row.operation, own, parts, row.zeros)
+            pairs[foreign] = Pair(
+                foreign, paths, row.operation, own, parts, row.zeros, row.stack, config.num_heads
+            )
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
@@ -235,26 +289,29 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
 
     Returns:
         The number of different layers by stack ("encoder", "decoder"), for the stacks whose
-        layers the layout has rows for.
+        layers the layout has rows for; none for a layout of one layer or a part of it.
     """
+    if LAYER.search(layout.scope):
+        return {}
     indices: dict[str, set[str]] = {}
     inside = f"{layout.scope}/" if layout.scope else ""
     templates = []
     for row in layout.rows:
         stack, *rest = f"{inside}{row.paths[0]}".split("/")
-        if rest and (word := WORD.search(rest[0])):
+        if rest and rest[0].startswith("layers_"):
             stacks = ("encoder", "decoder") if WORD.fullmatch(stack) else (stack,)
             for name in stacks:
                 indices.setdefault(name, set())
             ending = row.foreign.rpartition("}")[2]  # a cheap test before the pattern
-            templates.append((stack, word[1], ending, _name_pattern(row.foreign)))
+            layer = rest[0].removeprefix("layers_")  # "{i}", or the number of one layer
+            templates.append((stack, layer, ending, _name_pattern(row.foreign)))
     for name in names:
-        for stack, word, ending, pattern in templates:
+        for stack, layer, ending, pattern in templates:
             if name.endswith(ending) and (match := pattern.search(name)):
                 words = match.groupdict()
-                found = stack.format(**words)
-                if found in indices and words[word].isdecimal():
-                    indices[found].add(words[word])
+                found, index = stack.format(**words), layer.format(**words)
+                if found in indices and index.isdecimal():
+                    indices[found].add(index)
     return {stack: len(found) for stack, found in indices.items()}
 
 

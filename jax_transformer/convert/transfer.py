@@ -66,11 +66,11 @@ def check_config(config: TransformerConfig, saved: Mapping[str, Any]) -> None:
     Raises:
         ConfigMismatch: A field differs or is unknown; names every such field with both values.
     """
-    own = config.to_dict()
+    own, explicit = config.to_dict(), config.explicit()
     differing = [
         f"{name}={own.get(name, 'no such field')!r} (saved: {value!r})"
         for name, value in saved.items()
-        if name not in FREE_FIELDS and (name not in own or own[name] != value)
+        if name not in FREE_FIELDS and (name not in own or value not in (own[name], explicit[name]))
     ]
     if differing:
         raise ConfigMismatch(
@@ -214,7 +214,7 @@ def to_tensors(
     owners: dict[tuple[str, ...], Pair] = {}
     for pair in pairs:
         owner = owners.setdefault(pair.paths, pair)
-        if owner is not pair and owner.operation == pair.operation:
+        if owner is not pair and owner.is_written_as(pair):
             tensors[pair.foreign] = tensors[owner.foreign]
             report.add("tied", pair.foreign, f"to {owner.foreign}")
         else:
@@ -425,7 +425,8 @@ def _compare_copies(
 ) -> None:
     """Report whether a tied copy has the bits of the tensor that it is tied to."""
     copy, original = arrays[pair.foreign], arrays[owner.foreign]
-    if copy.ctypes.data == original.ctypes.data and copy.strides == original.strides:
+    same_memory = copy.ctypes.data == original.ctypes.data and copy.strides == original.strides
+    if same_memory and pair.is_written_as(owner):
         report.add("tied", pair.foreign, f"to {owner.foreign}")
         return
     same = copy.dtype == original.dtype and all(

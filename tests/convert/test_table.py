@@ -18,6 +18,7 @@ from jax_transformer import InputError, TransformerConfig, apply, convert, init_
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import (
+    Pair,
     _check_possible,
     expand,
     flatten,
@@ -58,6 +59,148 @@ def test_an_operation_may_name_fields_of_the_config():
     foreign = split.to_foreign(kernel, split.foreign_shape(kernel.shape, config))
     assert foreign.shape == (3, 14, 42)
     assert foreign[1, 2, 5] == kernel[5, 14 + 2]
+
+
+PROJECTIONS = tuple(f"encoder/layers_0/self_attention/{name}" for name in ("query", "key", "value"))
+
+
+def stacked(leaf, stack, operation=convert.identity, config=None):
+    """Return the pair of the three projections of a model's first layer."""
+    config = config or small_config("pre_norm", d_kv=5)
+    paths = tuple(f"{path}/{leaf}" for path in PROJECTIONS)
+    row = Row("fused", paths, operation, stack=stack)
+    rows = tuple(Row(path, path) for path in parameter_shapes(config) if path not in paths)
+    pairs = expand(Layout("x", (row, *rows)), config)
+    return config, next(pair for pair in pairs if pair.foreign == "fused")
+
+
+def numbered(pair):
+    random = np.random.default_rng(1)
+    return [random.normal(size=shape) for shape in pair.shapes]
+
+
+def test_rows_columns_and_heads_of_a_fused_kernel_by_hand():
+    config, pair = stacked("kernel", "rows", transpose)
+    q, k, v = parameters = numbered(pair)
+    assert same_bits(pair.write(parameters), np.concatenate([q.T, k.T, v.T]))
+    _, pair = stacked("kernel", "columns")
+    assert same_bits(pair.write(parameters), np.concatenate([q, k, v], 1))
+    assert pair.shape == (42, 3 * 3 * 5)
+    _, pair = stacked("kernel", "heads", transpose)
+    fused = pair.write(parameters)
+    assert fused.shape == pair.shape == (3 * 3 * 5, 42)
+    for head in range(config.num_heads):
+        for index, kernel in enumerate(parameters):
+            begin = (3 * head + index) * 5
+            assert same_bits(fused[begin : begin + 5], kernel.T[5 * head : 5 * head + 5])
+
+
+def test_rows_columns_and_heads_of_a_fused_bias_by_hand():
+    _, pair = stacked("bias", "rows")
+    q, k, v = parameters = numbered(pair)
+    assert same_bits(pair.write(parameters), np.concatenate([q, k, v]))
+    _, pair = stacked("bias", "columns")
+    assert same_bits(pair.write(parameters), np.concatenate([q, k, v]))
+    _, pair = stacked("bias", "heads")
+    heads = [part[5 * head : 5 * head + 5] for head in range(3) for part in parameters]
+    assert same_bits(pair.write(parameters), np.concatenate(heads))
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    st.sampled_from(["rows", "columns", "heads"]),
+    st.booleans(),
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_a_stack_and_its_parts_give_the_same_bits(stack, transposed, sizes, rest, heads, order):
+    """Parts of different lengths, of any rank, in tensors of either memory order."""
+    if stack == "columns":
+        parts = [(*rest, size) for size in sizes]
+    else:
+        parts = [(heads * size, *rest) for size in sizes]
+    shapes = tuple(part[::-1] if transposed else part for part in parts)
+    paths = tuple(map(str, range(len(sizes))))
+    pair = Pair("x", paths, Operation(transposed), shapes, tuple(parts), False, stack, heads)
+    random = np.random.default_rng(0)
+    foreign = np.array(random.normal(size=pair.shape), order="F" if order else "C")
+    parameters = pair.read(foreign)
+    assert [parameter.shape for parameter in parameters] == list(shapes)
+    assert same_bits(pair.write(parameters), foreign)
+
+
+@pytest.mark.parametrize("stack", ["columns", "heads"])
+def test_a_fused_model_there_and_back(stack):
+    """Every attention of a model in one tensor; to_params and to_tensors, bit for bit."""
+    config = small_config("pre_norm")
+    operation = transpose if stack == "heads" else convert.identity
+    fused = (
+        Row(
+            f"{{stack}}.{{i}}.{{block}}.{leaf}",
+            tuple(
+                f"{{stack}}/layers_{{i}}/{{block}}/{n}/{leaf}" for n in ("key", "query", "value")
+            ),
+            operation if leaf == "kernel" else convert.identity,
+            stack=stack,
+        )
+        for leaf in ("kernel", "bias")
+    )
+    plain = (Row(path, path) for path in parameter_shapes(config) if not FUSED.search(path))
+    layout = Layout("fused", (*fused, *plain))
+    params = random_params(config)
+    tensors, report = convert.to_tensors(params, config, layout)
+    assert len(report.names("split")) == 2 * (2 + 3 + 3)
+    read, report = convert.to_params(tensors, config, layout)
+    assert len(report.names("split")) == 2 * (2 + 3 + 3)
+    assert_same_params(read, params)
+    again, _ = convert.to_tensors(read, config, layout)
+    assert_same_tensors(again, tensors)
+    other = dataclasses.replace(layout, rows=tuple(with_stack(row, "rows") for row in layout.rows))
+    if stack == "heads":  # the same shapes hold other numbers
+        assert not same_bits(
+            flatten(convert.to_params(tensors, config, other)[0])[f"{PROJECTIONS[0]}/kernel"],
+            flatten(params)[f"{PROJECTIONS[0]}/kernel"],
+        )
+
+
+FUSED = re.compile("attention/(query|key|value)/")
+
+
+def with_stack(row, stack):
+    return dataclasses.replace(row, stack=stack) if len(row.paths) > 1 else row
+
+
+def test_one_stack_in_two_orders_is_two_tensors():
+    """Tied copies may be stacked in different ways; each is written in its own."""
+    config = small_config("pre_norm")
+    paths = tuple(f"{path}/kernel" for path in PROJECTIONS)
+    copies = [Row(stack, paths, transpose, stack=stack) for stack in ("rows", "heads")]
+    plain = (Row(path, path) for path in parameter_shapes(config) if path not in paths)
+    layout = Layout("x", (*copies, *plain))
+    tensors, _ = convert.to_tensors(random_params(config), config, layout)
+    assert not same_bits(tensors["rows"], tensors["heads"])
+    _, report = convert.to_params(tensors, config, layout)
+    assert report.names("tied") == ["heads"]
+    with pytest.raises(ConversionError, match="not tied"):
+        convert.to_params(tensors | {"heads": tensors["rows"]}, config, layout)
+
+
+def test_a_stack_that_cannot_be_is_refused():
+    with pytest.raises(InputError, match="stack='row' must be one of rows, columns, heads"):
+        Row("x", ("a", "b"), stack="row")
+    with pytest.raises(InputError, match="'x': stack='heads' needs several parameters, not one"):
+        Row("x", "a", stack="heads")
+    shared = small_config("shared_heads", d_model=42, num_heads=6)
+    with pytest.raises(InputError, match=r"num_heads=6 divides, not \[7, 7\], \[7, 7\], \[7, 7\]"):
+        stacked("kernel", "heads", transpose, shared)
+    config = small_config("pre_norm")
+    paths = tuple(f"encoder/layers_0/feed_forward/{name}/kernel" for name in ("inner", "outer"))
+    plain = [Row(path, path) for path in parameter_shapes(config) if path not in paths]
+    for stack in ("rows", "columns"):
+        with pytest.raises(InputError, match=rf"'x' cannot stack shapes .* stack='{stack}'"):
+            expand(Layout("x", (Row("x", paths, stack=stack), *plain)), config)
 
 
 def test_words_in_braces_must_be_on_both_sides():

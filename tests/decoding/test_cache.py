@@ -34,9 +34,9 @@ def dtype(request):
     jax.config.update("jax_enable_x64", False)
 
 
-def setting(preset, dtype="float32", beam_size=BEAM, seed=0):
+def setting(preset, dtype="float32", beam_size=BEAM, seed=0, **fields):
     """Return a model, ragged sources of which one is all padding, and tokens of every step."""
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1, **fields)
     random = np.random.default_rng(seed)
     shape = (LENGTH, BATCH, beam_size)
     if config.token_embeddings == "none":
@@ -106,6 +106,17 @@ def test_every_step_is_the_uncached_model(preset, dtype):
     for step in range(LENGTH):
         assert error(found[step], expected[step]) <= bound("logits", dtype), step
     print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_step_knows_whether_the_decoder_has_a_final_norm_of_its_own(own):
+    fields = {"final_norm": not own, "decoder_final_norm": own}
+    config, params, src, tokens = setting("pre_norm", beam_size=1, **fields)
+    tokens = tokens[:, :, 0]
+    compare = jax.jit(lambda *args: (cached(config, *args), uncached(config, *args)))
+    with jax.default_matmul_precision("highest"):
+        found, expected = compare(params, src, tokens)
+    assert error(found, expected) <= bound("logits", "float32")
 
 
 def with_ancestors(config, params, src, tokens, parents):

@@ -4,10 +4,13 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 import torch
 
 from jax_transformer import apply, decode, encode
 from tests.compilation import AS_USERS_DO
+from tests.models import random_tokens, small_config
+from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask, to_torch
 
 jit = functools.partial(jax.jit, static_argnums=1)
@@ -44,3 +47,20 @@ def test_decode_of_a_given_memory(pair, ladder):
     actual = jit(decode)(pair.params, pair.config, pair.tgt, memory)
     expected = pair.module.decode(torch.from_numpy(pair.tgt), torch.from_numpy(memory))
     ladder.check(pair.preset, "decode", actual, expected, kind="logits")
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_final_norm_of_one_side_only(side, dtype, ladder):
+    norms = {"final_norm": side == "encoder", "decoder_final_norm": side == "decoder"}
+    config = small_config("pre_norm", **norms)
+    _, params, module = make_pair(config, dtype)
+    assert {stack: "norm" in params[stack] for stack in ("encoder", "decoder")} == {
+        "encoder": side == "encoder",
+        "decoder": side == "decoder",
+    }
+    src, tgt = random_tokens(config)
+    memory = jit(encode)(params, config, src)
+    ladder.check("pre_norm", "encode", memory, module.encode(torch.from_numpy(src)))
+    actual = jit(apply, compiler_options=AS_USERS_DO)(params, config, src, tgt)
+    expected = module(torch.from_numpy(src), torch.from_numpy(tgt))
+    ladder.check("pre_norm", "whole model", actual, expected, kind="logits")

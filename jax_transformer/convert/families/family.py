@@ -128,7 +128,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     Raises:
         InputError: The family has no model of this config; names the fields.
     """
-    wanted = _explicit(config)
+    wanted = config.explicit()
     values = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -141,7 +141,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
             if fields.items() <= wanted.items():
                 values[key] = word
         values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
-    possible = _explicit(config_from_json(family, values))
+    possible = config_from_json(family, values).explicit()
     differing = [
         f"{name}={value!r} must be {possible[name]!r}"
         for name, value in wanted.items()
@@ -164,15 +164,6 @@ def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
         for key, neutral in family.training_only.items()
         if (found := values.get(key, family.defaults.get(key, neutral))) != neutral
     ]
-
-
-def _explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a config, with the numbers that follow from others."""
-    return config.to_dict() | {
-        "d_kv": config.head_dim,
-        "attention_dropout": config.attention_dropout_rate,
-        "activation_dropout": config.activation_dropout_rate,
-    }
 
 
 def _names(fields: str | tuple[str, ...]) -> tuple[str, ...]:

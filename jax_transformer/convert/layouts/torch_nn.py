@@ -116,6 +116,10 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
         raise InputError(_wrong_class(module))
     agreed: dict[str, Any] = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     agreed |= {f"num_{side}_layers": len(stack.layers) for side, stack in stacks.items()}
+    final_norms = [stack.norm is not None for stack in stacks.values()]
+    agreed["final_norm"] = final_norms[0]
+    if final_norms[-1] != final_norms[0]:
+        agreed["decoder_final_norm"] = final_norms[-1]
     for side, stack in stacks.items():
         for part, fields in _stack_fields(side, stack):
             for name, value in fields.items():
@@ -159,8 +163,12 @@ def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
             norm_first=config.norm_placement == "pre",
             bias=config.qkv_bias,
         )
-    own, free = torch_nn_config(module).to_dict(), ("src_vocab_size", "tgt_vocab_size")
-    for name, value in config.to_dict().items():
+    if not config.final_norm:
+        module.encoder.norm = None
+    if not config.decoder_has_final_norm:
+        module.decoder.norm = None
+    own, free = torch_nn_config(module).explicit(), ("src_vocab_size", "tgt_vocab_size")
+    for name, value in config.explicit().items():
         if name not in (*FREE_FIELDS, *free) and own[name] != value:
             raise InputError(f"{name}={value!r}, but torch.nn.Transformer has {own[name]!r}")
     return module
@@ -222,7 +230,6 @@ def _stack_fields(side: str, stack: nn.Module) -> Iterator[tuple[str, dict[str, 
     from torch import nn
 
     layer_type = nn.TransformerEncoderLayer if side == "encoder" else nn.TransformerDecoderLayer
-    yield f"{side}.norm", {"final_norm": stack.norm is not None}
     if stack.norm is not None:
         yield f"{side}.norm", _module_fields(f"{side}.norm", stack.norm)
     for index, layer in enumerate(stack.layers):

@@ -14,6 +14,7 @@ from jax_transformer import InputError, apply, convert
 from jax_transformer.convert import ConfigMismatch
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.transfer import FREE_FIELDS, check_config
+from jax_transformer.convert.verify import verify
 from tests.convert.foreign import randomized
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import error
@@ -134,7 +135,6 @@ def test_module_and_config_are_each_others_inverse():
     "overrides",
     [
         {"positions": "sinusoidal", "d_model": 42},
-        {"final_norm": False},
         {"norm": "std_norm"},
         {"norm_bias": False},
         {"memory_norm": True},
@@ -145,6 +145,23 @@ def test_a_config_that_torch_has_no_module_for_is_refused(overrides):
     (field, value), *_ = overrides.items()
     with pytest.raises(InputError, match=f"{field}={value!r}, but torch.nn.Transformer has"):
         convert.torch_nn_module(small_config("torch_nn", **overrides))
+
+
+@pytest.mark.parametrize("encoder", [True, False])
+@pytest.mark.parametrize("decoder", [True, False])
+def test_each_final_norm_may_be_absent(encoder, decoder):
+    config = small_config("torch_nn", final_norm=encoder, decoder_final_norm=decoder)
+    module = randomized(convert.torch_nn_module(config))
+    assert [stack.norm is not None for stack in (module.encoder, module.decoder)] == [
+        encoder,
+        decoder,
+    ]
+    read = convert.torch_nn_config(module)
+    assert (read.decoder_final_norm is None) == (encoder == decoder)
+    check_config(config, read.explicit() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
+    verification = verify(module.state_dict(), config, "torch_nn")
+    assert verification.blocks[-1].name == "torch.nn.Transformer"
+    assert verification.first_differing is None
 
 
 def one_layer_differs(change):
@@ -177,10 +194,6 @@ def unknown_activation(module):
     module.encoder.layers[0].activation = torch.tanh
 
 
-def no_final_norm(module):
-    module.encoder.norm = None
-
-
 def root_mean_square_norm(module):
     module.encoder.layers[0].norm1 = nn.RMSNorm(12)
 
@@ -201,7 +214,6 @@ def own_layer(module):
         (other_rate, r"decoder.layers.1.dropout3: dropout=0.5, but 0.1 elsewhere"),
         (other_activation, r"decoder.layers.1: activation='gelu', but 'relu' elsewhere"),
         (unknown_activation, r"activation=.*tanh.* must be relu, gelu or silu"),
-        (no_final_norm, r"decoder.norm: final_norm=True, but False elsewhere"),
         (root_mean_square_norm, r"encoder.layers.0.norm1: this RMSNorm has no counterpart"),
         (extra_zero_key, r"encoder.layers.0.self_attn: this MultiheadAttention has no counterpart"),
         (own_layer, r"encoder.layers.0 is a OwnLayer, not a TransformerEncoderLayer"),
@@ -273,6 +285,9 @@ def test_every_field_that_shapes_cannot_tell_is_compared():
         with pytest.raises(ConfigMismatch, match=f"{field}="):
             check_config(config, config.to_dict() | {field: value})
     check_config(config, config.to_dict())
+    check_config(config, config.explicit())
+    with pytest.raises(ConfigMismatch, match=r"decoder_final_norm=None \(saved: False\)"):
+        check_config(config, config.to_dict() | {"decoder_final_norm": False})
     check_config(dataclasses.replace(config, dropout=0.5, max_length=99), config.to_dict())
     with pytest.raises(ConfigMismatch, match=r"num_heads=3 \(saved: 6\); norm_epsilon="):
         check_config(config, others)
