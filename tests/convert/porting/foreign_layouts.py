@@ -15,13 +15,9 @@ def fused(name, path, parts, stack="rows", operation=transpose):
     kernels = tuple(f"{path}/{part}/kernel" for part in parts)
     biases = tuple(f"{path}/{part}/bias" for part in parts)
     return [
-        Row(f"{name}.weight", kernels, operation, **stacked(stack)),
-        Row(f"{name}.bias", biases, **stacked("heads" if stack == "heads" else "rows")),
+        Row(f"{name}.weight", kernels, operation, stack=stack),
+        Row(f"{name}.bias", biases, stack="heads" if stack == "heads" else "rows"),
     ]
-
-
-def stacked(stack):
-    return {} if stack == "rows" else {"stack": stack}
 
 
 def column_linear(name, path):

@@ -77,11 +77,7 @@ def test_twelve_models_differ_in_names_and_fields():
     assert len({tuple(model.expected.items()) for model in MODELS.values()}) == 12
 
 
-# The other three stack columns or heads, or have a decoder without a norm.
-EXPRESSIBLE = sorted(MODELS.keys() - {"fused_columns", "fused_heads", "unnormed_decoder"})
-
-
-@pytest.mark.parametrize("name", EXPRESSIBLE)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_layout_and_the_config_of_a_model_give_its_logits(name, x64):
     """In float64, so that an epsilon of 1e-12 and one of 1e-5 do not look the same.
 
