@@ -1,13 +1,18 @@
-"""`jax-transformer verify`: the same weights in both frameworks."""
+"""`jax-transformer verify`: the same weights in both frameworks, or beside the user's program."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import tyro
 
 from jax_transformer.commands.convert import Prefixes, file_config, read_source
-from jax_transformer.convert import files, to_torch
+from jax_transformer.convert import files, get_layout, to_torch
+from jax_transformer.convert.huggingface import is_huggingface, read_config
+from jax_transformer.convert.porting.compare import Comparison, compare_record
+from jax_transformer.convert.porting.record import Record, read_record
+from jax_transformer.convert.verify import Verification
 from jax_transformer.convert.verify import verify as verify_tensors
 from jax_transformer.errors import InputError
 
@@ -18,27 +23,83 @@ def verify(
     layout: str = "reference",
     config: Path | None = None,
     strip_prefixes: Prefixes = (),
+    against: Path | None = None,
+    report: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Run JAX and PyTorch on the same weights and random input; print the error of every block.
+    """Run JAX beside PyTorch, or beside your own program; print the error of every block.
 
-    This tests the conversion. It does not test whether the config describes your model: both
-    sides are built from the same config. The exit code is 1 where a block differs by more than
-    rounding.
+    Without --against, JAX and PyTorch run on the same weights and random input. This tests the
+    conversion. It does not test whether the config describes your model: both sides are built
+    from the same config. With --against, JAX runs on the inputs that your program was given, and
+    is compared with what it computed: this tests the model. The exit code is 1 where a block
+    differs by more than rounding.
 
     Args:
         source: As for convert.
         layout: Names and shapes in the source.
         config: As for convert.
         strip_prefixes: As for convert.
+        against: What your program computed: a file that the code written by `jax-transformer
+            suggest` leaves, with token ids and logits, and outputs of modules.
+        report: HTML file to write about the comparison with --against.
+        overwrite: Replace an existing report.
     """
+    if report is not None and against is None:
+        raise InputError(f"--report {report} needs --against, a record of your program")
+    if against is None:
+        result = _both_frameworks(source, layout, config, strip_prefixes)
+        print(result)
+    else:
+        result = _against(source, layout, config, strip_prefixes, against, report, overwrite)
+    if result.first_differing:
+        sys.exit(1)
+
+
+def _both_frameworks(
+    source: Path, layout: str, config: Path | None, strip_prefixes: tuple[str, ...]
+) -> Verification:
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
     if source.is_dir():
         model = read_source(source, layout, config, strip_prefixes)
-        verification = verify_tensors(to_torch(model.params, model.config), model.config)
-    else:
-        read, tensors = file_config(source, config), files.read(source)
-        verification = verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
-    print(verification)
-    if verification.first_differing:
-        sys.exit(1)
+        return verify_tensors(to_torch(model.params, model.config), model.config)
+    read, tensors = file_config(source, config), files.read(source)
+    return verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
+
+
+def _against(
+    source: Path,
+    layout: str,
+    config: Path | None,
+    strip_prefixes: tuple[str, ...],
+    against: Path,
+    report: Path | None,
+    overwrite: bool,
+) -> Comparison:
+    """Compare with a record, print the comparison and write the report on it."""
+    if report is not None and os.path.lexists(report) and not overwrite:
+        raise InputError(f"{report} already exists; choose another name or add --overwrite")
+    record = _strip(read_record(against), strip_prefixes)
+    model = read_source(source, layout, config, strip_prefixes)
+    names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
+    comparison = compare_record(model.params, model.config, names, record)
+    print(comparison)
+    if report is not None:
+        from jax_transformer.convert.porting.html_report import write_report
+
+        inputs = (comparison, model.params, model.config, names, record)
+        write_report(report, *inputs, overwrite=overwrite)
+        print(f"{report} written")
+    return comparison
+
+
+def _strip(record: Record, prefixes: tuple[str, ...]) -> Record:
+    """Return the record without the prefixes of its modules' names, as of the weights' names."""
+    batches = []
+    for batch in record.batches:
+        blocks = batch.blocks
+        for prefix in prefixes:
+            blocks = {name.removeprefix(prefix): block for name, block in blocks.items()}
+        batches.append(batch._replace(blocks=blocks))
+    return record._replace(batches=tuple(batches))

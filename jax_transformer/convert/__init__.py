@@ -16,6 +16,7 @@ from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
+from jax_transformer.convert.porting.compare import compare
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
     Buffer,
@@ -45,6 +46,7 @@ __all__ = [
     "Report",
     "Row",
     "WeightFileError",
+    "compare",
     "files",
     "from_huggingface",
     "from_torch",

@@ -28,6 +28,10 @@ NOTE = (
     "note: this tests the conversion. It does not test whether the config describes your model: "
     "both sides are built from the same config."
 )
+REMEDY = (
+    "note: to test your model, record what your program computes, with the code that "
+    "`jax-transformer suggest` prints, and give the file as --against; or call convert.compare."
+)
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 
 
@@ -70,7 +74,7 @@ class Verification:
             for block in self.blocks
         ]
         verdict = "differs" if self.first_differing else "agrees"
-        return "\n".join([*lines, NOTE, f"{verdict}: the bound is {self.bound:.0e}"])
+        return "\n".join([*lines, NOTE, REMEDY, f"{verdict}: the bound is {self.bound:.0e}"])
 
 
 @no_type_check  # `check_state_dict` has the messages

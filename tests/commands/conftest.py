@@ -1,12 +1,14 @@
-"""A tiny text in the working directory, and a run on it that several modules go on from."""
+"""A tiny text in the working directory, a run on it that several modules go on from, commands."""
 
 import contextlib
 import io
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from jax_transformer.commands import main as cli
 from tests.commands.training import FILES, arguments, program, write_corpus
 
 
@@ -33,3 +35,18 @@ def first_run(tmp_path_factory):
 def finished(first_run, corpus):
     """A copy of that run in the working directory."""
     return Path(shutil.copytree(first_run[0] / "model", "model"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command; return its exit code or refusal, and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["jax-transformer", *arguments])
+        try:
+            cli.main()
+        except SystemExit as left:
+            return left.code, capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    return run

@@ -2,13 +2,11 @@
 
 import json
 import re
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-from jax_transformer.commands import main as cli
 from jax_transformer.convert import files
 from tests.convert.tools import assert_same_tensors
 
@@ -25,21 +23,6 @@ def weights(tmp_path, monkeypatch):
     torch.save(module.state_dict(), "weights.pt")
     (tmp_path / "config.json").write_text(json.dumps({"preset": "torch_nn", **FIELDS}))
     return module.state_dict()
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command; return its exit code or refusal, and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *arguments])
-        try:
-            cli.main()
-        except SystemExit as left:
-            return left.code, capsys.readouterr().out
-        return 0, capsys.readouterr().out
-
-    return run
 
 
 TORCH_NN = ("--layout=torch_nn", "--config=config.json")
@@ -60,10 +43,12 @@ def test_verify_agrees_block_by_block(weights, run):
     code, printed = run("verify", "weights.pt", *TORCH_NN)
     assert code == 0
     assert "decoder.layers.0.cross_attention " in printed
-    *_, note, verdict = printed.splitlines()
+    *_, note, remedy, verdict = printed.splitlines()
     assert verdict == "agrees: the bound is 1e-05"
     said = "this tests the conversion. It does not test whether the config describes your model"
     assert said in note
+    assert "--against" in remedy
+    assert "convert.compare" in remedy
     code, printed = run("verify", "--help")
     assert code == 0
     assert said in " ".join(re.sub("[│\\s]+", " ", printed).split()).replace("This", "this")

@@ -1,0 +1,117 @@
+"""Which module of another program is which place of the model, by the names in a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Layout, expand
+from jax_transformer.errors import InputError
+
+PROJECTIONS = ("query", "key", "value", "output", "inner", "outer", "gate")
+LAST_PROJECTIONS = ("output", "outer")  # their outputs are the outputs of their sublayers
+POSITIONS = "source_positions"
+
+
+class Tensor(NamedTuple):
+    """A foreign tensor, or its part that is one parameter.
+
+    Attributes:
+        module: The foreign module that holds it.
+        place: The module of the model that holds the parameter; a projection counts as its
+            sublayer.
+        last: Whether the parameter belongs to the last projection of a sublayer.
+    """
+
+    module: str
+    place: str
+    last: bool
+
+
+def foreign_modules(
+    layout: Layout, config: TransformerConfig, order: Sequence[str], recorded: set[str]
+) -> dict[str, list[str]]:
+    """Return the recorded foreign modules that can be compared with each place.
+
+    A module belongs to a place if it holds the place's tensors, and none of a place that runs
+    later: then its output is the place's output. Of several such modules it is the innermost that
+    was recorded. A sublayer without a module of its own is compared with its last projection.
+
+    Args:
+        layout: The foreign names.
+        config: The shape of the model.
+        order: The places and all other modules of the model, in the order of execution.
+        recorded: The foreign modules whose outputs are known.
+
+    Returns:
+        Foreign modules by place; several where the foreign program has tied copies of a table.
+        Position tables that are buffers are listed as "source_positions", whichever side has them.
+
+    Raises:
+        InputError: The layout does not fit the config, or is that of a part of a model.
+    """
+    if layout.scope:
+        raise InputError(f"layout {layout.name!r} is of {layout.scope}, not of a whole model")
+    tensors = [
+        _tensor(pair.foreign, path) for pair in expand(layout, config) for path in pair.paths
+    ]
+    tensors += [
+        Tensor(buffer.foreign.rpartition(".")[0], POSITIONS, False) for buffer in layout.buffers
+    ]
+    indices = {name: index for index, name in enumerate(order)}
+    found, taken = {}, set()
+    for place in order:
+        own = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
+        tables = place.endswith(("_embedding", "_positions"))
+        groups = [[tensor] for tensor in own] if tables else [own]
+        for group in filter(None, groups):
+            module = _module(group, tensors, indices, indices[place], recorded)
+            if module and module not in taken:
+                found.setdefault(place, []).append(module)
+                taken.add(module)
+    return found
+
+
+def _module(
+    own: list[Tensor],
+    tensors: list[Tensor],
+    indices: dict[str, int],
+    index: int,
+    recorded: set[str],
+) -> str:
+    """Return the recorded module of a place, or ""."""
+    modules = [_common(own)]
+    if len({tensor.place for tensor in own}) == 1:  # no layer, no stack
+        modules += dict.fromkeys(tensor.module for tensor in own if tensor.last)
+    modules += _ancestors(modules[0])
+    for module in modules:
+        inside = [tensor for tensor in tensors if f"{tensor.module}.".startswith(f"{module}.")]
+        later = any(indices.get(tensor.place, index) > index for tensor in inside)
+        if module in recorded and not later:
+            return module
+    return ""
+
+
+def _tensor(foreign: str, path: str) -> Tensor:
+    """Return the tensor of a foreign name and of the path of a parameter in it."""
+    *parts, _ = path.replace("layers_", "layers.").split("/")
+    last = parts[-1] in LAST_PROJECTIONS
+    if parts[-1] in PROJECTIONS:
+        parts.pop()
+    return Tensor(foreign.rpartition(".")[0], ".".join(parts), last)
+
+
+def _common(tensors: list[Tensor]) -> str:
+    """Return the innermost module that holds all of these tensors."""
+    first, *others = (tensor.module.split(".") for tensor in tensors)
+    for other in others:
+        same = [one == two for one, two in zip(first, other, strict=False)]
+        first = first[: same.index(False) if False in same else len(same)]
+    return ".".join(first)
+
+
+def _ancestors(module: str) -> list[str]:
+    """Return the modules around a module, the innermost first."""
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]

@@ -1,0 +1,125 @@
+"""`verify --against`: a model beside its own program, by files alone."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+
+from jax_transformer.convert import files
+from jax_transformer.convert.porting.record import read_record, snippet
+from tests.convert.porting.wrong_variants import (
+    LAYOUT,
+    WRONG,
+    mistaken,
+    program,
+    right_config,
+)
+
+REPORT = "jax_transformer.convert.porting.html_report"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The right model's state_dict, and the file that the printed code leaves in its program."""
+    folder = tmp_path_factory.mktemp("program")
+    model, config = program(), right_config()
+    state_dict = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        sizes = config.src_vocab_size, config.tgt_vocab_size
+        try:
+            exec(snippet(config.pad_id, *sizes), {"model": model})
+        finally:
+            torch.set_default_dtype(torch.float32)
+    return state_dict, folder / "recorded.safetensors"
+
+
+@pytest.fixture
+def verify(recorded, run, tmp_path, monkeypatch):
+    """Run the command on weights and a config; return its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def verify(tensors, config, *options):
+        files.write("weights.safetensors", tensors, overwrite=True)
+        (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+        names = (f"--layout={LAYOUT}", "--config=config.json")
+        against = f"--against={recorded[1]}"
+        return run("verify", "weights.safetensors", *names, against, *options)
+
+    return verify
+
+
+def marked(printed):
+    return [line.split()[0] for line in printed.splitlines() if "first to differ" in line]
+
+
+def test_the_right_model_agrees(recorded, verify, monkeypatch):
+    """Without torch, and with a prefix before the names in both files."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, printed = verify(recorded[0], right_config())
+    assert (code, marked(printed)) == (0, [])
+    assert "decoder.layers.0.memory_norm  " in printed
+    assert printed.splitlines()[-1] == "agrees with your program: the bound is 1e-05"
+    assert len(read_record(recorded[1]).batches) == 3
+
+
+def test_prefixes_are_stripped_from_both_files(recorded, verify, tmp_path):
+    tensors = {f"module.{name}": tensor for name, tensor in recorded[0].items()}
+    named = {
+        name.replace(".block.", ".block.module."): tensor
+        for name, tensor in files.read(recorded[1]).items()
+    }
+    files.write(tmp_path / "wrapped.safetensors", named)
+    wrapped = ("--strip-prefixes", "module.", "--against=wrapped.safetensors")
+    code, printed = verify(tensors, right_config(), *wrapped)
+    assert code == 0
+    assert "encoder.layers.1.self_attention  " in printed
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variant_is_caught(name, recorded, verify):
+    """Eight of eight, all of which `verify` without --against calls right."""
+    code, printed = verify(*mistaken(name, recorded[0]))
+    assert (code, marked(printed)) == (1, [WRONG[name].block])
+    assert printed.splitlines()[-1] == "differs from your program: the bound is 1e-05"
+
+
+def test_a_wrong_variant_agrees_with_itself(recorded, verify, run):
+    """Both sides of `verify` alone have the same fault."""
+    verify(*mistaken("query and value", recorded[0]))
+    names = (f"--layout={LAYOUT}", "--config=config.json")
+    code, printed = run("verify", "weights.safetensors", *names)
+    assert code == 0
+    assert "note: this tests the conversion" in printed
+
+
+def test_the_report_gets_what_was_compared(recorded, verify, tmp_path, monkeypatch):
+    written = []
+    stub = types.SimpleNamespace(
+        write_report=lambda *args, **options: written.append((args, options))
+    )
+    monkeypatch.setitem(sys.modules, REPORT, stub)
+    code, printed = verify(recorded[0], right_config(), "--report=report.html")
+    assert code == 0
+    assert printed.splitlines()[-1] == "report.html written"
+    (((path, comparison, params, config, layout, record), options),) = written
+    assert str(path) == "report.html"
+    assert comparison.first_differing is None
+    assert set(params) >= {"encoder", "decoder"}
+    assert (config, layout.name, record.pad_id) == (right_config(), LAYOUT, right_config().pad_id)
+    assert options == {"overwrite": False}
+    (tmp_path / "report.html").write_text("kept")
+    code, _ = verify(recorded[0], right_config(), "--report=report.html")
+    assert code == "error: report.html already exists; choose another name or add --overwrite"
+    assert len(written) == 1
+    assert verify(recorded[0], right_config(), "--report=report.html", "--overwrite")[0] == 0
+    assert written[1][1] == {"overwrite": True}
+
+
+def test_refusals(recorded, verify, run):
+    code, _ = run("verify", "weights.safetensors", "--report=report.html")
+    assert code == "error: --report report.html needs --against, a record of your program"
+    code, _ = verify(recorded[0], right_config(), "--against=missing.safetensors")
+    assert code.startswith("error: missing.safetensors cannot be read")
