@@ -5,7 +5,7 @@ Letters in shapes: B batch, S source length, T target length, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
@@ -100,16 +100,16 @@ def attention_of_both(
     causal = np.tril(np.ones((len(target), len(target)), bool))
     if "not causal" in comparison.masks:
         causal = np.ones_like(causal)
+    inputs = (
+        batch.src[row : row + 1],
+        batch.tgt[row : row + 1],
+        source[None, None, None],
+        (target & causal)[None, None],
+    )
+    variables, inputs = jax.tree.map(jnp.asarray, ({"params": dict(params)}, inputs))
+    recording = {"capture_intermediates": _drops_attention, "mutable": "intermediates"}
     with jax.default_matmul_precision("highest"):
-        _, captured = Transformer(config).apply(
-            {"params": jax.tree.map(jnp.asarray, dict(params))},
-            batch.src[row : row + 1],
-            batch.tgt[row : row + 1],
-            source[None, None, None],
-            (target & causal)[None, None],
-            capture_intermediates=_drops_attention,
-            mutable="intermediates",
-        )
+        _, captured = Transformer(config).apply(variables, *inputs, **recording)
     last = config.num_decoder_layers - 1
     wanted = {
         f"decoder.layers.{last}.cross_attention": ("Last decoder layer to the source", "target"),
@@ -233,6 +233,6 @@ def heat_map(weights: np.ndarray, strongest: float, axes: tuple[str, str], label
     return "".join([*parts, "</svg>"])
 
 
-def _ids(ids: Sequence[int]) -> str:
+def _ids(ids: np.ndarray) -> str:
     shown = [str(index) for index in ids[:MOST_TOKENS]]
     return ", ".join(shown) + ", …" * (len(ids) > MOST_TOKENS)
