@@ -81,16 +81,21 @@ def _module(
     recorded: set[str],
 ) -> str:
     """Return the recorded module of a place, or ""."""
-    modules = [_common(own)]
+    inner = _common(own)
+    around = [inner, *_ancestors(inner)]
     if len({tensor.place for tensor in own}) == 1:  # no layer, no stack
-        modules += dict.fromkeys(tensor.module for tensor in own if tensor.last)
-    modules += _ancestors(modules[0])
-    for module in modules:
-        inside = [tensor for tensor in tensors if f"{tensor.module}.".startswith(f"{module}.")]
-        later = any(indices.get(tensor.place, index) > index for tensor in inside)
+        alone = [inner] if len(_inside(inner, tensors)) == len(own) else []
+        around = [*alone, *dict.fromkeys(tensor.module for tensor in own if tensor.last), *around]
+    for module in around:
+        later = any(indices.get(tensor.place, 0) > index for tensor in _inside(module, tensors))
         if module in recorded and not later:
             return module
     return ""
+
+
+def _inside(module: str, tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors that a module holds, in the modules inside it too."""
+    return [tensor for tensor in tensors if f"{tensor.module}.".startswith(f"{module}.")]
 
 
 def _tensor(foreign: str, path: str) -> Tensor:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-NAME = re.compile(r"(?:([0-9]{1,6})\.)?(src|tgt|logits|block\.(.+))")
+NAME = re.compile(r"(?:(0|[1-9][0-9]{0,5})\.)?(src|tgt|logits|block\.(.+))")
 PARTS = ("src", "tgt", "logits")
+MOST_BATCHES = 100  # each shape of a batch is compiled
 LARGEST_ID = np.iinfo(np.int32).max
 
 SNIPPET = """\
@@ -134,6 +135,8 @@ def read_record(path: str | os.PathLike) -> Record:
         numbered.setdefault(match[1] or "", {})[match[2]] = tensor
     if len(numbered) > 1 and "" in numbered:
         raise InputError(f"{where}: some names begin with a batch's number and some do not")
+    if len(numbered) > MOST_BATCHES:
+        raise InputError(f"{where}: holds {len(numbered)} batches; record {MOST_BATCHES} at most")
     order = sorted(numbered, key=lambda number: int(number or 0))
     prefixes = {number: f"{number}." if number else "" for number in order}
     batches = [(prefixes[number], numbered[number]) for number in order]

@@ -1,6 +1,7 @@
 """Comparison with a user's program: what agrees, which block differs first, which masks fit."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax_transformer import convert
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.porting.compare import compare_record
 from jax_transformer.convert.porting.record import Batch, Record, record_module
+from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
 from tests.convert.foreign import MODELS, randomized
 from tests.convert.porting.wrong_variants import (
@@ -24,7 +26,7 @@ from tests.convert.porting.wrong_variants import (
 from tests.convert.tools import target_masks
 from tests.models import random_params, random_tokens, small_config
 
-pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # sequence first
+pytestmark = pytest.mark.filterwarnings("ignore:.*enable_nested_tensor")  # sequence first
 SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 2}
 
 
@@ -109,6 +111,23 @@ def test_what_differs_is_explained_and_nothing_else(right):
     assert str(agreeing).count("explanation") == str(agreeing).count("note") == 0
 
 
+def test_the_block_of_every_changed_parameter_is_the_first_to_differ(right):
+    """One parameter of each place is changed by a hundredth, and no other place is blamed."""
+    _, _, _, state_dict, record = right
+    layout, config = convert.get_layout(LAYOUT), right_config()
+    params = flatten(convert.from_torch(state_dict, config, LAYOUT))
+    chosen = [path for path in params if path.endswith(("value/kernel", "outer/bias", "scale"))]
+    chosen += ["source_embedding/embedding", "target_embedding/embedding"]
+    random = np.random.default_rng(0)
+    for path in chosen:
+        changed = params[path] + 0.01 * random.normal(size=params[path].shape).astype(np.float32)
+        result = compare_record(nest(params | {path: changed}), config, layout, record)
+        place = re.sub("/(value/kernel|outer/bias|scale|embedding)$", "", path)
+        expected = place.replace("layers_", "layers.").replace("/", ".")
+        assert result.first_differing.name == expected
+    assert len(chosen) == 2 * 4 + 7 + 2
+
+
 class Program(nn.Module):
     """nn.Transformer between embeddings and a head, with masks as the flags say."""
 
@@ -119,7 +138,10 @@ class Program(nn.Module):
         self.encoder, self.memory, self.causal = encoder, memory, causal
         self.source = nn.Embedding(config.src_vocab_size, config.d_model)
         self.target = nn.Embedding(config.tgt_vocab_size, config.d_model)
-        self.body = nn.Transformer(config.d_model, config.num_heads, 1, 1, config.d_ff, dropout=0.1)
+        first = config.norm_placement == "pre"
+        self.body = nn.Transformer(
+            config.d_model, config.num_heads, 1, 1, config.d_ff, 0.1, norm_first=first
+        )
         self.head = nn.Linear(config.d_model, config.tgt_vocab_size)
 
     def forward(self, src, tgt):
@@ -154,14 +176,19 @@ PROGRAM_LAYOUT = torch_nn.transformer(
 )
 
 
+def ragged():
+    """Return ids of both sides, padded at the end."""
+    random = np.random.default_rng(0)
+    src, tgt = random.integers(3, 37, (3, 7)), random.integers(3, 41, (3, 5))
+    src[1, 4:] = src[2, 6:] = tgt[2, 3:] = PROGRAM.pad_id
+    return src, tgt
+
+
 def compared(config=PROGRAM, **options):
     """Return the comparison of a `Program` with a config of its weights."""
     module = randomized(Program(PROGRAM, **options))
     params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
-    random = np.random.default_rng(0)
-    src, tgt = random.integers(3, 37, (3, 7)), random.integers(3, 41, (3, 5))
-    src[1, 4:] = src[2, 6:] = tgt[2, 3:] = config.pad_id
-    return convert.compare(module, params, config, PROGRAM_LAYOUT, src, tgt)
+    return convert.compare(module, params, config, PROGRAM_LAYOUT, *ragged())
 
 
 MASKS = {
@@ -237,6 +264,23 @@ def test_vectors_and_float64(x64):
     assert result.first_differing is None
     narrow = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
     assert convert.compare(module, narrow, config, "torch_nn", src, tgt).bound == 1e-5
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_sublayer_may_hold_the_addition(placement):
+    """Where the model agrees, a module that computes something else is left out."""
+    config = dataclasses.replace(PROGRAM, norm_placement=placement)
+    module = randomized(Program(config))
+    params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
+    record = record_module(module, *ragged(), pad_id=config.pad_id)
+    (batch,) = record.batches
+    own, name = "encoder.layers.0.self_attention", "body.encoder.layers.0.self_attn"
+    attended = batch.blocks[name]
+    for weight, compared in ((1, True), (1.01, False)):
+        batch.blocks[name] = batch.blocks["source"] + weight * attended
+        result = compare_record(params, config, PROGRAM_LAYOUT, record)
+        assert result.first_differing is None
+        assert (own in [block.name for block in result.blocks]) == compared
 
 
 def record_of(**changed):

@@ -228,6 +228,12 @@ def test_what_is_no_record_is_refused_in_a_line(case, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_the_number_of_batches_is_limited(tmp_path):
+    files.write(tmp_path / "record.safetensors", {f"{n}.src": np.ones((1, 1)) for n in range(101)})
+    with pytest.raises(InputError, match="holds 101 batches; record 100 at most"):
+        read_record(tmp_path / "record.safetensors")
+
+
 def test_batches_have_one_vocabulary(tmp_path):
     numbered = {
         f"{number}.{name}": value[..., : 9 + number] if name == "logits" else value
