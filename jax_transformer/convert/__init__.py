@@ -7,7 +7,7 @@ path of a TOML file that holds one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
@@ -32,6 +32,7 @@ from jax_transformer.convert.table import (
     Layout,
     Operation,
     Row,
+    holds_names,
     identity,
     transpose,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "get_layout",
     "identity",
     "layouts",
+    "layouts_of",
     "read_layout",
     "to_huggingface",
     "to_params",
@@ -189,6 +191,16 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
             "file that ends in .toml"
         )
     return known[layout]
+
+
+def layouts_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the layouts of whole models in which tensors have these names."""
+    wanted = list(names)
+    return tuple(
+        name
+        for name, layout in _layouts().items()
+        if wanted and not layout.scope and holds_names(layout, wanted)
+    )
 
 
 def _layouts() -> dict[str, Layout]:

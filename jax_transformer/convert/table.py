@@ -347,6 +347,15 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
     return {stack: len(found) for stack, found in indices.items()}
 
 
+def holds_names(layout: Layout, names: Iterable[str]) -> bool:
+    """Return whether a layout has a row, a buffer or no use for every one of these names."""
+    templates = [row.foreign for row in layout.rows]
+    templates += [buffer.foreign for buffer in layout.buffers]
+    expressions = [_expression(template, "[^./]+") for template in templates]
+    pattern = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", e) for e in expressions))
+    return all(name in layout.unused or pattern.fullmatch(name) for name in names)
+
+
 def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Shape]:
     """Return the shape of every parameter by its path.
 

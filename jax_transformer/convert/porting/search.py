@@ -264,6 +264,8 @@ class _Search:
         place = len(self._fit(answers).points)
         alternatives = []
         for name, answer in self._changes(answers):
+            if name == "target padding hidden" and answers["later targets hidden"]:
+                continue  # padding at the end is later than every token: it is hidden anyway
             fit = self._fit(answers | {name: answer})
             if fit is not NOTHING and (len(fit.points) >= place or self._fit(answers).complete):
                 alternatives.append(Alternative(name, answer, fit.error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from jax_transformer.convert.table import Layout
 from jax_transformer.convert.transfer import check_state_dict
 
 if TYPE_CHECKING:
-    from jax_transformer.convert.porting.search import Finding, Progress
+    from jax_transformer.convert.porting.search import Alternative, Finding, Progress
 
 ORDER: tuple[Certainty, ...] = ("certain", "likely", "open")
 MOST_ANSWERS = 6  # that a line shows
@@ -62,26 +62,27 @@ class Suggestion:
         shares = ", ".join(f"{share:.0%} {level}" for level, share in self.shares.items())
         lines.append(f"{len(self.certainty)} tensors placed: {shares}")
         for question in self.questions:
-            first, *others = question.answers[:MOST_ANSWERS]
-            more = ", ..." if len(question.answers) > MOST_ANSWERS else ""
-            rest = ", ".join(_text(other) for other in others)
-            lines.append(f"  {question.certainty}: {question.name}: {_text(first)}; or {rest}{more}")
+            first, *others = map(question.text, question.answers[:MOST_ANSWERS])
+            more = "; ..." if len(question.answers) > MOST_ANSWERS else ""
+            lines.append(f"  {question.certainty}: {question.name}: {first}")
+            lines.append(f"      or {'; '.join(others)}{more}")
         return "\n".join([*lines, *self._found()])
 
     def _rows(self) -> list[str]:
-        width = max(len(row.foreign) for row in self.layout.rows)
+        layout = self.layout
+        names = [row.foreign for row in layout.rows]
+        names += [buffer.foreign for buffer in layout.buffers]
+        width = max(map(len, [*names, *layout.unused]))
         lines = []
-        for row in self.layout.rows:
-            level = self.certainty[row.foreign.replace("{i}", _first(row.foreign, self.certainty))]
+        for row in layout.rows:
+            level = self.certainty[_first(row.foreign, self.certainty)]
             how = " transposed" if row.operation.transposed else ""
             how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
             how += f" by {row.stack}" if len(row.paths) > 1 else ""
-            lines.append(f"{level:<8}{row.foreign:<{width}}  {', '.join(row.paths)}{how}")
-        for buffer in self.layout.buffers:
-            lines.append(f"certain {buffer.foreign:<{width}}  computed: the position table")
-        for name in self.layout.unused:
-            lines.append(f"certain {name:<{width}}  not read")
-        return lines
+            lines.append(f"{level:<8}{row.foreign:<{width}}  {_together(row.paths)}{how}")
+        told = {buffer.foreign: "the computed position table" for buffer in layout.buffers}
+        told |= dict.fromkeys(layout.unused, "not read")
+        return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in told.items())]
 
     def _fields(self) -> list[str]:
         fields = self.config.to_dict()
@@ -97,13 +98,10 @@ class Suggestion:
             return [*_misses(self.finding), effort]
         lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
         if self.masks != Masks():
-            lines.append(f"masks of your program: {self.masks}; give them to encode and decode")
-        near = [
-            f"{_name(other.question)} {_text(other.answer)} would be {other.error:.0e} off"
-            for other in self.finding.alternatives
-            if other not in self.finding.undecided
-        ]
-        return [*lines, *near[:NEAREST]]
+            lines.append(f"masks of your program, for encode and decode: {self.masks.text}")
+        undecided = self.finding.undecided
+        near = [other for other in self.finding.alternatives if other not in undecided]
+        return [*lines, *_near(self.finding, near)]
 
 
 def suggest(
@@ -126,24 +124,22 @@ def suggest(
     check_state_dict(tensors)
     arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
     structure = find_structure(arrays)
+    questions = find_questions(structure)
+    open_ones = tuple(q for q in questions.values() if len(q.answers) > 1)
     if record is None:
-        questions = find_questions(structure)
         answers = {name: question.answers[0] for name, question in questions.items()}
         hypothesis = build(structure, answers)
-        open_ones = [q for q in questions.values() if len(q.answers) > 1]
-        certainty = _certainty(structure, arrays, tuple(open_ones))
+        certainty = _certainty(structure, arrays, open_ones)
         layout = to_layout(structure, hypothesis)
-        return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, tuple(open_ones))
+        return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
     from jax_transformer.convert.porting.search import search
 
     finding = search(structure, arrays, record, progress)
     hypothesis = finding.hypothesis
-    questions = _undecided(finding)
-    certainty = _certainty(structure, arrays, questions)
+    undecided = _undecided(finding)
+    certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
     layout = to_layout(structure, hypothesis)
-    return Suggestion(
-        hypothesis.config, layout, hypothesis.masks, certainty, questions, finding
-    )
+    return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, undecided, finding)
 
 
 def _undecided(finding: Finding) -> tuple[Question, ...]:
@@ -154,7 +150,12 @@ def _undecided(finding: Finding) -> tuple[Question, ...]:
     for other in finding.undecided:
         answers.setdefault(other.question, [finding.answers[other.question]]).append(other.answer)
     return tuple(
-        Question(name, tuple(values), "open", finding.questions[name].about)
+        dataclasses.replace(
+            (question := finding.questions[name]),
+            answers=tuple(values),
+            certainty="open",
+            texts=tuple(map(question.text, values)),
+        )
         for name, values in answers.items()
     )
 
@@ -182,7 +183,9 @@ def _misses(finding: Finding) -> list[str]:
     """Return where nothing fits, and the nearest misses."""
     point = finding.fit.points[-1]
     place, _, batch = point.name.partition(" of batch ")
-    lines = [f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"]
+    lines = [
+        f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"
+    ]
     if int(batch) == 1 and len(finding.fit.points) > 1:
         lines.append(
             "single tokens agree and several do not: queries and keys meet in a way that no config "
@@ -190,25 +193,26 @@ def _misses(finding: Finding) -> list[str]:
         )
     elif int(batch) > 1:
         lines.append("rows without padding agree: the masks are others than a config can have")
-    nearest = [
-        f"{_name(other.question)} {_text(other.answer)} would be {other.error:.0e} off"
-        for other in finding.alternatives[:NEAREST]
+    return [*lines, *_near(finding, finding.alternatives)]
+
+
+def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
+    """Return the other answers that would be nearest."""
+    return [
+        f"{other.question}: {finding.questions[other.question].text(other.answer)} would be "
+        f"{other.error:.0e} off"
+        for other in alternatives[:NEAREST]
     ]
-    return [*lines, *nearest]
-
-
-def _name(question: str) -> str:
-    return f"{question} =" if question.isidentifier() else f"{question}:"
-
-
-def _text(answer: Any) -> str:
-    if isinstance(answer, tuple):
-        return f"({', '.join(_text(part) for part in answer)})"
-    if isinstance(answer, str):
-        return answer
-    return repr(answer)
 
 
 def _first(template: str, names: Mapping[str, Any]) -> str:
-    """Return the first number of a template's layers."""
-    return next((i for i in ("0", "1") if template.replace("{i}", i) in names), "0")
+    """Return the name of the first layer's tensor."""
+    name = template.replace("{i}", "0")
+    return name if name in names else template.replace("{i}", "1")
+
+
+def _together(paths: Sequence[str]) -> str:
+    """Return paths that differ in one key, as a/{b,c}/d."""
+    columns = zip(*(path.split("/") for path in paths), strict=True)
+    keys = [sorted(set(column), key=column.index) for column in columns]
+    return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)

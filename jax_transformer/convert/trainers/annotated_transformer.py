@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.torch_file import Checkpoint
-from jax_transformer.convert.layouts.from_scratch import position_table
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, as_dict, build
 from jax_transformer.errors import InputError
@@ -51,7 +50,7 @@ def _layout() -> Layout:
             else:
                 for place, kind in enumerate(("query", "key", "value", "output")):
                     rows += linear(f"{layer}.{name}.linears.{place}", f"{own}/{sublayer}/{kind}")
-    tables = tuple(Buffer(f"{name}.1.pe", partial(position_table)) for name in EMBEDDINGS.values())
+    tables = tuple(Buffer(f"{name}.1.pe", PositionTable()) for name in EMBEDDINGS.values())
     return Layout("annotated_transformer", tuple(rows), tables)
 
 

@@ -6,14 +6,13 @@ Source of the facts: the public code of JoeyNMT 2.3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.torch_file import Checkpoint
-from jax_transformer.convert.layouts.from_scratch import position_table
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row, transpose
 from jax_transformer.convert.trainers import vocabulary
 from jax_transformer.convert.trainers.trainer import (
@@ -97,7 +96,7 @@ def _layout() -> Layout:
             rows += norm(f"{layer}.{norms[stack][attention]}", f"{own}/{attention}_residual/norm")
             for kind, projection in PROJECTIONS.items():
                 rows += linear(f"{layer}.{name}.{projection}", f"{own}/{attention}/{kind}")
-    tables = tuple(Buffer(f"{stack}.pe.pe", partial(position_table)) for stack in norms)
+    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in norms)
     return Layout("joeynmt", tuple(rows), tables)
 
 

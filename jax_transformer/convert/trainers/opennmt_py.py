@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
 from jax_transformer.convert.files.torch_file import Checkpoint
-from jax_transformer.convert.layouts.from_scratch import position_table
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.convert.trainers import vocabulary
 from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, as_dict, build
@@ -107,17 +105,13 @@ def _layout() -> Layout:
             rows += norm(f"{layer}.{name}", f"{own}/{attention}_residual/norm")
             for kind, projection in PROJECTIONS.items():
                 rows += linear(f"{layer}.{module}.{projection}", f"{own}/{attention}/{kind}")
-    tables = (Buffer(f"{source}.pe.pe", _table), Buffer(f"{target}.pe.pe", _table))
+    table = PositionTable(("length", 1, "d_model"))
+    tables = (Buffer(f"{source}.pe.pe", table), Buffer(f"{target}.pe.pe", table))
     return Layout("opennmt_py", tuple(rows), tables)
 
 
 def _when(rows: list[Row], condition: tuple[str, Any]) -> list[Row]:
     return [Row(row.foreign, row.parameters, row.operation, when=condition) for row in rows]
-
-
-def _table(config: TransformerConfig) -> np.ndarray:
-    """Return the position table [max_length, 1, d_model]."""
-    return position_table(config, batch_axis=False)[:, None]
 
 
 def _recognises(content: Mapping[str, Any]) -> bool:
