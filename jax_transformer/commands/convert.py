@@ -8,7 +8,14 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import check_config, files, get_layout, to_params, to_tensors
+from jax_transformer.convert import (
+    check_config,
+    files,
+    get_layout,
+    read_layout,
+    to_params,
+    to_tensors,
+)
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.files.checks import faults_named
@@ -20,6 +27,7 @@ from jax_transformer.convert.huggingface import (
     read_config,
     to_huggingface,
 )
+from jax_transformer.convert.layout_file import is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
 from jax_transformer.data.tokenizers import Tokenizer
@@ -72,10 +80,10 @@ def convert(
             a folder that training has written. The config.json of a folder says which it is.
         output: Weights to write: a file of one of these kinds; with the name of a Hugging Face
             family as --output-layout, a folder.
-        layout: Names and shapes in the source.
-        output_layout: Names and shapes to write.
+        layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
+        output_layout: Names and shapes to write, as layout.
         config: JSON file of the config's fields, as {"preset": "torch_nn", "num_heads": 8}, for a
-            source that does not record them.
+            source that does not record them and a layout whose file does not hold them.
         strip_prefixes: Prefixes that are removed from every name of the source that begins with
             them, as module.
         dtype: Floating-point type to convert to; if None, each tensor keeps its own.
@@ -88,6 +96,8 @@ def convert(
     model = read_source(source, layout, config, strip_prefixes, dtype)
     if model.report:
         print(model.report)
+    if (described := described_config(output_layout)) is not None:
+        check_config(model.config, described.explicit(), f"the config in {output_layout}")
     if family := FAMILIES.get(output_layout):
         _write_folder(model, family, output, overwrite, max_shard_size)
     else:
@@ -147,7 +157,7 @@ def read_source(
         origin = model_folder.read_origin(source)
         return Source(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
-    config = file_config(source, config_file)
+    config = file_config(source, config_file, layout)
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return Source(config, params, report=report)
@@ -170,22 +180,37 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
     return Source(config, params, tokenizer, origin=origin, left=left)
 
 
-def file_config(source: Path, config_file: Path | None) -> TransformerConfig:
-    """Return the config that a weight file records, or the config in the JSON file.
+def file_config(source: Path, config_file: Path | None, layout: str) -> TransformerConfig:
+    """Return the config in the JSON file, else that of the layout's file, else the recorded one.
+
+    Args:
+        source: A weight file, which may record its config.
+        config_file: The JSON file, if there is one.
+        layout: The name of a layout, or a TOML file, which may hold a config.
 
     Raises:
-        InputError: There is neither, the JSON is damaged, or the two contradict each other.
+        InputError: There is none, the JSON is damaged, or two of them contradict each other.
     """
-    recorded = files.read_metadata(source).get(CONFIG_KEY)
-    if config_file is None:
-        if recorded is None:
-            raise InputError(f"{source}: records no config; name a JSON file of it by --config")
-        return _config(source, recorded)
-    with faults_named(config_file, "cannot be read", OSError, ValueError):
-        config = _config(config_file, config_file.read_text(encoding="utf-8"))
-    if recorded is not None:
-        check_config(config, _config(source, recorded).explicit())
+    known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
+    if config_file is not None:
+        with faults_named(config_file, "cannot be read", OSError, ValueError):
+            text = config_file.read_text(encoding="utf-8")
+        known[f"the config in {config_file}"] = _config(config_file, text)
+    if (described := described_config(layout)) is not None:
+        known[f"the config in {layout}"] = described
+    if (recorded := files.read_metadata(source).get(CONFIG_KEY)) is not None:
+        known["the config saved with the weights"] = _config(source, recorded)
+    if not known:
+        raise InputError(f"{source}: records no config; name a JSON file of it by --config")
+    config = next(iter(known.values()))
+    for origin, other in known.items():
+        check_config(config, other.explicit(), origin)
     return config
+
+
+def described_config(layout: str) -> TransformerConfig | None:
+    """Return the config in a layout's file; None where it has none or is no file."""
+    return read_layout(layout).config if is_layout_file(layout) else None
 
 
 def _config(path: Path, text: str) -> TransformerConfig:

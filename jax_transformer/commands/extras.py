@@ -15,6 +15,7 @@ EXTRA_OF = {
     "rich": "train",
     "matplotlib": "train",
     "yaml": "train",
+    "tomli_w": "train",
     "tensorboardX": "tensorboard",
     "torch": "torch",
     "transformers": "hf",

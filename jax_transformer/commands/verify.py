@@ -37,7 +37,7 @@ def verify(
 
     Args:
         source: As for convert.
-        layout: Names and shapes in the source.
+        layout: As for convert.
         config: As for convert.
         strip_prefixes: As for convert.
         against: What your program computed: a file that the code written by `jax-transformer
@@ -64,7 +64,7 @@ def _both_frameworks(
     if source.is_dir():
         model = read_source(source, layout, config, strip_prefixes)
         return verify_tensors(to_torch(model.params, model.config), model.config)
-    read, tensors = file_config(source, config), files.read(source)
+    read, tensors = file_config(source, config, layout), files.read(source)
     return verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
 
 

@@ -1,10 +1,12 @@
 """Weights from torch and back: state_dict <-> params by a layout.
 
-A layout is named by one of `layouts()`, or is a `Layout` of `Row`s that the caller writes.
+A layout is named by one of `layouts()`, is a `Layout` of `Row`s that the caller writes, or is the
+path of a TOML file that holds one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
@@ -14,9 +16,16 @@ from jax_transformer.convert.arrays import as_jax, as_torch
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.layout_file import (
+    LayoutFile,
+    is_layout_file,
+    read_layout,
+    write_layout,
+)
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
 from jax_transformer.convert.porting.compare import compare
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
     Buffer,
@@ -42,7 +51,9 @@ __all__ = [
     "ConfigMismatch",
     "ConversionError",
     "Layout",
+    "LayoutFile",
     "Operation",
+    "PositionTable",
     "Report",
     "Row",
     "WeightFileError",
@@ -53,6 +64,7 @@ __all__ = [
     "get_layout",
     "identity",
     "layouts",
+    "read_layout",
     "to_huggingface",
     "to_params",
     "to_tensors",
@@ -60,6 +72,7 @@ __all__ = [
     "torch_nn_config",
     "torch_nn_module",
     "transpose",
+    "write_layout",
 ]
 
 
@@ -67,7 +80,7 @@ __all__ = [
 def from_torch(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,
-    layout: str | Layout = "reference",
+    layout: str | os.PathLike | Layout = "reference",
     *,
     dtype: str | None = None,
     strip_prefixes: Sequence[str] = (),
@@ -83,7 +96,8 @@ def from_torch(
     Args:
         state_dict: Tensors by name: of torch, numpy or jax.
         config: The shape of the model.
-        layout: The names and shapes in the state_dict: one of `layouts()`, or a `Layout`.
+        layout: The names and shapes in the state_dict: one of `layouts()`, the path of a TOML file,
+            or a `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each tensor.
         strip_prefixes: Prefixes that are removed from every name that begins with them, as
             "module.".
@@ -116,7 +130,7 @@ def from_torch(
 def to_torch(
     params: Mapping[str, Any],
     config: TransformerConfig,
-    layout: str | Layout = "reference",
+    layout: str | os.PathLike | Layout = "reference",
     *,
     dtype: str | None = None,
     allow_nonfinite: bool = False,
@@ -127,7 +141,8 @@ def to_torch(
     Args:
         params: Nested dict of arrays: parameters, gradients or Adam moments.
         config: The shape of the model.
-        layout: The names and shapes to write: one of `layouts()`, or a `Layout`.
+        layout: The names and shapes to write: one of `layouts()`, the path of a TOML file, or a
+            `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each array.
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are written too.
@@ -151,17 +166,26 @@ def layouts() -> tuple[str, ...]:
     return tuple(_layouts())
 
 
-def get_layout(layout: str | Layout) -> Layout:
+def get_layout(layout: str | os.PathLike | Layout) -> Layout:
     """Return the layout of this name; a `Layout` is returned as it is.
 
+    Args:
+        layout: One of `layouts()`, the path of a TOML file (as a string it ends in ".toml"; its
+            config is not used, `read_layout` returns it too), or a `Layout`.
+
     Raises:
-        InputError: The name is unknown.
+        InputError: The name is unknown, or the file holds no layout.
     """
     if isinstance(layout, Layout):
         return layout
+    if is_layout_file(layout):
+        return read_layout(layout).layout
     known = _layouts()
     if layout not in known:
-        raise InputError(f"layout={layout!r} is unknown; choose one of {', '.join(known)}")
+        raise InputError(
+            f"layout={layout!r} is unknown; choose one of {', '.join(known)}, or the name of a "
+            "file that ends in .toml"
+        )
     return known[layout]
 
 

@@ -27,10 +27,21 @@ Shape = tuple[int, ...]
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]
 
+# Numbers of a config that a foreign shape may name.
+SIZES = (
+    "d_model",
+    "num_heads",
+    "head_dim",
+    "d_ff",
+    "src_vocab_size",
+    "tgt_vocab_size",
+    "max_length",
+)
 WORD = re.compile(r"\{(\w+)\}")
 LAYER = re.compile(r"\blayers_(\d+)\b")
 
 
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class Operation:
     """How a parameter becomes its foreign tensor: it is transposed first, then reshaped.
@@ -43,6 +54,15 @@ class Operation:
 
     transposed: bool = False
     shape: tuple[int | str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = [n for n in self.shape if not isinstance(n, str)]
+        sound = all(type(n) is int and (n >= 1 or n == -1) for n in lengths)
+        if not sound or lengths.count(-1) > 1 or {*self.shape} - {*lengths} - {*SIZES}:
+            raise InputError(
+                f"shape={str(list(self.shape))[:200]} must hold lengths, one -1 at most, and names "
+                f"of {', '.join(SIZES)}"
+            )
 
     def foreign_shape(self, shape: Shape, config: TransformerConfig) -> Shape:
         """Return the foreign shape of a parameter of this shape."""
@@ -108,6 +128,13 @@ class Row:
         for path in self.paths:
             if set(WORD.findall(path)) != set(WORD.findall(self.foreign)):
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
+        for template in (self.foreign, *self.paths):
+            words = WORD.findall(template)
+            sound = all(map(str.isidentifier, words)) and len(set(words)) == len(words)
+            if not sound or set("{}") & set(WORD.sub("", template)):
+                raise InputError(f"{template!r}: braces must hold a word, as {{i}}, each word once")
+        if not self.paths:
+            raise InputError(f"{self.foreign!r} must hold at least one parameter")
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -182,6 +209,11 @@ class Pair:
             raise InputError(
                 f"{self.foreign!r} cannot stack shapes {listed} with stack={self.stack!r}"
             )
+        for own, part in zip(self.shapes, self.parts, strict=True):
+            if math.prod(own) != math.prod(part):
+                raise InputError(
+                    f"{self.foreign!r}: {list(own)} of a parameter cannot become {list(part)}"
+                )
         if self.stack == "heads" and any(part[0] % self.num_heads for part in self.parts):
             raise InputError(
                 f"{self.foreign!r}: stack='heads' needs first axes that num_heads={self.num_heads} "
@@ -253,7 +285,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
             continue
         matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
         if not matches:
-            _check_possible(layout, row)
+            check_possible(layout, row)
         for match in matches:
             words = match.groupdict()
             foreign = row.foreign.format(**words)
@@ -261,7 +293,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
             paths = tuple(path.format(**words) for path in row.paths)
             if any(path not in shapes for path in paths):
-                _check_possible(layout, row)
+                check_possible(layout, row)
                 absent = ", ".join(path for path in paths if path not in shapes)
                 raise InputError(
                     f"layout {layout.name!r}: {foreign!r} stacks {absent} of a model that lacks it"
@@ -382,7 +414,7 @@ def _all_shapes(config: TransformerConfig) -> tuple[tuple[str, Shape], ...]:
     return tuple(sorted(shapes.items(), key=lambda item: item[0].split("/")))
 
 
-def _check_possible(layout: Layout, row: Row) -> None:
+def check_possible(layout: Layout, row: Row) -> None:
     """Refuse a row that can match no parameter of any config: its path is misspelt."""
     inside = f"{layout.scope}/" if layout.scope else ""
     for path in row.paths:

@@ -52,7 +52,11 @@ class ConfigMismatch(InputError):
     """A config that differs from the config that was saved with the weights."""
 
 
-def check_config(config: TransformerConfig, saved: Mapping[str, Any]) -> None:
+def check_config(
+    config: TransformerConfig,
+    saved: Mapping[str, Any],
+    origin: str = "the config saved with the weights",
+) -> None:
     """Refuse a config that contradicts the config saved with the tensors.
 
     Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
@@ -62,6 +66,7 @@ def check_config(config: TransformerConfig, saved: Mapping[str, Any]) -> None:
         config: The config to load with.
         saved: Saved fields of `TransformerConfig` by name, any subset; `FREE_FIELDS` are not
             compared.
+        origin: What the saved config is called in the message.
 
     Raises:
         ConfigMismatch: A field differs or is unknown; names every such field with both values.
@@ -73,9 +78,7 @@ def check_config(config: TransformerConfig, saved: Mapping[str, Any]) -> None:
         if name not in FREE_FIELDS and (name not in own or value not in (own[name], explicit[name]))
     ]
     if differing:
-        raise ConfigMismatch(
-            f"the config does not match the config saved with the weights: {'; '.join(differing)}"
-        )
+        raise ConfigMismatch(f"the config does not match {origin}: {'; '.join(differing)}")
 
 
 @no_type_check  # `check_state_dict` has the messages

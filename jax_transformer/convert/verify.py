@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any, no_type_check
 
@@ -81,7 +82,7 @@ class Verification:
 def verify(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,
-    layout: str | Layout = "reference",
+    layout: str | os.PathLike | Layout = "reference",
     *,
     strip_prefixes: tuple[str, ...] = (),
     seed: int = 0,

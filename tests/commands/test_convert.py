@@ -1,5 +1,6 @@
 """The command line's convert and verify: files in, files out, faults in one place."""
 
+import dataclasses
 import json
 import re
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from jax_transformer.convert import files
+from jax_transformer import TransformerConfig
+from jax_transformer.convert import files, get_layout, write_layout
 from tests.convert.tools import assert_same_tensors
 
 FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}
@@ -124,3 +126,45 @@ def test_a_config_that_contradicts_the_recorded_one_is_refused(weights, run, tmp
     (tmp_path / "config.json").write_text(json.dumps(fields))
     code, _ = run("verify", "own.safetensors", "--config=config.json")
     assert "saved with the weights: num_heads=3 (saved: 2)" in code
+
+
+@pytest.fixture
+def layout_file(weights):
+    """The names of torch.nn.Transformer and the config of `weights`, in mine.toml."""
+    config = TransformerConfig.preset("torch_nn", **FIELDS)
+    write_layout("mine.toml", dataclasses.replace(get_layout("torch_nn"), name="mine"), config)
+
+
+def test_a_layout_file_takes_the_place_of_a_name_and_of_the_config(weights, layout_file, run):
+    assert run("convert", "weights.pt", "own.safetensors", "--layout=mine.toml")[0] == 0
+    assert json.loads(files.read_metadata("own.safetensors")["config"])["num_heads"] == 2
+    assert run("convert", "own.safetensors", "back.pt", "--output-layout=mine.toml")[0] == 0
+    assert_same_tensors(torch.load("back.pt", weights_only=True), weights)
+    code, printed = run("verify", "weights.pt", "--layout=mine.toml")
+    assert code == 0
+    assert "agrees" in printed
+    both = ("--layout=mine.toml", "--config=config.json")
+    assert run("verify", "weights.pt", *both)[0] == 0
+
+
+def test_configs_that_contradict_each_other_are_refused_with_both_names(layout_file, run, tmp_path):
+    fields = {"preset": "torch_nn", **FIELDS, "num_heads": 3}
+    (tmp_path / "other.json").write_text(json.dumps(fields))
+    for command in (("convert", "weights.pt", "own.safetensors"), ("verify", "weights.pt")):
+        code, _ = run(*command, "--layout=mine.toml", "--config=other.json")
+        assert "does not match the config in mine.toml: num_heads=3 (saved: 2)" in code
+        assert "\n" not in code
+    options = ("--layout=torch_nn", "--config=other.json")
+    assert run("convert", "weights.pt", "own.safetensors", *options)[0] == 0
+    code, _ = run("convert", "own.safetensors", "x.pt", "--output-layout=mine.toml")
+    assert "does not match the config in mine.toml: num_heads=3 (saved: 2)" in code
+    code, _ = run("convert", "own.safetensors", "x.pt", "--layout=mine.toml")
+    assert "does not match the config saved with the weights: num_heads=2 (saved: 3)" in code
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_layout_file_that_cannot_be_read_is_one_line(weights, run, tmp_path):
+    (tmp_path / "bad.toml").write_text('name = "x"\nrows = [{foreign = "y"}]\n')
+    for options in (("--layout=bad.toml",), ("--layout=torch_nn", "--output-layout=bad.toml")):
+        code, _ = run("convert", "weights.pt", "x.pt", "--config=config.json", *options)
+        assert code == "error: bad.toml: row 1 ('y'): a row must have 'parameters'"

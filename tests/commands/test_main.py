@@ -86,7 +86,7 @@ def test_train_py_is_the_same_command(tmp_path, monkeypatch):
 def test_every_library_of_an_extra_is_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml"}
+    names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "tomli-w": "tomli_w"}
     for extra in ("train", "tensorboard", "torch", "hf"):
         distributions = [re.match(r"[\w-]+", line)[0] for line in extras[extra]]
         modules = {names.get(name, name) for name in distributions}

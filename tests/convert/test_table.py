@@ -19,7 +19,7 @@ from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, 
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import (
     Pair,
-    _check_possible,
+    check_possible,
     expand,
     flatten,
     nest,
@@ -279,7 +279,7 @@ def test_the_shapes_of_many_layers_are_those_of_the_model():
 def test_every_row_of_every_layout_can_match(name):
     layout = convert.get_layout(name)
     for row in layout.rows:
-        _check_possible(layout, row)
+        check_possible(layout, row)
 
 
 def test_every_layout_has_one_foreign_tensor_for_each_parameter_or_stack():

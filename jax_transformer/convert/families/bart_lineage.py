@@ -12,9 +12,10 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row
-from jax_transformer.functional import sinusoidal_positions
 
+SINUSOIDS = PositionTable(("length", "d_model"))
 FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
     {
         "d_model": "d_model",
@@ -156,11 +157,6 @@ def layout(
     # Files converted from fairseq have a number there, the version of its format.
     versions = tuple(f"model.{stack}.version" for stack in ("encoder", "decoder"))
     return Layout(name, rows, buffers, unused=versions)
-
-
-def sinusoids(config: TransformerConfig) -> np.ndarray:
-    """Return the computed position table [max_length, d_model] of a config."""
-    return sinusoidal_positions(config.max_length, config.d_model, config.positions)
 
 
 def _embedding(stack: str, side: str) -> list[Row]:

@@ -6,7 +6,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.convert.families.family import Family
 
-LAYOUT = bart_lineage.layout("marian", bart_lineage.sinusoids)
+LAYOUT = bart_lineage.layout("marian", bart_lineage.SINUSOIDS)
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:

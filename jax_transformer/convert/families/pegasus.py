@@ -6,7 +6,7 @@ FAMILY = bart_lineage.family(
     "pegasus",
     "PegasusForConditionalGeneration",
     "pegasus",
-    layout=bart_lineage.layout("pegasus", bart_lineage.sinusoids),
+    layout=bart_lineage.layout("pegasus", bart_lineage.SINUSOIDS),
     saves_buffers=True,
     defaults={
         "pad_token_id": 0,

@@ -1,4 +1,4 @@
-"""JSON files of a model's folder: an object in a regular file of a bounded size."""
+"""Text of a regular file of a bounded size; JSON files of a model's folder: an object each."""
 
 import json
 import stat
@@ -21,15 +21,31 @@ def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
     Raises:
         InputError: The file is missing, damaged, no regular file or too long.
     """
-    with faults_named(path, "is no readable JSON", OSError, ValueError, RecursionError):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIZE:
-            raise WeightFileError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
+    fault = "is no readable JSON"
+    text = read_text(path, fault)
+    with faults_named(path, fault, ValueError, RecursionError):
         hook = partial(unique_names, path) if unique else None
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=hook)
+        values = json.loads(text, object_pairs_hook=hook)
     if not isinstance(values, dict):
         raise WeightFileError(f"{path} must hold a JSON object")
     return values
+
+
+def read_text(path: Path, fault: str) -> str:
+    """Return the UTF-8 text of a regular file of at most `MAX_SIZE` bytes.
+
+    Args:
+        path: The file.
+        fault: What the message says of a file that cannot be read, as "is no readable JSON".
+
+    Raises:
+        InputError: The file is missing, no regular file, too long or no UTF-8.
+    """
+    with faults_named(path, fault, OSError, ValueError):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIZE:
+            raise WeightFileError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
+        return path.read_text(encoding="utf-8")
 
 
 def with_tuples(value: Any) -> Any:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
-
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
-from jax_transformer.functional import sinusoidal_positions
 
 PROJECTIONS = ("query", "key", "value", "output")
 
@@ -38,8 +33,8 @@ def shared_heads() -> Layout:
         *linear("decoder.fc_out", "output_projection"),
     )
     buffers = (
-        Buffer("encoder.positional_encoder.pe", position_table),
-        Buffer("decoder.position_embedding.pe", position_table),
+        Buffer("encoder.positional_encoder.pe", PositionTable()),
+        Buffer("decoder.position_embedding.pe", PositionTable()),
     )
     return Layout("shared_heads", rows, buffers)
 
@@ -69,8 +64,8 @@ def pre_norm(
     )
     buffers = (
         # The code spells the name in this way.
-        Buffer("source_pos.postitons", partial(position_table, length=source_length)),
-        Buffer("target_pos.postitons", partial(position_table, length=target_length)),
+        Buffer("source_pos.postitons", PositionTable(length=source_length)),
+        Buffer("target_pos.postitons", PositionTable(length=target_length)),
     )
     return Layout("pre_norm", rows, buffers)
 
@@ -103,7 +98,7 @@ def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
         *norm(f"{decoder}.norm4", f"{own_decoder}/feed_forward_residual/norm", *scale_bias),
         *linear("output_layer", "output_projection"),
     )
-    buffers = (Buffer("positional_encoder", partial(position_table, batch_axis=False)),)
+    buffers = (Buffer("positional_encoder", PositionTable(("length", "d_model"))),)
     return Layout("pre_norm_memory_norm", rows, buffers)
 
 
@@ -123,25 +118,10 @@ def pre_norm_log_softmax(
         *linear("projection_layer.proj", "output_projection"),
     )
     buffers = (
-        Buffer("src_pos.pe", partial(position_table, length=source_length)),
-        Buffer("tgt_pos.pe", partial(position_table, length=target_length)),
+        Buffer("src_pos.pe", PositionTable(length=source_length)),
+        Buffer("tgt_pos.pe", PositionTable(length=target_length)),
     )
     return Layout("pre_norm_log_softmax", rows, buffers)
-
-
-def position_table(
-    config: TransformerConfig, length: int | None = None, batch_axis: bool = True
-) -> np.ndarray:
-    """Return the float64 position table of a config.
-
-    Args:
-        config: Gives its kind and width.
-        length: Rows of the table; None for `config.max_length`.
-        batch_axis: Whether an axis of length 1 precedes the rows.
-    """
-    rows = config.max_length if length is None else length
-    table = sinusoidal_positions(rows, config.d_model, config.positions)
-    return table[None] if batch_axis else table
 
 
 def _attention(foreign: str, path: str, names: tuple[str, str, str, str]) -> list[Row]:

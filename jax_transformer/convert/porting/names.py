@@ -1,0 +1,222 @@
+"""Names and shapes of an unknown model: which tensors repeat as layers, which belong together.
+
+A name is read as its dotted components. A number in a name may count layers, sublayers or
+projections; what stands behind it decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from jax_transformer.convert.table import Shape
+from jax_transformer.errors import InputError
+
+NUMBER = re.compile(r"(?<=[A-Za-z._])[0-9]{1,4}(?=[._]|$)")
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+SCALE_NAMES = ("weight", "scale", "gamma", "alpha", "gain", "g", "a_2", "w")
+BIAS_NAMES = ("bias", "beta", "shift", "offset", "b", "b_2")
+MATRIX_NAMES = ("weight", "kernel", "embedding", "table", "matrix", "w")
+LEAVES = {*SCALE_NAMES, *BIAS_NAMES, *MATRIX_NAMES}
+LEADING_LEAVES = {leaf for leaf in LEAVES if len(leaf) > 3}
+RAW = re.compile(r"^(.*?)(?:^|(?<=\.))([wWbB])_?([A-Za-z0-9_]+)$")
+MOST_TENSORS = 5000  # more than the largest known encoder-decoders have
+LAYER_MATRICES = 4  # a layer has a fused projection, an output and two of the feed-forward network
+
+
+def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts names with their numbers as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts if part)
+
+
+def words(name: str) -> tuple[str, ...]:
+    """Return the words and numbers in a name, in lower case: selfAttn.W_q has self, attn, w, q."""
+    return tuple(word.lower() for word in WORDS.findall(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Layers that repeat.
+
+    Attributes:
+        before: What precedes a layer's number, as "encoder.layers.".
+        indices: The numbers, in order.
+        shapes: Shape by what follows the number, for the tensors of every layer.
+        first_only: Shape by what follows the number, for further tensors of the first layer.
+    """
+
+    before: str
+    indices: tuple[int, ...]
+    shapes: dict[str, Shape]
+    first_only: dict[str, Shape]
+
+    def template(self, suffix: str) -> str:
+        """Return the name of a layer's tensor with "{i}" for the number."""
+        return f"{self.before}{{i}}{suffix}"
+
+    def name(self, index: int, suffix: str) -> str:
+        """Return the name of a tensor in the layer at this place, counted from 0."""
+        return f"{self.before}{self.indices[index]}{suffix}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Tensors that one product or one norm uses.
+
+    Attributes:
+        matrix: Name of the tensor with two or more axes; "" for a norm.
+        shape: Its shape.
+        bias: Name of the bias; "" where there is none.
+        scale: Name of a norm's scale; "" for a product.
+    """
+
+    matrix: str = ""
+    shape: Shape = ()
+    bias: str = ""
+    scale: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its first tensor."""
+        return self.matrix or self.scale or self.bias
+
+
+class Units(NamedTuple):
+    """The products and norms in a part of a model, and the tensors that are neither."""
+
+    products: tuple[Unit, ...]
+    norms: tuple[Unit, ...]
+    other: tuple[str, ...]
+
+
+def find_stacks(shapes: Mapping[str, Shape]) -> tuple[Stack, ...]:
+    """Return the repeating layers: the outermost groups that are alike and have products.
+
+    Raises:
+        InputError: There are too many tensors to be a model that this library knows.
+    """
+    if len(shapes) > MOST_TENSORS:
+        raise InputError(
+            f"{len(shapes)} tensors are more than {MOST_TENSORS}; pass the weights of one model, "
+            "without the state of an optimizer"
+        )
+    groups: dict[str, dict[int, dict[str, Shape]]] = {}
+    for name, shape in shapes.items():
+        for match in NUMBER.finditer(name):
+            layers = groups.setdefault(name[: match.start()], {})
+            layers.setdefault(int(match[0]), {})[name[match.end() :]] = shape
+    repeated = [item for item in groups.items() if len(item[1]) > 1]
+    single = [item for item in groups.items() if len(item[1]) == 1]
+    # Outermost first where a number repeats; innermost first where it does not: a list of one
+    # model holds both stacks.
+    candidates = sorted(repeated, key=lambda item: len(item[0]))
+    candidates += sorted(single, key=lambda item: -len(item[0]))
+    found: list[Stack] = []
+    for before, layers in candidates:
+        inside = any(before.startswith(stack.before) for stack in found)
+        around = any(stack.before.startswith(before) for stack in found)
+        if not inside and not around and (stack := _as_stack(before, layers)):
+            found.append(stack)
+    return tuple(sorted(found, key=lambda stack: natural_key(stack.before)))
+
+
+def _as_stack(before: str, layers: Mapping[int, Mapping[str, Shape]]) -> Stack | None:
+    indices = tuple(sorted(layers))
+    if indices != tuple(range(indices[0], indices[0] + len(indices))) or indices[0] > 1:
+        return None
+    last = layers[indices[-1]]
+    common = {
+        suffix: shape
+        for suffix, shape in last.items()
+        if all(layer.get(suffix) == shape for layer in layers.values())
+    }
+    for index, layer in layers.items():
+        further = len(layer) - len(common)
+        if further and (index != indices[0] or further > 2):
+            return None
+    if not _is_layer(common):
+        return None
+    first = {s: shape for s, shape in layers[indices[0]].items() if s not in common}
+    ordered = {suffix: common[suffix] for suffix in sorted(common, key=natural_key)}
+    return Stack(before, indices, ordered, first)
+
+
+def _is_layer(shapes: Mapping[str, Shape]) -> bool:
+    """Return whether tensors are those of a layer, and not of an attention or a list of norms."""
+    matrices = [shape for shape in shapes.values() if len(shape) > 1 and min(shape) > 1]
+    if len(matrices) < LAYER_MATRICES:
+        return False
+    width = most_common_width(matrices)
+    return sum(math.prod(shape) for shape in matrices) >= 4.5 * width * width or len(matrices) > 5
+
+
+def most_common_width(shapes: Iterable[Shape]) -> int:
+    """Return the axis length that most matrices have, the smaller one of two."""
+    counts = Counter(length for shape in shapes for length in set(shape))
+    return min(counts, key=lambda length: (-counts[length], length))
+
+
+def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
+    """Group tensors by product and norm.
+
+    Args:
+        shapes: Shape by name, of one layer or of what stands outside the layers.
+        width: The model's d_model, the length of a norm's vectors.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted(shapes, key=natural_key):
+        groups.setdefault(_key(name, shapes), []).append(name)
+    products: list[Unit] = []
+    norms: list[Unit] = []
+    other: list[str] = []
+    for names in groups.values():
+        matrices = [name for name in names if len(shapes[name]) > 1]
+        vectors = [name for name in names if len(shapes[name]) == 1]
+        other += [name for name in names if not shapes[name]]
+        biases = [name for name in vectors if _split_leaf(name)[1] not in SCALE_NAMES]
+        if len(matrices) == 1 and len(vectors) <= 1:
+            bias = vectors[0] if vectors else ""
+            products.append(Unit(matrices[0], shapes[matrices[0]], bias))
+            continue
+        products += [Unit(name, shapes[name]) for name in matrices]
+        scales = [name for name in vectors if name not in biases] or biases[:1]
+        biases = [name for name in biases if name not in scales]
+        if len(scales) == 1 and len(biases) <= 1 and shapes[scales[0]] == (width,):
+            norms.append(Unit(scale=scales[0], bias="".join(biases)))
+        else:
+            other += vectors
+    return Units(tuple(products), tuple(norms), tuple(other))
+
+
+def _key(name: str, shapes: Mapping[str, Shape]) -> str:
+    """Return what the tensors of one product or norm have in common in their names."""
+    key, leaf = _split_leaf(name)
+    if not leaf and (match := RAW.match(name)):
+        partners = [
+            f"{match[1]}{letter}{joint}{match[3]}" for letter in "wWbB" for joint in ("_", "")
+        ]
+        if len({len(shapes[partner]) > 1 for partner in partners if partner in shapes}) == 2:
+            return f"{match[1]}({match[3]})"
+    return key
+
+
+def _split_leaf(name: str) -> tuple[str, str]:
+    """Return a name without the word that says which tensor of a product or norm it is.
+
+    As: ("attn.q", "weight") of attn.q.weight, ("in_proj", "bias") of in_proj_bias, ("self",
+    "gain") of gain_self. The word is "" where there is none.
+    """
+    module, _, last = name.rpartition(".")
+    if last.lower() in LEAVES:
+        return module, last.lower()
+    parts = last.split("_")
+    if len(parts) > 1 and parts[-1].lower() in LEAVES:
+        return f"{module}.{'_'.join(parts[:-1])}", parts[-1].lower()
+    if len(parts) > 1 and parts[0].lower() in LEADING_LEAVES:
+        return f"{module}.{'_'.join(parts[1:])}", parts[0].lower()
+    return name, ""

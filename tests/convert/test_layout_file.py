@@ -1,0 +1,346 @@
+"""A layout in a TOML file: there and back, what a person writes, and what is refused."""
+
+import contextlib
+import dataclasses
+import os
+import time
+
+import hypothesis
+import pytest
+import tomli_w
+from hypothesis import strategies as st
+
+from jax_transformer import InputError, TransformerConfig, convert
+from jax_transformer.convert import (
+    Buffer,
+    Layout,
+    LayoutFile,
+    Operation,
+    PositionTable,
+    Row,
+    read_layout,
+    write_layout,
+)
+from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.models import random_params, small_config
+
+WRITABLE = [name for name in convert.layouts() if name != "m2m_100"]
+BY_HAND = """
+name = "mine"
+unused = ["step"]
+
+[config]
+preset = "pre_norm"
+d_model = 42
+num_heads = 3
+decoder_final_norm = false
+
+[[rows]]
+foreign = "enc.{i}.qkv"
+parameters = [
+  "encoder/layers_{i}/self_attention/query/kernel",
+  "encoder/layers_{i}/self_attention/key/kernel",
+]
+stack = "columns"
+
+[[rows]]
+foreign = "enc.{i}.v"
+parameters = "encoder/layers_{i}/self_attention/value/kernel"
+operation = "transpose"
+shape = ["num_heads", "head_dim", -1]
+
+[[rows]]
+foreign = "head.bias"
+parameters = "output_projection/bias"
+zeros = true
+when = ["output_bias", true]
+
+[[buffers]]
+foreign = "pos"
+kind = "position_table"
+shape = ["length", 1, "d_model"]
+length = 5000
+"""
+ROW = '[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scale"\n'
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="mine.toml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_every_layout_comes_back_equal(tmp_path, name):
+    path, layout = tmp_path / "x.toml", convert.get_layout(name)
+    write_layout(path, layout)
+    assert read_layout(path) == LayoutFile(layout, None)
+    assert convert.get_layout(path) == convert.get_layout(str(path)) == layout
+
+
+@pytest.mark.parametrize("preset", TransformerConfig.presets())
+def test_every_config_comes_back_equal(tmp_path, preset):
+    for config in (TransformerConfig.preset(preset), small_config(preset, dropout=0.25)):
+        write_layout(tmp_path / "x.toml", convert.get_layout("torch_nn"), config, overwrite=True)
+        assert read_layout(tmp_path / "x.toml").config == config
+
+
+def test_what_a_person_writes(write):
+    layout, config = read_layout(write(BY_HAND))
+    own = "encoder/layers_{i}/self_attention"
+    assert layout == Layout(
+        "mine",
+        (
+            Row("enc.{i}.qkv", (f"{own}/query/kernel", f"{own}/key/kernel"), stack="columns"),
+            Row("enc.{i}.v", f"{own}/value/kernel", Operation(True, ("num_heads", "head_dim", -1))),
+            Row("head.bias", "output_projection/bias", zeros=True, when=("output_bias", True)),
+        ),
+        (Buffer("pos", PositionTable(("length", 1, "d_model"), 5000)),),
+        unused=("step",),
+    )
+    fields = {"d_model": 42, "num_heads": 3, "decoder_final_norm": False}
+    assert config == TransformerConfig.preset("pre_norm", **fields)
+
+
+def test_weights_go_through_a_file_both_ways(tmp_path):
+    config = small_config("pre_norm")
+    params, path = random_params(config), tmp_path / "pre_norm.toml"
+    write_layout(path, convert.get_layout("pre_norm"), config)
+    state_dict = convert.to_torch(params, config, layout=path)
+    assert_same_tensors(state_dict, convert.to_torch(params, config, "pre_norm"))
+    assert_same_params(convert.from_torch(state_dict, config, layout=str(path)), params)
+
+
+@pytest.mark.parametrize("shape", [(1, "length", "d_model"), ("length", 1, "d_model")])
+@pytest.mark.parametrize("length", [None, 31])
+def test_a_position_table_has_the_shape_and_the_length_that_it_names(shape, length):
+    config = small_config("marian")
+    table = PositionTable(("length", "d_model"), length)(config)
+    assert table.shape == (length or config.max_length, config.d_model)
+    own = PositionTable(shape, length)(config)
+    assert own.shape == tuple({"length": len(table), "d_model": 42}.get(a, a) for a in shape)
+    assert (own.reshape(table.shape) == table).all()
+    sines = PositionTable(("length", "d_model"), length)(small_config("pre_norm"))
+    assert not (sines == table).all()
+
+
+def test_a_position_table_with_an_offset_has_rows_for_every_position():
+    fields = {"positions": "sinusoidal_tensor2tensor", "position_offset": 2}
+    config = dataclasses.replace(small_config("pre_norm"), **fields)
+    assert PositionTable()(config).shape == (1, config.max_length + 2, 42)
+
+
+def test_what_is_no_position_table_is_refused():
+    for shape in ((), ("length",), ("d_model", "length"), (2, "length", "d_model"), (True,)):
+        with pytest.raises(InputError, match="must hold 'length', then 'd_model'"):
+            PositionTable(shape)
+    with pytest.raises(InputError, match="length=0 must be a whole number"):
+        PositionTable(length=0)
+    with pytest.raises(InputError, match="positions='none' has no computed table"):
+        PositionTable()(small_config("torch_nn"))
+
+
+def test_nothing_is_overwritten_without_being_told(tmp_path):
+    path, layout = tmp_path / "x.toml", convert.get_layout("reference")
+    path.write_text("mine")
+    with pytest.raises(InputError, match="already exists"):
+        write_layout(path, layout)
+    assert path.read_text() == "mine"
+    write_layout(path, layout, overwrite=True)
+    assert read_layout(path).layout == layout
+    assert os.listdir(tmp_path) == ["x.toml"]
+
+
+def test_what_a_file_cannot_hold_is_refused_and_nothing_written(tmp_path):
+    path = tmp_path / "x.toml"
+    with pytest.raises(InputError, match=r"'model.encoder.embed_positions.weights' is computed by"):
+        write_layout(path, convert.get_layout("m2m_100"))
+    row = Row("{a}{b}.bias", "{a}/{b}/bias")
+    with pytest.raises(InputError, match=r"x.toml cannot hold this layout: row 1 .* at most one"):
+        write_layout(path, Layout("x", (row,)))
+    with pytest.raises(InputError, match=r"must end in .toml"):
+        write_layout(tmp_path / "x.json", convert.get_layout("reference"))
+    with pytest.raises(InputError, match=r"the folder .* does not exist"):
+        write_layout(tmp_path / "y" / "x.toml", convert.get_layout("reference"))
+    with pytest.raises(InputError, match="cannot hold this layout: name="):
+        write_layout(path, Layout("a\nb", convert.get_layout("reference").rows))
+    assert os.listdir(tmp_path) == []
+
+
+REFUSED = {
+    "no TOML": ("name = ", "is no TOML: 'Invalid value (at"),
+    "twice": ('name = "a"\nname = "b"\n', "is no TOML"),
+    "no UTF-8": (b'name = "\xff"', "is no readable layout"),
+    "deep": ("a = " + "[" * 5000, "is no TOML"),
+    "long number": ("name = " + "9" * 5000, "is no TOML"),
+    "empty": ("", "the file must have 'name'"),
+    "no rows": ('name = "x"', "the file must have 'rows'"),
+    "empty rows": ('name = "x"\nrows = []', "rows must be 1 to 10,000 tables, not 0"),
+    "rows no list": ('name = "x"\nrows = 3', "rows=3 must be a list"),
+    "row no table": ('name = "x"\nrows = [3]', "row 1: 3 must be a table"),
+    "unknown key": (f'name = "x"\nrowz = 1\n{ROW}', "'rowz' is no key of the file: name, rows"),
+    "unknown key of a row": (f'name = "x"\n{ROW}kind = 1', "row 1 ('x'): 'kind' is no key of a"),
+    "second row": (f'name = "x"\n{ROW}{ROW}zeros = 1', "row 2 ('x'): zeros=1 must be true or"),
+    "name": (f"name = 3\n{ROW}", "name=3 must be 1 to 255 printable characters"),
+    "scope": (f'name = "x"\nscope = []\n{ROW}', "scope=[] must be"),
+    "unused": (f'name = "x"\nunused = [1]\n{ROW}', "unused=1 must be"),
+    "operation": (f'name = "x"\n{ROW}operation = "flip"', "operation='flip' must be 'transpose'"),
+    "stack": (f'name = "x"\n{ROW}stack = "row"', "stack='row' must be one of rows, columns, heads"),
+    "stack no word": (f'name = "x"\n{ROW}stack = []', "stack=[] must be a word"),
+    "stack of one": (f'name = "x"\n{ROW}stack = "heads"', "needs several parameters"),
+    "shape": (f'name = "x"\n{ROW}shape = "d_model"', "shape='d_model' must be a list"),
+    "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
+    "shape's zero": (f'name = "x"\n{ROW}shape = [0]', "must hold lengths, one -1 at most"),
+    "shape's list": (f'name = "x"\n{ROW}shape = [[1]]', "must hold lengths, one -1 at most"),
+    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "when=['head', 1] must be a field of the"),
+    "when's list": (f'name = "x"\n{ROW}when = [["d_model"], 1]', "must be a field of the config"),
+    "path": (
+        'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
+        "the row 'x' names 'encoder/norm/scales', which is no parameter of any config; nearest",
+    ),
+    "no path": ('name = "x"\n[[rows]]\nforeign = "x"\nparameters = []\n', "at least one parameter"),
+    "words": (
+        'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/layers_{i}/norm/scale"\n',
+        "must hold the same {words}",
+    ),
+    "a word twice": (
+        'name = "x"\n[[rows]]\nforeign = "{i}.{i}"\nparameters = "encoder/layers_{i}/norm/scale"\n',
+        "each word once",
+    ),
+    "braces that format": (
+        'name = "x"\n[[rows]]\nforeign = "{i:>999999999}"\nparameters = "encoder/norm/scale"\n',
+        "braces must hold a word",
+    ),
+    "words side by side": (
+        'name = "x"\n[[rows]]\nforeign = "{a}{b}"\nparameters = "{a}/{b}/scale"\n',
+        "must hold at most one {word} between two '.'",
+    ),
+    "kind": (
+        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "mask"\nshape = []\n',
+        "buffer 1 ('p'): kind='mask' must be 'position_table'",
+    ),
+    "length": (
+        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "position_table"\n'
+        'shape = ["length", "d_model"]\nlength = 1000000000000\n',
+        "buffer 1 ('p'): length=1000000000000 must be at most 131,072",
+    ),
+    "buffer's shape": (
+        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "position_table"\nshape = [2]\n',
+        "buffer 1 ('p'): shape=[2] of a position table must hold",
+    ),
+    "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
+    "preset's list": (f'name = "x"\nconfig = {{preset = []}}\n{ROW}', "config: preset=[] must be"),
+    "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is no field"),
+    "value": (f'name = "x"\nconfig = {{num_heads = "3"}}\n{ROW}', "num_heads='3' must be a whole"),
+    "long value": (f'name = "x"\nconfig = {{num_heads = "{"3" * 9999}"}}\n{ROW}', "num_heads='33"),
+    "config": (f'name = "x"\nconfig = 3\n{ROW}', "config=3 must be a table of fields"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_file_is_refused_in_one_line_that_names_the_place(write, text, message):
+    path = write(text)
+    with pytest.raises(InputError) as refused:
+        read_layout(path)
+    said = str(refused.value)
+    assert said.startswith(str(path))
+    assert message in said
+    assert "\n" not in said
+    assert len(said) < 800
+
+
+def test_what_is_no_regular_file_of_a_bounded_size_is_refused(write, tmp_path):
+    for path in (tmp_path, write(b"#" * (2**20 + 1))):
+        with pytest.raises(InputError, match="no regular file of at most"):
+            read_layout(path)
+    os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
+    with pytest.raises(InputError, match="no regular file"):
+        convert.get_layout(str(tmp_path / "pipe.toml"))
+    with pytest.raises(InputError, match=r"nowhere.toml is no readable layout \(FileNotFoundErr"):
+        convert.get_layout("nowhere.toml")
+    with pytest.raises(InputError, match="no readable layout"):
+        read_layout("a\0b.toml")
+
+
+PATHS = ", ".join(["'encoder/norm/bias'"] * 40_000)
+HOSTILE = {
+    "many rows": 'name = "x"\n' + ROW * 9000,
+    "many paths": f'name = "x"\n[[rows]]\nforeign = "x"\nparameters = [{PATHS}]',
+    "dotted key": "a." * 200_000 + "b = 1",
+    "dotted keys": "".join(f"[{'a.' * 64}b{i}]\n" for i in range(7600)),
+    "escapes": 'name = "' + r"\n" * 500_000 + '"',
+    "a deep table": "a = " + "{a=" * 300_000,
+    "long word": f'name = "x"\n[[rows]]\nforeign = "{{{"w" * 200}}}"\nparameters = "{"/" * 250}"',
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_takes_bounded_time(write, text):
+    begin, path = time.process_time(), write(text)
+    with pytest.raises(InputError):
+        convert.from_torch({}, small_config("pre_norm"), path)
+    took = time.process_time() - begin
+    print(f"{took:.2f} s for {len(text):,} bytes")
+    assert took < 20
+
+
+LINES = ["\n", "[[rows]]\n", "[config]\n", "[[buffers]]\n", 'foreign = "x"\n', ROW]
+WORDS = '[ ] { } = " \' . , # name stack shape when "\\u0000" true {i}'.split()
+SNIPPETS = st.sampled_from(LINES + WORDS)
+
+
+def assert_read_or_refused(path):
+    """Return whether a file is read; any other error than a refusal in one line fails."""
+    with contextlib.suppress(InputError):
+        read_layout(path)
+        return True
+    with pytest.raises(InputError, match=r"^[^\n]*\Z"):
+        read_layout(path)
+    return False
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(st.lists(SNIPPETS, max_size=30).map("".join))
+def test_random_text_is_read_or_refused(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("random") / "x.toml"
+    path.write_text(text, "utf-8")
+    if assert_read_or_refused(path):
+        layout = read_layout(path).layout
+        write_layout(path, layout, overwrite=True)
+        assert read_layout(path).layout == layout
+
+
+LEAVES = st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(st.data())
+def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data):
+    known = {
+        "top": ["scope", "unused", "config", "rows", "buffers", "name"],
+        "rows": ["foreign", "parameters", "operation", "shape", "stack", "zeros", "when"],
+        "config": ["preset", "d_model", "norm_epsilon", "positions", "norm_bias", "d_kv"],
+    }
+    values = {"name": "x", "rows": [{"foreign": "x", "parameters": "encoder/norm/scale"}]}
+    place = data.draw(st.sampled_from(list(known)))
+    key, value = data.draw(st.sampled_from(known[place])), data.draw(VALUES)
+    if place == "top":
+        values[key] = value
+    elif place == "rows":
+        values["rows"][0][key] = value
+    else:
+        values["config"] = {key: value}
+    path = tmp_path_factory.mktemp("random") / "x.toml"
+    path.write_bytes(tomli_w.dumps(values).encode("utf-8", "replace"))
+    assert_read_or_refused(path)
