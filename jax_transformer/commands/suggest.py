@@ -22,6 +22,7 @@ def suggest(
     against: Path | None = None,
     output: Path = Path("layout.toml"),
     strip_prefixes: Prefixes = (),
+    minutes: float = 10.0,
     overwrite: bool = False,
 ) -> None:
     """Find the stacks, layers and blocks of unknown weights; write their layout and config.
@@ -36,6 +37,7 @@ def suggest(
         against: What your program computed: the file that the printed code writes.
         output: TOML file to write, for --layout of convert and verify.
         strip_prefixes: Prefixes that are removed from every name that begins with them, as module.
+        minutes: After so many minutes the search gives the nearest model that it has found.
         overwrite: Replace an existing output.
     """
     if os.path.lexists(output) and not overwrite:
@@ -50,7 +52,7 @@ def suggest(
     tensors = _strip(files.read(weights), strip_prefixes)
     if known := layouts_of(tensors):
         print(f"note: these are the names of the layout {', '.join(known)}\n")
-    suggestion = _with_progress(tensors, record) if record else suggest_layout(tensors)
+    suggestion = _with_progress(tensors, record, minutes) if record else suggest_layout(tensors)
     print(suggestion)
     if record is not None and not suggestion.fits:
         sys.exit(1)
@@ -76,7 +78,7 @@ def _strip(tensors: dict, prefixes: tuple[str, ...]) -> dict:
     return tensors
 
 
-def _with_progress(tensors: dict, record: Record) -> Suggestion:
+def _with_progress(tensors: dict, record: Record, minutes: float) -> Suggestion:
     """Search, and show how many places agree."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -89,4 +91,4 @@ def _with_progress(tensors: dict, record: Record) -> Suggestion:
             text = f"{agreed} of {places} places agree, {passes:,} forward passes"
             bar.update(task, completed=agreed, total=places, description=text)
 
-        return suggest_layout(tensors, record, show)
+        return suggest_layout(tensors, record, show, minutes=minutes)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.porting.hypothesis import Hypothesis, Masks
-from jax_transformer.convert.porting.questions import EPSILONS, SOURCE_MASKS
+from jax_transformer.convert.porting.questions import EPSILONS, MOST_HEADS, SOURCE_MASKS
 from jax_transformer.convert.porting.record import Record
 from jax_transformer.convert.porting.simulate import Fit, Tensors, simulate
 from jax_transformer.convert.porting.structure import SINUSOIDS
@@ -150,7 +150,7 @@ def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
         values["positions"] = COMPUTED_POSITIONS
     values["position_offset"] = (0, 1, 2)
     inner = config.num_heads * config.head_dim
-    values["num_heads"] = tuple(n for n in range(1, inner + 1) if inner % n == 0)
+    values["num_heads"] = tuple(n for n in range(1, min(inner, MOST_HEADS) + 1) if inner % n == 0)
     for name, choices in values.items():
         for value in choices:
             if value == getattr(config, name):

@@ -7,6 +7,7 @@ projections; what stands behind it decides.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ LEAVES = {*SCALE_NAMES, *BIAS_NAMES, *MATRIX_NAMES}
 LEADING_LEAVES = {leaf for leaf in LEAVES if len(leaf) > 3}
 RAW = re.compile(r"^(.*?)(?:^|(?<=\.))([wWbB])_?([A-Za-z0-9_]+)$")
 MOST_TENSORS = 5000  # more than the largest known encoder-decoders have
+MOST_NUMBERS = 8  # in a name: those of lists in lists
 LAYER_MATRICES = 4  # a layer has a fused projection, an output and two of the feed-forward network
 
 
@@ -107,7 +109,7 @@ def find_stacks(shapes: Mapping[str, Shape]) -> tuple[Stack, ...]:
         )
     groups: dict[str, dict[int, dict[str, Shape]]] = {}
     for name, shape in shapes.items():
-        for match in NUMBER.finditer(name):
+        for match in itertools.islice(NUMBER.finditer(name), MOST_NUMBERS):
             layers = groups.setdefault(name[: match.start()], {})
             layers.setdefault(int(match[0]), {})[name[match.end() :]] = shape
     repeated = [item for item in groups.items() if len(item[1]) > 1]

@@ -31,6 +31,7 @@ TARGET_WORDS = {"tgt", "trg", "target", "dec", "decoder", "y"}
 HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", "lm", "logits"}
 TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
+MOST_HEADS = 256
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9)
 STACK_NORMS = ("encoder/norm", "decoder/norm")
 EMBEDDING_NORMS = ("source_embedding_norm", "target_embedding_norm")
@@ -163,7 +164,14 @@ def _role_answers(
         tuple(first[i] for i in order)
         for order in itertools.permutations(range(len(first)))
         if all(shapes[i] == shapes[o] for i, o in enumerate(order))
+        and _alike(tuple(first[i] for i in order), biases)
     )
+
+
+def _alike(roles: tuple[str, ...], biases: Sequence[Shape | None]) -> bool:
+    """Return whether query, key and value all have a bias, or none of them."""
+    given = zip(roles, biases, strict=True)
+    return len({bias is None for role, bias in given if role not in ("output", "outer")}) == 1
 
 
 def _fits(
@@ -207,11 +215,14 @@ def _self_or_cross(decoder: Layer) -> Question:
     about = tuple(
         decoder.stack.template(unit.matrix) for group in decoder.attentions for unit in group.units
     )
+    names = [group.units[0].matrix.strip(".") for group in decoder.attentions]
+    answers = (likely, likely[::-1])
     return Question(
         "the decoder's self-attention and cross-attention",
-        (likely, likely[::-1]),
+        answers,
         "open" if one == other else "likely",
         about,
+        tuple(f"{names[first]} is in the self-attention" for first, _ in answers),
     )
 
 
@@ -326,7 +337,7 @@ def _tables(structure: Structure) -> Question:
         names = ", ".join(f"{table.matrix} {list(table.shape)}" for table in tables)
         raise InputError(f"the tables {names} are not those of a source, a target and an output")
 
-    def score(answer: tuple[int | None, ...]) -> float:
+    def score(answer: tuple[int | None, ...]) -> int:
         source, target, output = answer
         if source is None:
             return 0
@@ -433,5 +444,5 @@ def _heads(structure: Structure, width: int) -> tuple[int, ...]:
     relative = structure.encoder.relative
     if relative:
         return (structure.encoder.stack.first_only[relative][1],)
-    divisors = [heads for heads in range(1, inner + 1) if inner % heads == 0]
+    divisors = [heads for heads in range(1, min(inner, MOST_HEADS) + 1) if inner % heads == 0]
     return tuple(sorted(divisors, key=lambda heads: (heads == 1, abs(inner / heads - 64))))

@@ -53,6 +53,7 @@ class Finding:
         questions: All questions by name.
         passes: How many forward passes it took, whole or up to the first difference.
         seconds: How long it took.
+        stopped: Whether it ended because its time was over.
     """
 
     answers: dict[str, Any]
@@ -62,6 +63,7 @@ class Finding:
     questions: dict[str, Question]
     passes: int
     seconds: float
+    stopped: bool
 
     @property
     def undecided(self) -> tuple[Alternative, ...]:
@@ -75,6 +77,7 @@ def search(
     tensors: Mapping[str, np.ndarray],
     record: Record,
     progress: Progress | None = None,
+    minutes: float = 10.0,
 ) -> Finding:
     """Return the answers with which the model follows a record, or comes nearest to it.
 
@@ -89,8 +92,9 @@ def search(
         record: What the program computed.
         progress: Is called after each pass with the most places that agreed, the number of
             places, and the number of passes.
+        minutes: After so many minutes the nearest model so far is returned.
     """
-    return _Search(structure, tensors, record, progress).run()
+    return _Search(structure, tensors, record, progress, minutes).run()
 
 
 class _Search:
@@ -100,12 +104,16 @@ class _Search:
         tensors: Mapping[str, np.ndarray],
         record: Record,
         progress: Progress | None,
+        minutes: float,
     ) -> None:
         self.structure = structure
         self.tensors = Tensors(tensors)
         self.record = record
         self.taps = layer_modules(structure)
         self.progress = progress
+        self.start = time.perf_counter()
+        self.end = self.start + 60 * minutes
+        self.stopped = False
         layers = set(self.taps.values())
         self.places = sum(1 + len(layers & batch.blocks.keys()) for batch in record.batches)
         self.agreed = 0
@@ -120,7 +128,6 @@ class _Search:
 
     def run(self) -> Finding:
         """Search, and compare every other answer with what was found."""
-        start = time.perf_counter()
         answers = {name: question.answers[0] for name, question in self.questions.items()}
         answers = self._descend(answers)
         fit = self._fit(answers)
@@ -131,9 +138,9 @@ class _Search:
             hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         except InputError as error:
             raise InputError(f"no config has this model: {error}") from error
-        fit, seconds = self._fit(answers), time.perf_counter() - start
+        fit, seconds = self._fit(answers), time.perf_counter() - self.start
         found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
-        return Finding(*found, seconds)
+        return Finding(*found, seconds, self.stopped)
 
     def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
         key = (only, *answers.values())
@@ -154,8 +161,15 @@ class _Search:
             self.progress(self.agreed, self.places, self.passes)
         return fit
 
+    def _is_over(self) -> bool:
+        """Return whether the time is over."""
+        self.stopped = self.stopped or time.perf_counter() > self.end
+        return self.stopped
+
     def _improves(self, changed: Mapping[str, Any], fit: Fit) -> bool:
         """Return whether answers fit better; compares the first difference before the rest."""
+        if self._is_over():
+            return False
         point = fit.points[-1]
         if fit is not NOTHING:
             there = self._fit(changed, point.name).points[-1]
@@ -173,7 +187,7 @@ class _Search:
         """Return answers that no change of one, nor of two of them, improves."""
         while not self._fit(answers).complete:
             better = self._sweep(answers)
-            if better == answers:
+            if better == answers and not self._is_over():
                 better = self._pair(answers)
             if better == answers:
                 break
@@ -234,6 +248,8 @@ class _Search:
         asked = [name for name in names if name in self.questions]
         found = [answers]
         for choice in itertools.product(*(self.questions[name].answers for name in asked)):
+            if self._is_over():
+                break
             swept = answers | dict(zip(asked, choice, strict=True))
             while (better := self._sweep(swept)) != swept:
                 swept = better

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -32,6 +33,7 @@ SINUSOIDS = (
 )
 POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
 MOST_TABLES = 3  # source, target and output
+MOST_OUTSIDE = 100  # tensors outside the layers
 SHOWN = 6  # names in a message
 
 
@@ -118,6 +120,8 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     }
     layers = [_layer(stack, tensors, width) for stack in stacks]
     encoder, decoder = _order(layers)
+    if len(outside) > MOST_OUTSIDE:
+        raise InputError(_no_place(sorted(outside, key=natural_key), shapes))
     sinusoids = tuple(_sinusoids(outside, tensors, width))
     computed = {positions.name for positions in sinusoids}
     copies = _copies(tensors, outside.keys() - computed)
@@ -128,19 +132,19 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     if len(tables) > MOST_TABLES and not learned:
         learned = _smallest_pair(tables)
         tables = [table for table in tables if table.matrix not in learned]
-    meaningless = [name for name in units.other if _is_constant(tensors[name])]
+    if len(tables) > MOST_TABLES:
+        raise InputError(_no_place([table.matrix for table in tables], shapes))
     odd = [u for u in units.products if u.matrix not in learned and u not in tables]
-    meaningless += [u.matrix for u in odd if _is_constant(tensors[u.matrix]) and not u.bias]
     vocabularies = {max(unit.shape) for unit in tables}
+    loose = [*units.other, *(unit.matrix for unit in odd if not unit.bias)]
     biases = [
         name
-        for name in (*units.other, *(u.matrix for u in odd))
-        if name not in meaningless
-        and max(shapes[name]) in vocabularies
-        and np.prod(shapes[name]) in vocabularies
+        for name in loose
+        if shapes[name] and max(shapes[name]) == math.prod(shapes[name]) in vocabularies
     ]
-    rest = [name for name in units.other if name not in (*meaningless, *biases)]
-    rest += [u.matrix for u in odd if u.matrix not in (*meaningless, *biases)]
+    meaningless = [n for n in loose if n not in biases and _is_constant(tensors[n])]
+    rest = [name for name in loose if name not in (*biases, *meaningless)]
+    rest += [unit.matrix for unit in odd if unit.bias]
     if rest:
         raise InputError(_no_place(rest, shapes))
     return Structure(

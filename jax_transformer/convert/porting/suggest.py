@@ -95,7 +95,8 @@ class Suggestion:
         fit, passes, seconds = self.finding.fit, self.finding.passes, self.finding.seconds
         effort = f"{passes:,} forward passes in {seconds:.1f} s"
         if not fit.complete:
-            return [*_misses(self.finding), effort]
+            cut = ["the search was stopped: give it more --minutes"] if self.finding.stopped else []
+            return [*_misses(self.finding), *cut, effort]
         lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
         if self.masks != Masks():
             lines.append(f"masks of your program, for encode and decode: {self.masks.text}")
@@ -105,7 +106,11 @@ class Suggestion:
 
 
 def suggest(
-    tensors: Mapping[str, Any], record: Record | None = None, progress: Progress | None = None
+    tensors: Mapping[str, Any],
+    record: Record | None = None,
+    progress: Progress | None = None,
+    *,
+    minutes: float = 10.0,
 ) -> Suggestion:
     """Return a config and a layout for the weights of an encoder-decoder.
 
@@ -116,6 +121,7 @@ def suggest(
         tensors: Tensors of torch, numpy or jax by name: a whole state_dict.
         record: What the program computed; needs torch.
         progress: Is called during the search; see `search.search`.
+        minutes: After so many minutes the search gives the nearest model so far.
 
     Raises:
         InputError: The tensors are those of no encoder-decoder that this library can have; names
@@ -134,7 +140,7 @@ def suggest(
         return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
     from jax_transformer.convert.porting.search import search
 
-    finding = search(structure, arrays, record, progress)
+    finding = search(structure, arrays, record, progress, minutes)
     hypothesis = finding.hypothesis
     undecided = _undecided(finding)
     certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
