@@ -136,6 +136,15 @@ def test_a_bar_passes_the_bound_exactly_where_its_error_does():
     assert widths[-1] == widths[-2] == 100
 
 
+def test_the_bound_lies_between_the_labels_of_the_axis_where_it_belongs():
+    comparison = Comparison((BlockError("one", "", 3e-16), BlockError("logits", "", 7.0)), 2e-11)
+    html = errors_section(comparison, comparison.first_differing)
+    ticks = re.findall(r'left:([\d.]+)%">10<sup>(.*?)</sup>', html.replace("&minus;", "-"))
+    places, exponents = np.array(ticks, float).T
+    assert np.all(np.diff(exponents) > 0)
+    assert np.interp(bars(html)[1], places, exponents) == pytest.approx(np.log10(2e-11), abs=0.01)
+
+
 def test_an_error_of_zero_has_no_bar():
     blocks = (BlockError("one", "", 0.0), BlockError("logits", "", 0.0))
     html = errors_section(Comparison(blocks, 1e-5), None)
@@ -170,7 +179,7 @@ def test_names_of_a_file_are_text_and_nothing_else(agreeing, tmp_path):
 def test_many_layers_have_a_bar_each_and_a_bounded_size():
     names = [f"encoder.layers.{i}.{b}" for i in range(700) for b in ("self_attention", "norm", "x")]
     blocks = [BlockError(name, "m" * 5000, 1e-7) for name in (*names, "logits")]
-    blocks[600] = blocks[600]._replace(error=float("nan"))
+    blocks[601] = blocks[601]._replace(error=float("nan"))
     comparison = Comparison(tuple(blocks), 1e-5)
     html = errors_section(comparison, comparison.first_differing)
     assert len(blocks) > MOST_BARS
