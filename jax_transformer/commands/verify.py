@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from jax_transformer.commands.convert import Prefixes, file_config, read_source
+from jax_transformer.commands.convert import Prefixes, file_config, is_checkpoint, read_source
 from jax_transformer.convert import files, get_layout, to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.convert.porting.compare import Comparison, compare_record
@@ -61,7 +61,7 @@ def _both_frameworks(
 ) -> Verification:
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
-    if source.is_dir():
+    if source.is_dir() or is_checkpoint(source, layout, config):
         model = read_source(source, layout, config, strip_prefixes)
         return verify_tensors(to_torch(model.params, model.config), model.config)
     read, tensors = file_config(source, config, layout), files.read(source)

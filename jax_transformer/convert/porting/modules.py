@@ -60,37 +60,43 @@ def foreign_modules(
         Tensor(buffer.foreign.rpartition(".")[0], POSITIONS, False) for buffer in layout.buffers
     ]
     indices = {name: index for index, name in enumerate(order)}
-    found, taken = {}, set()
-    for place in order:
+    found: dict[str, list[str]] = {}
+    taken = set()
+    # A module that is a whole layer or stack is compared as that, not as its last block.
+    for place in sorted(order, key=lambda place: (not _is_layer(place), "." in place)):
         own = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
         tables = place.endswith(("_embedding", "_positions"))
-        groups = [[tensor] for tensor in own] if tables else [own]
-        for group in filter(None, groups):
-            module = _module(group, tensors, indices, indices[place], recorded)
-            if module and module not in taken:
-                found.setdefault(place, []).append(module)
-                taken.add(module)
+        for group in filter(None, [[tensor] for tensor in own] if tables else [own]):
+            for module in _candidates(group, tensors, _is_layer(place)):
+                inside = _inside(module, tensors)
+                later = any(indices.get(tensor.place, 0) > indices[place] for tensor in inside)
+                if module in recorded and not later:
+                    if module not in taken:
+                        found.setdefault(place, []).append(module)
+                        taken.add(module)
+                    break
     return found
 
 
-def _module(
-    own: list[Tensor],
-    tensors: list[Tensor],
-    indices: dict[str, int],
-    index: int,
-    recorded: set[str],
-) -> str:
-    """Return the recorded module of a place, or ""."""
+def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
+    """Return the foreign modules whose output may be that of a place, the likeliest first.
+
+    Args:
+        own: The tensors of the place.
+        tensors: All tensors.
+        exactly: Whether a module must hold no other tensors.
+    """
     inner = _common(own)
-    around = [inner, *_ancestors(inner)]
-    if len({tensor.place for tensor in own}) == 1:  # no layer, no stack
-        alone = [inner] if len(_inside(inner, tensors)) == len(own) else []
-        around = [*alone, *dict.fromkeys(tensor.module for tensor in own if tensor.last), *around]
-    for module in around:
-        later = any(indices.get(tensor.place, 0) > index for tensor in _inside(module, tensors))
-        if module in recorded and not later:
-            return module
-    return ""
+    alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(own)]
+    if exactly:
+        return alone
+    one_block = len({tensor.place for tensor in own}) == 1
+    last = [tensor.module for tensor in own if tensor.last and one_block]
+    return list(dict.fromkeys([*alone, *last, *_around(inner)]))
+
+
+def _is_layer(place: str) -> bool:
+    return place.startswith(("encoder.layers.", "decoder.layers.")) and place.count(".") == 2
 
 
 def _inside(module: str, tensors: list[Tensor]) -> list[Tensor]:
@@ -116,7 +122,7 @@ def _common(tensors: list[Tensor]) -> str:
     return ".".join(first)
 
 
-def _ancestors(module: str) -> list[str]:
-    """Return the modules around a module, the innermost first."""
+def _around(module: str) -> list[str]:
+    """Return a module and those around it, the innermost first."""
     parts = module.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
