@@ -107,9 +107,11 @@ def attention_of_both(
         (target & causal)[None, None],
     )
     variables, inputs = jax.tree.map(jnp.asarray, ({"params": dict(params)}, inputs))
+    model = Transformer(config)
     recording = {"capture_intermediates": _drops_attention, "mutable": "intermediates"}
+    run = jax.jit(lambda variables, *inputs: model.apply(variables, *inputs, **recording)[1])
     with jax.default_matmul_precision("highest"):
-        _, captured = Transformer(config).apply(variables, *inputs, **recording)
+        captured = run(variables, *inputs)
     last = config.num_decoder_layers - 1
     wanted = {
         f"decoder.layers.{last}.cross_attention": ("Last decoder layer to the source", "target"),

@@ -68,9 +68,9 @@ def number(value: float) -> str:
     return f"{factor.removesuffix('.0')}e{int(exponent)}" if exponent else factor
 
 
-def plural(count: int, noun: str, many: str = "") -> str:
-    """Return a count with its noun, as "1 block" and "2 blocks"; `many` where no s makes it."""
-    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, as "1 block" and "2 blocks"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def lines(parts: Iterable[str]) -> str:

@@ -132,8 +132,8 @@ def _headline(comparison: Comparison, layout: Layout, record: Record) -> str:
         "Error of the logits": number(logits),
         "Bound": number(comparison.bound),
         "Blocks within it": f"{agreeing} of {len(comparison.blocks)}",
-        "Recorded": f"{plural(len(record.batches), 'batch', 'batches')}, {plural(rows, 'row')}",
-        "Masks": "as the config says" if masks == "default" else text(masks),
+        "Recorded": plural(rows, "row"),
+        "Masks": "as in the config" if masks == "default" else text(masks),
         "Your program returns": text(comparison.output),
     }
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())

@@ -16,7 +16,7 @@ from jax_transformer.convert.porting.html_elements import (
 )
 from jax_transformer.convert.table import LAYER, Layout, Pair, expand
 
-MOST_ROWS = 400  # rows of one table
+MOST_ROWS = 400  # of one table, and names of one sentence
 NUMBERS = re.compile(r"(\d+)")
 PARTS = {
     "Embeddings and output": "",
@@ -45,7 +45,7 @@ def weights_section(config: TransformerConfig, layout: Layout) -> str:
             summary = f"{title} <small>{plural(len(own), 'tensor')}</small>"
             content.append(folded(summary, _table(grouped(own)), is_open=True))
     if layout.buffers:
-        names = ", ".join(code(buffer.foreign) for buffer in layout.buffers)
+        names = ", ".join(code(buffer.foreign) for buffer in layout.buffers[:MOST_ROWS])
         content.append(f"<p>Computed and compared, not learned: {names}.</p>")
     if layout.unused:
         listed = ", ".join(map(code, layout.unused[:MOST_ROWS]))

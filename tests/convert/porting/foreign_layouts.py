@@ -3,8 +3,8 @@
 from functools import partial
 
 from jax_transformer.convert import Buffer, Layout, Operation, Row, transpose
-from jax_transformer.convert.layouts.from_scratch import position_table
 from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
 
 SELF, CROSS, NETWORK = "self_attention", "cross_attention", "feed_forward"
 PARTS = ("query", "key", "value", "output")
@@ -364,17 +364,14 @@ def wrapped():
     ]
 
 
-def sequence_table(config):
-    return position_table(config, batch_axis=False)[:, None]
-
-
-flat_table = partial(position_table, batch_axis=False)
 BUFFERS = {
-    "keys_before_queries": {"timing": flat_table},
-    "clones": {"src_embed.1.pe": position_table, "tgt_embed.1.pe": position_table},
-    "unnormed_decoder": {"position_encoding": position_table},
-    "sequence_first": {"positional.pe": sequence_table},
-    "norm_inside": {"encoder.pos_table": position_table, "decoder.pos_table": position_table},
+    "keys_before_queries": {"timing": ("length", "d_model")},
+    "clones": dict.fromkeys(("src_embed.1.pe", "tgt_embed.1.pe"), (1, "length", "d_model")),
+    "unnormed_decoder": {"position_encoding": (1, "length", "d_model")},
+    "sequence_first": {"positional.pe": ("length", 1, "d_model")},
+    "norm_inside": {
+        f"{side}.pos_table": (1, "length", "d_model") for side in ("encoder", "decoder")
+    },
 }
 ROWS = {
     write.__name__: write
@@ -397,5 +394,6 @@ ROWS = {
 
 def layout(name):
     """Return the layout of one of the twelve models."""
-    buffers = (Buffer(foreign, value) for foreign, value in BUFFERS.get(name, {}).items())
+    shapes = BUFFERS.get(name, {})
+    buffers = (Buffer(foreign, PositionTable(shape)) for foreign, shape in shapes.items())
     return Layout(name, tuple(ROWS[name]()), tuple(buffers))

@@ -17,11 +17,12 @@ from jax_transformer.convert.porting.html_errors import MOST_BARS, errors_sectio
 from jax_transformer.convert.porting.html_report import write_report
 from jax_transformer.convert.porting.html_weights import grouped, operation, template
 from jax_transformer.convert.porting.html_weights import weights_section as weights
-from jax_transformer.convert.porting.record import Record, record_module
+from jax_transformer.convert.porting.record import Batch, Record, record_module
 from jax_transformer.convert.table import Pair, expand
 from jax_transformer.errors import InputError
 from tests.convert.porting.foreign_layouts import layout
 from tests.convert.porting.foreign_models import MODELS, random_ids
+from tests.models import random_params, random_tokens, small_config
 
 HOSTILE = "</code><script>alert(1)</script><img src=x onerror=f()>\x07\N{RIGHT-TO-LEFT OVERRIDE}&"
 VOID = {"meta", "wbr", "br", "img", "link", "input", "hr"}
@@ -136,6 +137,15 @@ def test_a_bar_passes_the_bound_exactly_where_its_error_does():
     assert widths[-1] == widths[-2] == 100
 
 
+def test_the_bound_lies_between_the_labels_of_the_axis_where_it_belongs():
+    comparison = Comparison((BlockError("one", "", 3e-16), BlockError("logits", "", 7.0)), 2e-11)
+    html = errors_section(comparison, comparison.first_differing)
+    ticks = re.findall(r'left:([\d.]+)%">10<sup>(.*?)</sup>', html.replace("&minus;", "-"))
+    places, exponents = np.array(ticks, float).T
+    assert np.all(np.diff(exponents) > 0)
+    assert np.interp(bars(html)[1], places, exponents) == pytest.approx(np.log10(2e-11), abs=0.01)
+
+
 def test_an_error_of_zero_has_no_bar():
     blocks = (BlockError("one", "", 0.0), BlockError("logits", "", 0.0))
     html = errors_section(Comparison(blocks, 1e-5), None)
@@ -170,7 +180,7 @@ def test_names_of_a_file_are_text_and_nothing_else(agreeing, tmp_path):
 def test_many_layers_have_a_bar_each_and_a_bounded_size():
     names = [f"encoder.layers.{i}.{b}" for i in range(700) for b in ("self_attention", "norm", "x")]
     blocks = [BlockError(name, "m" * 5000, 1e-7) for name in (*names, "logits")]
-    blocks[600] = blocks[600]._replace(error=float("nan"))
+    blocks[601] = blocks[601]._replace(error=float("nan"))
     comparison = Comparison(tuple(blocks), 1e-5)
     html = errors_section(comparison, comparison.first_differing)
     assert len(blocks) > MOST_BARS
@@ -301,6 +311,18 @@ def test_a_model_of_vectors_has_a_report(tmp_path):
     _, page = page_of(tmp_path / "report.html", (comparison, params, config, named, record))
     assert "agrees with yours" in page.text
     assert "Source ids" not in page.text
+
+
+@pytest.mark.parametrize("preset", ["shared_heads", "t5"])
+def test_decoders_over_the_memory_and_relative_biases_have_a_report(preset, tmp_path):
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    ids = random_tokens(config)[0]
+    record = Record((Batch(ids, ids, np.zeros((*ids.shape, config.tgt_vocab_size)), {}),), None)
+    comparison = Comparison((BlockError("logits", "", 0.0),), 1e-5)
+    others = (random_params(config), config, convert.get_layout("reference"), record)
+    text, page = page_of(tmp_path / "report.html", (comparison, *others))
+    assert text.count("<svg") == 2 * config.num_heads
+    assert "The record holds the logits and no outputs of blocks" in page.text
 
 
 def test_a_file_is_not_replaced_unasked(agreeing, tmp_path):

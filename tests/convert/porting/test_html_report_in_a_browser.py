@@ -3,6 +3,10 @@
 import dataclasses
 import os
 import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,9 @@ from jax_transformer.convert.porting.record import Batch, Record
 from tests.models import random_params
 
 playwright = pytest.importorskip("playwright.sync_api")
+from benchmarks import porting_report  # noqa: E402 - it imports playwright
+
+ROOT = Path(__file__).parents[3]
 
 WIDTHS = (1280, 961, 390)
 LONG = "model.net.encoder_of_the_whole_network.list_of_layers.0.first_attention_of_the_layer"
@@ -195,6 +202,25 @@ def test_the_bound_is_a_line_through_all_tracks_below_its_label(open_page, width
     label = page.locator(".bound-label span").bounding_box()
     sides = (label["x"], label["x"] + label["width"])
     assert min(abs(edges[0] - side) for side in sides) < 3
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_the_picture_of_the_documents_can_be_taken(tmp_path, x64):
+    """In a process of its own: one process has one playwright."""
+    porting_report.report(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "activation=&#x27;gelu_tanh&#x27;, not &#x27;gelu&#x27;" in text
+    command = (
+        "import sys; from pathlib import Path; from benchmarks.porting_report import photograph;"
+        "photograph(Path('report.html').absolute(), Path('report.png'))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, env=environment, check=True)
+    taken, shown = tmp_path / "report.png", ROOT / porting_report.PICTURE
+    sizes = [struct.unpack(">II", path.read_bytes()[16:24]) for path in (taken, shown)]
+    assert sizes == [(porting_report.WIDTH, porting_report.HEIGHT)] * 2
+    assert 50_000 < shown.stat().st_size < 200_000
+    assert 50_000 < taken.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
