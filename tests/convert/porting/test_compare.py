@@ -12,6 +12,7 @@ from torch import nn
 from jax_transformer import convert
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.porting.compare import compare_record
+from jax_transformer.convert.porting.modules import foreign_modules
 from jax_transformer.convert.porting.record import Batch, Record, record_module
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
@@ -223,11 +224,24 @@ def test_the_masks_of_a_program_are_recognised(masks):
     assert result.blocks[-1].error < 2e-6
 
 
-def test_a_causal_mask_makes_the_difference_that_is_reported():
-    """A wrong config is wrong under every mask; the masks that fit the most are kept."""
-    wrong = dataclasses.replace(PROGRAM, activation="gelu")
-    result = compared(wrong, causal=False)
-    assert result.first_differing.name == "encoder.layers.0.feed_forward"
+def test_what_is_wrong_beside_the_masks_is_blamed_alone():
+    """The masks that reproduce the most blocks are kept, though nothing fits."""
+    module = randomized(Program(PROGRAM, causal=False))
+    wrong = module.state_dict() | {
+        "body.decoder.layers.0.linear2.bias": torch.ones(PROGRAM.d_model)
+    }
+    params = convert.from_torch(wrong, PROGRAM, PROGRAM_LAYOUT)
+    inputs = (PROGRAM, PROGRAM_LAYOUT, *ragged(PROGRAM))
+    result = convert.compare(module, params, *inputs, explain=False)
+    assert result.first_differing.name == "decoder.layers.0.feed_forward"
+    assert result.masks == "no target padding mask, not causal"
+
+
+def test_a_module_is_the_last_place_in_it():
+    """The module around both stacks gives what the decoder gives, and not what the encoder does."""
+    order = ["encoder", "decoder.norm", "decoder", "output_projection"]
+    found = foreign_modules(PROGRAM_LAYOUT, PROGRAM, order, {"body", "head"})
+    assert found == {"decoder": ["body"], "output_projection": ["head"]}
 
 
 @pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
