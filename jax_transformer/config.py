@@ -6,6 +6,7 @@ Imports neither jax nor torch: both frameworks, the converters and the command l
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from typing import Any, Literal, get_args, no_type_check
@@ -163,7 +164,8 @@ class TransformerConfig:
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        self._check_types()
+        for field in dataclasses.fields(self):
+            self.check_value(field.name, getattr(self, field.name))
         self._check_ranges()
         self._check_combinations()
 
@@ -194,10 +196,8 @@ class TransformerConfig:
         Raises:
             InputError: A field or a value is unknown.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
         for name, value in fields.items():
-            if name not in known:
-                raise InputError(f"{name}={value!r} is no field of TransformerConfig: {known}")
+            cls.check_value(name, value)
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,25 +248,33 @@ class TransformerConfig:
         """Dropout rate inside the feed-forward network."""
         return self.dropout if self.activation_dropout is None else self.activation_dropout
 
-    def _check_types(self) -> None:
-        for name, hint in inspect.get_annotations(type(self), eval_str=True).items():
-            value = getattr(self, name)
-            if hint is int:
-                right, wanted = type(value) is int, "a whole number"
-            elif hint is bool:
-                right, wanted = type(value) is bool, "True or False"
-            elif hint == bool | None:
-                right, wanted = value is None or type(value) is bool, "True, False or None"
-            elif hint == int | None:
-                right, wanted = value is None or type(value) is int, "a whole number or None"
-            elif hint in (float, float | None):
-                right = type(value) in (int, float) and math.isfinite(value)
-                right, wanted = right or (value is None and hint is not float), "a finite number"
-            else:
-                choices = get_args(hint)
-                right, wanted = value in choices, f"one of {', '.join(choices)}"
-            if not right:
-                raise InputError(f"{name}={value!r} must be {wanted}")
+    @classmethod
+    def check_value(cls, name: str, value: Any) -> None:
+        """Refuse a value that a field has in no config; ranges are checked on construction.
+
+        Raises:
+            InputError: The field is unknown, or the value has another type or is no choice.
+        """
+        known = _hints(cls)
+        if name not in known:
+            raise InputError(f"{name}={value!r} is no field of TransformerConfig: {list(known)}")
+        hint = known[name]
+        if hint is int:
+            right, wanted = type(value) is int, "a whole number"
+        elif hint is bool:
+            right, wanted = type(value) is bool, "True or False"
+        elif hint == bool | None:
+            right, wanted = value is None or type(value) is bool, "True, False or None"
+        elif hint == int | None:
+            right, wanted = value is None or type(value) is int, "a whole number or None"
+        elif hint in (float, float | None):
+            right = type(value) in (int, float) and math.isfinite(value)
+            right, wanted = right or (value is None and hint is not float), "a finite number"
+        else:
+            choices = get_args(hint)
+            right, wanted = value in choices, f"one of {', '.join(choices)}"
+        if not right:
+            raise InputError(f"{name}={value!r} must be {wanted}")
 
     def _check_ranges(self) -> None:
         sizes = (
@@ -387,3 +395,9 @@ class TransformerConfig:
                 f"relative_attention_max_distance={distance} must exceed half of "
                 f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
             )
+
+
+@functools.cache
+def _hints(config_type: type) -> dict[str, Any]:
+    """Return the type of every field by name."""
+    return inspect.get_annotations(config_type, eval_str=True)

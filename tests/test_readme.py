@@ -23,7 +23,7 @@ def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
     assert (ROOT / "train.py").is_file()
     ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     assert "pytest" in ci
-    assert 'pip install --quiet -e ".[test]"' in ci
+    assert 'pip install --quiet -e ".[test,browser]"' in ci
     assert "--numprocesses=auto" in project["tool"]["pytest"]["ini_options"]["addopts"]
 
 

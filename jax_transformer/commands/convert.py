@@ -30,6 +30,7 @@ from jax_transformer.convert.huggingface import (
 from jax_transformer.convert.layout_file import is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
+from jax_transformer.convert.trainers import TRAINERS, read_trainer
 from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
 
@@ -69,6 +70,7 @@ def convert(
     dtype: str | None = None,
     overwrite: bool = False,
     max_shard_size: str = MAX_SHARD_SIZE,
+    num_heads: int | None = None,
 ) -> None:
     """Read weights in one layout, write them in another, and print what became of each tensor.
 
@@ -77,7 +79,9 @@ def convert(
 
     Args:
         source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
-            a folder that training has written. The config.json of a folder says which it is.
+            a folder that training has written. The config.json of a folder says which it is. With
+            the name of a training program as --layout (fairseq, joeynmt, opennmt_py,
+            annotated_transformer), a checkpoint as the program wrote it, beside its other files.
         output: Weights to write: a file of one of these kinds; with the name of a Hugging Face
             family as --output-layout, a folder.
         layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
@@ -90,10 +94,12 @@ def convert(
         overwrite: Replace an existing output.
         max_shard_size: Most bytes of one weight file of a Hugging Face folder, as 5GB; larger
             weights are split into shards.
+        num_heads: Attention heads, for the checkpoint of a program that does not record them
+            (annotated_transformer); if None, the number in its code.
     """
     get_layout(layout)
     target = get_layout(output_layout)
-    model = read_source(source, layout, config, strip_prefixes, dtype)
+    model = read_source(source, layout, config, strip_prefixes, dtype, num_heads)
     if model.report:
         print(model.report)
     if (described := described_config(output_layout)) is not None:
@@ -135,12 +141,22 @@ def read_source(
     config_file: Path | None,
     strip_prefixes: tuple[str, ...],
     dtype: str | None = None,
+    num_heads: int | None = None,
 ) -> Source:
     """Return the model in a weight file or folder; arguments as for `convert`.
 
     Raises:
         InputError: The source or its config cannot be used.
     """
+    if is_checkpoint(source, layout, config_file):
+        program, trained = read_trainer(source, layout, num_heads=num_heads)
+        config = program.config(trained)
+        tokenizer = program.tokenizer(trained, config)
+        options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
+        params, report = to_params(trained.tensors, config, program.layout, **options)
+        return Source(config, params, tokenizer, report)
+    if num_heads is not None:
+        raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
     if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
         raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
     if is_huggingface(source):
@@ -161,6 +177,15 @@ def read_source(
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return Source(config, params, report=report)
+
+
+def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
+    """Return whether the source is a checkpoint of a training program, which has its settings.
+
+    A file in a program's layout that `convert` wrote has them in its metadata or in --config.
+    """
+    weights_alone = config_file is not None or source.suffix == ".safetensors"
+    return layout in TRAINERS and not weights_alone and not source.is_dir()
 
 
 def _read_huggingface(folder: Path, dtype: str | None) -> Source:

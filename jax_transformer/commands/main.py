@@ -16,6 +16,7 @@ COMMANDS = {
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
     "verify": "run JAX and PyTorch on the same weights and compare every block",
+    "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 PARSES_ITSELF = ("train",)  # its defaults depend on its arguments

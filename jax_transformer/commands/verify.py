@@ -1,16 +1,16 @@
 """`jax-transformer verify`: the same weights in both frameworks, or beside the user's program."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
 import tyro
 
-from jax_transformer.commands.convert import Prefixes, file_config, read_source
+from jax_transformer.commands.convert import Prefixes, file_config, is_checkpoint, read_source
 from jax_transformer.convert import files, get_layout, to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.convert.porting.compare import Comparison, compare_record
+from jax_transformer.convert.porting.html_report import check_report, write_report
 from jax_transformer.convert.porting.record import Record, read_record
 from jax_transformer.convert.verify import Verification
 from jax_transformer.convert.verify import verify as verify_tensors
@@ -61,7 +61,7 @@ def _both_frameworks(
 ) -> Verification:
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
-    if source.is_dir():
+    if source.is_dir() or is_checkpoint(source, layout, config):
         model = read_source(source, layout, config, strip_prefixes)
         return verify_tensors(to_torch(model.params, model.config), model.config)
     read, tensors = file_config(source, config, layout), files.read(source)
@@ -78,16 +78,14 @@ def _against(
     overwrite: bool,
 ) -> Comparison:
     """Compare with a record, print the comparison and write the report on it."""
-    if report is not None and os.path.lexists(report) and not overwrite:
-        raise InputError(f"{report} already exists; choose another name or add --overwrite")
+    if report is not None:
+        check_report(report, overwrite)
     record = _strip(read_record(against), strip_prefixes)
     model = read_source(source, layout, config, strip_prefixes)
     names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
     comparison = compare_record(model.params, model.config, names, record)
     print(comparison)
     if report is not None:
-        from jax_transformer.convert.porting.html_report import write_report
-
         inputs = (comparison, model.params, model.config, names, record)
         write_report(report, *inputs, overwrite=overwrite)
         print(f"{report} written")

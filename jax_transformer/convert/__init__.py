@@ -7,7 +7,7 @@ path of a TOML file that holds one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
@@ -32,9 +32,11 @@ from jax_transformer.convert.table import (
     Layout,
     Operation,
     Row,
+    holds_names,
     identity,
     transpose,
 )
+from jax_transformer.convert.trainers import TRAINERS, from_trainer
 from jax_transformer.convert.transfer import (
     ConfigMismatch,
     check_config,
@@ -61,9 +63,11 @@ __all__ = [
     "files",
     "from_huggingface",
     "from_torch",
+    "from_trainer",
     "get_layout",
     "identity",
     "layouts",
+    "layouts_of",
     "read_layout",
     "to_huggingface",
     "to_params",
@@ -162,7 +166,7 @@ def to_torch(
 
 
 def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments, the families' layouts among them."""
+    """Return the names of the layouts that need no arguments, also of families and trainers."""
     return tuple(_layouts())
 
 
@@ -189,5 +193,16 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
     return known[layout]
 
 
+def layouts_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the layouts of whole models in which tensors have these names."""
+    wanted = list(names)
+    return tuple(
+        name
+        for name, layout in _layouts().items()
+        if wanted and not layout.scope and holds_names(layout, wanted)
+    )
+
+
 def _layouts() -> dict[str, Layout]:
-    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}
+    families = {name: family.layout for name, family in FAMILIES.items()}
+    return LAYOUTS | families | {name: trainer.layout for name, trainer in TRAINERS.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jax_transformer.errors import InputError
 
@@ -22,6 +23,9 @@ FAULTS = (
 LONGEST_NAME = 200  # characters of a name that a message shows
 MOST_LINES = 18  # faults that a message shows; the report holds them all
 CANDIDATES = 2000  # names among which the nearest is looked for
+LAYER_NUMBERS = 4  # numbers of a name of which one may be that of the layer
+NUMBER = re.compile(r"(?<![0-9])[0-9]{1,6}(?![0-9])")
+Template = tuple[str, str] | tuple[str]  # what precedes and follows the layer's number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Report:
 class ConversionError(InputError):
     """Tensors that do not fit their layout. Nothing was converted.
 
-    The message shows the first faults of each kind and counts the others.
+    The message shows the first faults of each kind and counts the others. Names that differ in the
+    number of the layer alone are one line, with numbers as in "layers.{0..5}.norm.weight".
 
     Attributes:
         report: Everything that was found, with every fault in `report.faults`.
@@ -99,10 +104,11 @@ class ConversionError(InputError):
         lines += [f"  {report.hint}"] if report.hint else []
         shown = max(1, MOST_LINES // max(1, len(kinds)) - 1)
         for kind, entries in kinds.items():
-            most = shown + 1 if len(entries) == shown + 1 else shown
-            lines += map(_line, entries[:most])
-            if len(entries) > most:
-                lines.append(f"  ... and {len(entries) - most} more {kind}")
+            groups = _alike(entries)
+            most = shown + 1 if len(groups) == shown + 1 else shown
+            lines += [_line(_as_one(group)) for group in groups[:most]]
+            if more := sum(map(len, groups[most:])):
+                lines.append(f"  ... and {more} more {kind}")
         super().__init__("\n".join(lines))
 
 
@@ -111,6 +117,66 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     compared = [candidate[:LONGEST_NAME] for candidate in itertools.islice(candidates, CANDIDATES)]
     similar = difflib.get_close_matches(name[:LONGEST_NAME], compared, 1)
     return f"nearest: {similar[0]}" if similar else ""
+
+
+def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
+    """Return the names in groups of those that differ in the number of the layer alone.
+
+    Which number of a name is the layer's, the first or a later one, is not known: it is the one
+    that gives the fewest groups.
+
+    Returns:
+        The names of each group in their order, by what precedes and follows the number; a name
+        that is alone by itself.
+    """
+    best: dict[Template, list[str]] = {(name,): [name] for name in names}
+    for position in range(LAYER_NUMBERS):
+        groups: dict[Template, list[str]] = {}
+        for name in names:
+            numbers = list(itertools.islice(NUMBER.finditer(name), position + 1))
+            template: Template = (name,)
+            if len(numbers) > position:
+                template = name[: numbers[-1].start()], name[numbers[-1].end() :]
+            groups.setdefault(template, []).append(name)
+        if len(groups) < len(best):
+            best = groups
+    return best
+
+
+def _alike(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return entries of one kind in groups that a message shows as one line each.
+
+    The hint at a missing or unexpected name depends on the layer; other details must be equal.
+    """
+    templates = group_layers([entry.name for entry in entries])
+    template_of = {name: template for template, names in templates.items() for name in names}
+    groups: dict[tuple[Template, str], list[Entry]] = {}
+    for entry in entries:
+        detail = "" if entry.kind in ("missing", "unexpected") else entry.detail
+        groups.setdefault((template_of[entry.name], detail), []).append(entry)
+    return list(groups.values())
+
+
+def _as_one(entries: Sequence[Entry]) -> Entry:
+    """Return one entry for a group, with the numbers of its layers in braces."""
+    first = entries[0]
+    if len(entries) == 1:
+        return first
+    ((template, _),) = group_layers([entry.name for entry in entries]).items()
+    if len(template) == 1:  # one name several times
+        return first
+    before, after = template
+    own = [entry.name[len(before) : len(entry.name) - len(after)] for entry in entries]
+    numbers = sorted(set(map(int, own)))
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        spelt = f"{{{numbers[0]}..{numbers[-1]}}}"
+    else:
+        most = ",".join(map(str, numbers[:8]))
+        spelt = f"{{{most},...}}" if len(numbers) > 8 else f"{{{most}}}"
+    detail = first.detail
+    if first.kind in ("missing", "unexpected"):
+        detail = re.sub(rf"(?<![0-9]){own[0]}(?![0-9])", spelt, detail, count=1)
+    return Entry(first.kind, f"{before}{spelt}{after}", detail)
 
 
 def _line(entry: Entry) -> str:

@@ -133,6 +133,8 @@ class Row:
             sound = all(map(str.isidentifier, words)) and len(set(words)) == len(words)
             if not sound or set("{}") & set(WORD.sub("", template)):
                 raise InputError(f"{template!r}: braces must hold a word, as {{i}}, each word once")
+        if self.when is not None:
+            TransformerConfig.check_value(*self.when)
         if not self.paths:
             raise InputError(f"{self.foreign!r} must hold at least one parameter")
 
@@ -336,7 +338,7 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
                 indices.setdefault(name, set())
             ending = row.foreign.rpartition("}")[2]  # a cheap test before the pattern
             layer = rest[0].removeprefix("layers_")  # "{i}", or the number of one layer
-            templates.append((stack, layer, ending, _name_pattern(row.foreign)))
+            templates.append((stack, layer, ending, name_pattern(row.foreign)))
     for name in names:
         for stack, layer, ending, pattern in templates:
             if name.endswith(ending) and (match := pattern.search(name)):
@@ -345,6 +347,15 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
                 if found in indices and index.isdecimal():
                     indices[found].add(index)
     return {stack: len(found) for stack, found in indices.items()}
+
+
+def holds_names(layout: Layout, names: Iterable[str]) -> bool:
+    """Return whether a layout has a row, a buffer or no use for every one of these names."""
+    templates = [row.foreign for row in layout.rows]
+    templates += [buffer.foreign for buffer in layout.buffers]
+    expressions = [_expression(template, "[^./]+") for template in templates]
+    pattern = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", e) for e in expressions))
+    return all(name in layout.unused or pattern.fullmatch(name) for name in names)
 
 
 def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Shape]:
@@ -418,7 +429,7 @@ def check_possible(layout: Layout, row: Row) -> None:
     """Refuse a row that can match no parameter of any config: its path is misspelt."""
     inside = f"{layout.scope}/" if layout.scope else ""
     for path in row.paths:
-        if not _is_possible(f"{inside}{path}"):
+        if not is_possible(f"{inside}{path}"):
             raise InputError(
                 f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
                 f"parameter of any config; {nearest(f'{inside}{path}', possible_paths())}"
@@ -426,7 +437,8 @@ def check_possible(layout: Layout, row: Row) -> None:
 
 
 @functools.lru_cache
-def _is_possible(path: str) -> bool:
+def is_possible(path: str) -> bool:
+    """Whether some config has a parameter that the template of a path matches."""
     pattern = _pattern(LAYER.sub("layers_0", path))
     return any(pattern.fullmatch(known.replace("{i}", "0")) for known in possible_paths())
 
@@ -438,7 +450,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 @functools.lru_cache
-def _name_pattern(template: str) -> re.Pattern[str]:
+def name_pattern(template: str) -> re.Pattern[str]:
     """Return what ends as the template of a foreign name; a word in braces holds no dot."""
     return re.compile(rf"(?:^|\.){_expression(template, '[^./]+')}$")
 

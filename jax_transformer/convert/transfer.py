@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, no_type_check
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy, pieces
-from jax_transformer.convert.report import MOST_LINES, ConversionError, Report, nearest
+from jax_transformer.convert.names import add_names, compare_names
+from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
     LAYER,
     Buffer,
@@ -33,7 +32,6 @@ from jax_transformer.errors import InputError
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-NUMBER = re.compile(r"[0-9]+")
 TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.
@@ -129,7 +127,7 @@ def to_params(
     config = _within_tensors(config, layout, named, report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
-    _compare_names(named, pairs, computed, report)
+    compare_names(named, pairs, computed, layout, config, report)
 
     arrays: dict[str, np.ndarray] = {}
     owners: dict[tuple[str, ...], Pair] = {}  # the tensor from which parameters are read
@@ -202,8 +200,8 @@ def to_tensors(
     report = check.report
     pairs = expand(layout, config)
     shapes, given = parameter_shapes(config, layout.scope), flatten(params)
-    _add_names(report, "missing", [path for path in shapes if path not in given], given)
-    _add_names(report, "unexpected", [path for path in given if path not in shapes], shapes)
+    add_names(report, "missing", [path for path in shapes if path not in given], given)
+    add_names(report, "unexpected", [path for path in given if path not in shapes], shapes)
     arrays = {p: check(p, given[p], shape) for p, shape in shapes.items() if p in given}
     for pair in pairs:
         parts = [arrays[path] for path in pair.paths if arrays.get(path) is not None]
@@ -362,7 +360,8 @@ def _within_tensors(
     for stack in ("encoder", "decoder"):
         field = f"num_{stack}_layers"
         claimed = getattr(config, field)
-        if stack in held and claimed > held[stack]:
+        # Of 0 layers, none has the layout's names: the missing names say more.
+        if claimed > held.get(stack, 0) > 0:
             detail = f"the tensors hold {held[stack]} layers of the {stack}"
             report.add("missing", f"{field}={claimed}", detail)
         # Of a stack that the layout does not convert, only the layer of its scope is needed.
@@ -370,57 +369,6 @@ def _within_tensors(
         needed = held.get(stack, 1 + int(index[1]) if index else 1)
         fields[field] = min(claimed, max(1, needed))
     return dataclasses.replace(config, **fields)
-
-
-def _compare_names(
-    named: Mapping[str, Any],
-    pairs: Sequence[Pair],
-    computed: Sequence[Buffer],
-    report: Report,
-) -> None:
-    copies: dict[tuple[str, ...], list[str]] = {}
-    for pair in pairs:
-        if not pair.zeros:
-            copies.setdefault(pair.paths, []).append(pair.foreign)
-    missing = [names[0] for names in copies.values() if not any(name in named for name in names)]
-    missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
-    expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}
-    unexpected = [name for name in named if name not in expected]
-    report.hint = _prefix_hint(named, unexpected, set(missing))
-    _add_names(report, "missing", missing, unexpected)
-    _add_names(report, "unexpected", unexpected, missing or expected)
-
-
-def _prefix_hint(named: Mapping[str, Any], unexpected: Sequence[str], missing: set[str]) -> str:
-    """Return the remedy where a prefix keeps at least half of the missing names from matching."""
-    prefixes: Counter[str] = Counter()
-    for name in unexpected:
-        ends = (index + 1 for index, character in enumerate(name) if character == ".")
-        prefixes.update(name[:end] for end in ends if name[end:] in missing)
-    if not prefixes:
-        return ""
-    prefix, count = prefixes.most_common(1)[0]
-    if 2 * count < len(missing):
-        return ""
-    begin = sum(name.startswith(prefix) for name in named)
-    who = "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
-    return (
-        f"{who} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
-        f"--strip-prefixes {prefix}"
-    )
-
-
-def _add_names(report: Report, kind: str, names: Sequence[str], others: Iterable[str]) -> None:
-    candidates = list(others)
-    alike: dict[tuple[str, ...], list[str]] = {}  # by their numbers: the layer comes first
-    for candidate in candidates:
-        alike.setdefault(tuple(NUMBER.findall(candidate)), []).append(candidate)
-    for index, name in enumerate(names):
-        hint = ""
-        if index < MOST_LINES:
-            same_layer = alike.get(tuple(NUMBER.findall(name)), [])
-            hint = nearest(name, same_layer) or nearest(name, candidates)
-        report.add(kind, name, hint)
 
 
 def _compare_copies(

@@ -1,8 +1,6 @@
 """`verify --against`: a model beside its own program, by files alone."""
 
 import json
-import sys
-import types
 
 import pytest
 import torch
@@ -16,8 +14,6 @@ from tests.convert.porting.wrong_variants import (
     program,
     right_config,
 )
-
-REPORT = "jax_transformer.convert.porting.html_report"
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +100,21 @@ def test_a_wrong_variant_agrees_with_itself(recorded, verify, run, monkeypatch):
     assert "note: this tests the conversion" in printed
 
 
-def test_the_report_gets_what_was_compared(recorded, verify, tmp_path, monkeypatch):
-    written = []
-    stub = types.SimpleNamespace(
-        write_report=lambda *args, **options: written.append((args, options))
-    )
-    monkeypatch.setitem(sys.modules, REPORT, stub)
+def test_a_report_is_written_and_not_replaced_unasked(recorded, verify, tmp_path):
+    path = tmp_path / "report.html"
     code, printed = verify(recorded[0], right_config(), "--report=report.html")
     assert code == 0
     assert printed.splitlines()[-1] == "report.html written"
-    (((path, comparison, params, config, layout, record), options),) = written
-    assert str(path) == "report.html"
-    assert comparison.first_differing is None
-    assert set(params) >= {"encoder", "decoder"}
-    assert (config, layout.name, record.pad_id) == (right_config(), LAYOUT, right_config().pad_id)
-    assert options == {"overwrite": False}
-    (tmp_path / "report.html").write_text("kept")
-    code, _ = verify(recorded[0], right_config(), "--report=report.html")
-    assert code == "error: report.html already exists; choose another name or add --overwrite"
-    assert len(written) == 1
-    assert verify(recorded[0], right_config(), "--report=report.html", "--overwrite")[0] == 0
-    assert written[1][1] == {"overwrite": True}
+    assert "The converted model agrees with yours" in path.read_text()
+    wrong = mistaken(next(iter(WRONG)), recorded[0])
+    code, printed = verify(*wrong, "--report=report.html")
+    assert code == "error: report.html: exists already; name another report or overwrite it"
+    assert printed == ""
+    assert "The converted model agrees with yours" in path.read_text()
+    assert verify(*wrong, "--report=report.html", "--overwrite")[0] == 1
+    assert "The models differ, first in" in path.read_text()
+    code, _ = verify(recorded[0], right_config(), "--report=report.txt")
+    assert code == "error: report.txt: the name of a report must end in .html"
 
 
 def test_refusals(recorded, verify, run):

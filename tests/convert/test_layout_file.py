@@ -196,7 +196,12 @@ REFUSED = {
     "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
     "shape's zero": (f'name = "x"\n{ROW}shape = [0]', "must hold lengths, one -1 at most"),
     "shape's list": (f'name = "x"\n{ROW}shape = [[1]]', "must hold lengths, one -1 at most"),
-    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "when=['head', 1] must be a field of the"),
+    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "row 1 ('x'): head=1 is no field of Tran"),
+    "when's value": (
+        f'name = "x"\n{ROW}when = ["output_projection", "ties"]',
+        "output_projection='ties' must be one of linear, tied, none",
+    ),
+    "when's one": (f'name = "x"\n{ROW}when = ["d_model"]', "when=['d_model'] must be a field of"),
     "when's list": (f'name = "x"\n{ROW}when = [["d_model"], 1]', "must be a field of the config"),
     "path": (
         'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',

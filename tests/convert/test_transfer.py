@@ -145,7 +145,10 @@ def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
 
 def test_many_faults_stay_readable_and_fast():
     config, _, state_dict = reference_case()
-    strangers = {f"{'x' * 500}{number}": torch.zeros(1) for number in range(100_000)}
+    letters = str.maketrans("0123456789", "abcdefghij")
+    strangers = {
+        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(100_000)
+    }
     report = refused(state_dict | strangers, config)
     assert len(report.faults) == 100_000
     message = str(ConversionError(report))
@@ -335,10 +338,12 @@ def test_every_line_shown_for_renamed_tensors_has_the_nearest_name():
     assert len(lines) <= 20
     shown = [line for line in lines if line.startswith(("  missing", "  unexpected"))]
     assert len(shown) == 16
+    assert all(line.count(".{0..11}.") == 2 for line in shown)
     assert all("  nearest: " in line for line in shown)
     count = sum("_attention" in name for name in state_dict)
+    assert len(caught.value.report.faults) == 2 * count
     assert [line for line in lines if "more" in line] == [
-        f"  ... and {count - 8} more {kind}" for kind in ("missing", "unexpected")
+        f"  ... and {count - 8 * 12} more {kind}" for kind in ("missing", "unexpected")
     ]
 
 

@@ -62,6 +62,22 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     return safetensors_file.read_metadata(path, size) if _is_safetensors(path) else {}
 
 
+def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
+    """Read a trainer's checkpoint: a file of torch.save, of any name, that holds its settings too.
+
+    An argparse.Namespace is read as its attributes; objects of other classes are refused.
+
+    Args:
+        path: The file.
+        remedy: What to do about a file that holds objects of other classes.
+
+    Raises:
+        WeightFileError: The file is missing, damaged, hostile or holds such objects.
+    """
+    path = Path(path)
+    return torch_file.read_checkpoint(path, _check_input(path), remedy)
+
+
 def write(
     path: str | os.PathLike,
     tensors: Mapping[str, Any],

@@ -2,10 +2,10 @@
 
 import pickletools
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,38 @@ _GLOBALS = {
 }
 _MAX_RECORDS = 10_000  # one a tensor and a handful beside
 _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
+_ALONE = "save model.state_dict() alone"
+# A trainer's checkpoint also holds its settings, and its vocabularies token by token: more bytes
+# than the names of tensors, but no more operations, which are what costs memory.
+_NAMESPACE = "argparse Namespace"
+MAX_CHECKPOINT_PICKLE = 2**24  # bytes
+MAX_OPERATIONS = 2**20
+
+
+class Namespace:
+    """What a checkpoint's argparse.Namespace is read as: attributes, and no code."""
+
+
+class Checkpoint(NamedTuple):
+    """A file of torch.save that holds more than tensors.
+
+    Attributes:
+        path: The file.
+        size: Its size in bytes.
+        content: What was saved: dicts, lists, numbers, text, tensors and `Namespace`s.
+    """
+
+    path: Path
+    size: int
+    content: Any
+
+    def arrays(self, tensors: object) -> dict[str, np.ndarray]:
+        """Return a state_dict of the content as arrays; tied tensors are one array.
+
+        Raises:
+            WeightFileError: It is no dict of named tensors, or claims more than the file holds.
+        """
+        return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
 
 
 def read(path: Path, size: int, key: str | None) -> dict[str, np.ndarray]:
@@ -50,9 +82,29 @@ def read(path: Path, size: int, key: str | None) -> dict[str, np.ndarray]:
     # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
     # its protection off.
     with faults_named(path, "is damaged or no file of torch.save", Exception):
-        _check_globals(path, _check_archive(path, size))
+        _check_globals(path, _check_archive(path, size, MAX_HEADER), _GLOBALS, _ALONE)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
+
+
+def read_checkpoint(path: Path, size: int, remedy: str) -> Checkpoint:
+    """Return what a trainer saved: tensors, plain values, and settings of argparse.
+
+    Args:
+        path: A file of torch.save.
+        size: Its size in bytes.
+        remedy: What to do about a file that holds objects of other classes, which are not read.
+
+    Raises:
+        WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
+    """
+    torch = _import_torch(path)
+    with faults_named(path, "is damaged or no file of torch.save", Exception):
+        data = _check_archive(path, size, MAX_CHECKPOINT_PICKLE)
+        _check_globals(path, data, {*_GLOBALS, _NAMESPACE}, remedy)
+        with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    return Checkpoint(path, size, content)
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -92,8 +144,8 @@ def _import_torch(path: Path) -> ModuleType:
     return torch
 
 
-def _check_archive(path: Path, size: int) -> bytes:
-    """Return the pickle of an archive whose records match their size and checksums."""
+def _check_archive(path: Path, size: int, longest: int) -> bytes:
+    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole."""
     if not zipfile.is_zipfile(path):
         raise WeightFileError(
             f"{path} is no zip archive, as torch.save has written since 1.6; files without "
@@ -111,9 +163,9 @@ def _check_archive(path: Path, size: int) -> bytes:
         pickles = [record for record in records if record.filename.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1 or len({record.filename for record in records}) != len(records):
             raise WeightFileError(f"{path}: the archive must hold one data.pkl and no name twice")
-        if pickles[0].file_size > MAX_HEADER:
+        if pickles[0].file_size > longest:
             raise WeightFileError(
-                f"{path}: data.pkl of {pickles[0].file_size} bytes is longer than {MAX_HEADER}"
+                f"{path}: data.pkl of {pickles[0].file_size} bytes is longer than {longest}"
             )
         damaged = archive.testzip()  # torch does not look at the checksums
         if damaged:
@@ -124,18 +176,20 @@ def _check_archive(path: Path, size: int) -> bytes:
         return archive.read(pickles[0])
 
 
-def _check_globals(path: Path, data: bytes) -> None:
-    """Refuse a pickle that names anything but the parts of a state_dict; nothing in it runs."""
-    for opcode, argument, _ in pickletools.genops(data):
+def _check_globals(path: Path, data: bytes, allowed: Collection[str], remedy: str) -> None:
+    """Refuse a pickle that names anything but the allowed classes; nothing in it runs."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if count >= MAX_OPERATIONS:
+            raise WeightFileError(f"{path}: data.pkl has more than {MAX_OPERATIONS} operations")
         if opcode.name == "PROTO" and argument != 2:
             raise WeightFileError(
                 f"{path} has pickle protocol {argument}; save it with torch.save's default, 2"
             )
-        known = argument in _GLOBALS if opcode.name == "GLOBAL" else True
+        known = argument in allowed if opcode.name == "GLOBAL" else True
         if not known or opcode.name in _GLOBALS_ELSEWHERE:
             raise WeightFileError(
                 f"{path} holds {shorten(argument or opcode.name)}, no part of a state_dict; "
-                "nothing was run: save model.state_dict() alone"
+                f"nothing was run: {remedy}"
             )
 
 

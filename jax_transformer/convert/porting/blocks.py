@@ -95,7 +95,8 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     if rest:
         shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in rest[:6])
         raise InputError(
-            f"{len(rest)} products of a layer form no attention and no feed-forward network: {shown}"
+            f"{len(rest)} products of a layer form no attention and no feed-forward network: "
+            f"{shown}"
         )
     return tuple(groups)
 

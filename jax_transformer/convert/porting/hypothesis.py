@@ -13,7 +13,7 @@ from jax_transformer.convert.porting.names import Unit
 from jax_transformer.convert.porting.questions import group_name, orientation_name
 from jax_transformer.convert.porting.structure import Layer, Structure
 from jax_transformer.convert.position_table import PositionTable
-from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape, identity
 from jax_transformer.errors import InputError
 
 Answers = Mapping[str, Any]
@@ -33,6 +33,14 @@ class Masks:
     source: str = "encoder and decoder"
     target: bool = True
     causal: bool = True
+
+    @property
+    def text(self) -> str:
+        """The masks in words."""
+        words = [f"padding of the source hidden in: {self.source}"]
+        words += [] if self.target else ["padding of the target not hidden"]
+        words += [] if self.causal else ["later targets not hidden"]
+        return "; ".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +63,11 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
     Raises:
         InputError: No config has this model.
     """
-    rows: list[Row] = []
     fields: dict[str, Any] = {}
+    rows = [*_outside_rows(structure, answers, fields)]
     for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
         rows += _layer_rows(structure, layer, side, answers, fields)
-    rows += _outside_rows(structure, answers, fields)
-    for name, answer in answers.items():
-        if name in FIELDS:
-            fields[name] = answer
+    fields |= {name: answer for name, answer in answers.items() if name in FIELDS}
     fields |= {"d_model": structure.width, "pad_id": pad_id}
     for side in ("encoder", "decoder"):
         count = len(getattr(structure, side).stack.indices)
@@ -231,7 +236,7 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
     for copy, original in structure.copies.items():
         tied[original].append(copy)
 
-    def rows(name: str, path: str, operation: Operation = Operation()) -> Iterable[Row]:
+    def rows(name: str, path: str, operation: Operation = identity) -> Iterable[Row]:
         yield Row(name, path, operation)
         for copy in tied.get(name, ()):
             yield Row(copy, path, operation)
@@ -301,6 +306,6 @@ def _agree(fields: dict[str, Any], name: str, value: object, tensor: str) -> Non
     """Set a field; refuse a tensor that contradicts an earlier one."""
     if fields.setdefault(name, value) != value:
         raise InputError(
-            f"{tensor}: {name}={value!r}, but {fields[name]!r} elsewhere in the model; a config has "
-            "one for all"
+            f"{tensor}: {name}={value!r}, but {fields[name]!r} elsewhere in the model; a config "
+            "has one for all"
         )

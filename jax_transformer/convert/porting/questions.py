@@ -1,4 +1,4 @@
-"""What names and shapes cannot tell: each open question with its possible answers, likeliest first."""
+"""What names and shapes cannot tell: each question with its answers, the likeliest first."""
 
 from __future__ import annotations
 
@@ -48,12 +48,20 @@ class Question:
         certainty: How sure the first one is.
         about: Names of the tensors that it concerns, "{i}" for a layer; () for a field of the
             config.
+        texts: The answers in words; () where they are words themselves.
     """
 
     name: str
     answers: tuple[Any, ...]
     certainty: Certainty
     about: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def text(self, answer: Any) -> str:
+        """Return an answer in words."""
+        if self.texts:
+            return self.texts[self.answers.index(answer)]
+        return ", ".join(answer) if isinstance(answer, tuple) else str(answer)
 
 
 def find_questions(structure: Structure) -> dict[str, Question]:
@@ -109,6 +117,9 @@ def _group_questions(
                 (likely, not likely),
                 "likely" if sure else "open",
                 about([index]),
+                tuple(
+                    "(outputs, inputs)" if a else "(inputs, outputs)" for a in (likely, not likely)
+                ),
             )
 
 
@@ -281,14 +292,16 @@ def _outside_norms(structure: Structure) -> Question:
             own = side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else other
             total += len(found & own[0]) - len(found & own[1])
             total += (1 if slot in EMBEDDING_NORMS else -1) * len(found & EMBEDDING_WORDS)
-            total -= 0.1 * (slot in EMBEDDING_NORMS)
+            total -= slot in EMBEDDING_NORMS
         return total
 
     answers = sorted(slots, key=lambda answer: -score(answer))
     sure = len(answers) == 1 or score(answers[0]) >= score(answers[1]) + 0.5
     certainty: Certainty = "certain" if len(answers) == 1 else "likely" if sure else "open"
     about = tuple(name for norm in structure.norms for name in (norm.scale, norm.bias) if name)
-    return Question("the norms outside the layers", tuple(answers), certainty, about)
+    names = [norm.scale for norm in structure.norms]
+    texts = tuple(_pairs(names, answer) for answer in answers)
+    return Question("the norms outside the layers", tuple(answers), certainty, about, texts)
 
 
 def _tables(structure: Structure) -> Question:
@@ -332,7 +345,16 @@ def _tables(structure: Structure) -> Question:
     gap = sure or score(answers[0]) > score(answers[1])
     certainty: Certainty = "certain" if sure else "likely" if gap else "open"
     about = tuple(name for table in tables for name in (table.matrix, table.bias) if name)
-    return Question("the tables", tuple(answers), certainty, about)
+    names = ("source", "target", "output")
+    texts = tuple(
+        _pairs(names, ["none" if i is None else tables[i].matrix for i in answer])
+        for answer in answers
+    )
+    return Question("the tables", tuple(answers), certainty, about, texts)
+
+
+def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
 
 
 def _positions(structure: Structure) -> Iterable[Question]:
@@ -348,7 +370,11 @@ def _positions(structure: Structure) -> Iterable[Question]:
             first = (1, 0)
         named = any(set(words(name)) & (SOURCE_WORDS | TARGET_WORDS) for name in learned)
         yield Question(
-            "the position tables", (first, first[::-1]), "likely" if named else "open", learned
+            "the position tables",
+            (first, first[::-1]),
+            "likely" if named else "open",
+            learned,
+            tuple(f"source {learned[i]}" for i in first),
         )
         yield Question("position_offset", (0, 2, 1), "open")
 

@@ -23,7 +23,8 @@ CLEAR = 2.0  # how many times larger the error of another answer must be
 _FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
 STARTS = 4  # from which pairs of changes are tried
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
-Progress = Callable[[str, int], None]
+# Called with the places that agree, the number of places, and the forward passes so far.
+Progress = Callable[[int, int, int], None]
 
 
 class Alternative(NamedTuple):
@@ -49,6 +50,7 @@ class Finding:
         hypothesis: The model that follows from them.
         fit: How far it follows the record.
         alternatives: Every other answer, the nearest first.
+        questions: All questions by name.
         passes: How many forward passes it took, whole or up to the first difference.
         seconds: How long it took.
     """
@@ -57,6 +59,7 @@ class Finding:
     hypothesis: Hypothesis
     fit: Fit
     alternatives: tuple[Alternative, ...]
+    questions: dict[str, Question]
     passes: int
     seconds: float
 
@@ -71,7 +74,7 @@ def search(
     structure: Structure,
     tensors: Mapping[str, np.ndarray],
     record: Record,
-    progress: Progress = lambda text, passes: None,
+    progress: Progress | None = None,
 ) -> Finding:
     """Return the answers with which the model follows a record, or comes nearest to it.
 
@@ -84,7 +87,8 @@ def search(
         structure: The parts that were found.
         tensors: The foreign tensors.
         record: What the program computed.
-        progress: Is called with a text and the number of forward passes so far.
+        progress: Is called after each pass with the most places that agreed, the number of
+            places, and the number of passes.
     """
     return _Search(structure, tensors, record, progress).run()
 
@@ -95,19 +99,22 @@ class _Search:
         structure: Structure,
         tensors: Mapping[str, np.ndarray],
         record: Record,
-        progress: Progress,
+        progress: Progress | None,
     ) -> None:
         self.structure = structure
         self.tensors = Tensors(tensors)
         self.record = record
+        self.taps = layer_modules(structure)
         self.progress = progress
+        layers = set(self.taps.values())
+        self.places = sum(1 + len(layers & batch.blocks.keys()) for batch in record.batches)
+        self.agreed = 0
         self.questions = find_questions(structure)
         self.questions["the tables"] = _fitting_tables(
             self.questions["the tables"], structure, record
         )
         if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
             self.questions.pop("decoder_attention", None)  # the other one needs equal lengths
-        self.taps = layer_modules(structure)
         self.known: dict[tuple[Any, ...], Fit] = {}
         self.passes = 0
 
@@ -125,7 +132,8 @@ class _Search:
         except InputError as error:
             raise InputError(f"no config has this model: {error}") from error
         fit, seconds = self._fit(answers), time.perf_counter() - start
-        return Finding(answers, hypothesis, fit, alternatives, self.passes, seconds)
+        found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
+        return Finding(*found, seconds)
 
     def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
         key = (only, *answers.values())
@@ -140,7 +148,10 @@ class _Search:
             return NOTHING
         fit = simulate(self.tensors, hypothesis, self.record, self.taps, only=only)
         self.passes += 1
-        self.progress(fit.points[-1].name, self.passes)
+        if only is None:
+            self.agreed = max(self.agreed, fit.score[0])
+        if self.progress is not None:
+            self.progress(self.agreed, self.places, self.passes)
         return fit
 
     def _improves(self, changed: Mapping[str, Any], fit: Fit) -> bool:
@@ -253,6 +264,8 @@ class _Search:
         place = len(self._fit(answers).points)
         alternatives = []
         for name, answer in self._changes(answers):
+            if name == "target padding hidden" and answers["later targets hidden"]:
+                continue  # padding at the end is later than every token: it is hidden anyway
             fit = self._fit(answers | {name: answer})
             if fit is not NOTHING and (len(fit.points) >= place or self._fit(answers).complete):
                 alternatives.append(Alternative(name, answer, fit.error))

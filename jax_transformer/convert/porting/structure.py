@@ -118,11 +118,11 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     }
     layers = [_layer(stack, tensors, width) for stack in stacks]
     encoder, decoder = _order(layers)
-    copies = _copies(tensors, outside)
-    own = {name: shape for name, shape in outside.items() if name not in copies}
-    sinusoids = tuple(_sinusoids(own, tensors, width))
+    sinusoids = tuple(_sinusoids(outside, tensors, width))
     computed = {positions.name for positions in sinusoids}
-    units = find_units({name: s for name, s in own.items() if name not in computed}, width)
+    copies = _copies(tensors, outside.keys() - computed)
+    own = {name: s for name, s in outside.items() if name not in computed | copies.keys()}
+    units = find_units(own, width)
     learned = [u.matrix for u in units.products if _is_learned(u, width)]
     tables = [u for u in units.products if u.matrix not in learned and _is_table(u, width)]
     if len(tables) > MOST_TABLES and not learned:
@@ -272,10 +272,10 @@ def _copies(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
 def _sinusoids(
     shapes: Mapping[str, Shape], tensors: Mapping[str, np.ndarray], width: int
 ) -> Iterable[Positions]:
-    for name, shape in shapes.items():
-        if len(shape) > 1 and shape[-1] == width and sum(length > 1 for length in shape) <= 2:
-            if found := position_kind(tensors[name], width):
-                yield Positions(name, *found, shape)
+    for name, shape in sorted(shapes.items(), key=lambda item: natural_key(item[0])):
+        table = len(shape) > 1 and shape[-1] == width and sum(n > 1 for n in shape) <= 2
+        if table and (found := position_kind(tensors[name], width)):
+            yield Positions(name, *found, shape)
 
 
 def _is_learned(unit: Unit, width: int) -> bool:

@@ -1,0 +1,92 @@
+"""`jax-transformer suggest`: the config and the layout of weights that nobody described."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import tyro
+
+from jax_transformer.commands.convert import Prefixes
+from jax_transformer.convert import files, from_torch, layouts_of, write_layout
+from jax_transformer.convert.porting.compare import compare_record
+from jax_transformer.convert.porting.record import Record, read_record, snippet
+from jax_transformer.convert.porting.suggest import Suggestion
+from jax_transformer.convert.porting.suggest import suggest as suggest_layout
+from jax_transformer.errors import InputError
+
+
+def suggest(
+    weights: tyro.conf.Positional[Path],
+    /,
+    against: Path | None = None,
+    output: Path = Path("layout.toml"),
+    strip_prefixes: Prefixes = (),
+    overwrite: bool = False,
+) -> None:
+    """Find the stacks, layers and blocks of unknown weights; write their layout and config.
+
+    Names and shapes tell what is certain, what is likely and what is open. The code that is
+    printed then runs in your own program and records what it computes. With that file the open
+    questions are settled by computing, and the model in JAX is compared with your program. The
+    exit code is 1 where no config follows the record.
+
+    Args:
+        weights: A .safetensors, .pt, .pth or .bin file of a whole encoder-decoder.
+        against: What your program computed: the file that the printed code writes.
+        output: TOML file to write, for --layout of convert and verify.
+        strip_prefixes: Prefixes that are removed from every name that begins with them, as module.
+        overwrite: Replace an existing output.
+    """
+    if os.path.lexists(output) and not overwrite:
+        raise InputError(f"{output} already exists; choose another --output or add --overwrite")
+    if output.suffix != ".toml" or not output.absolute().parent.is_dir():
+        raise InputError(f"--output {output} must be a .toml file in a folder that exists")
+    if against is not None and importlib.util.find_spec("torch") is None:
+        raise InputError("suggest --against runs torch; install jax-transformer[torch]")
+    if weights.is_dir():
+        raise InputError(f"{weights} is a folder; suggest reads a file of weights")
+    record = None if against is None else read_record(against)
+    tensors = _strip(files.read(weights), strip_prefixes)
+    if known := layouts_of(tensors):
+        print(f"note: these are the names of the layout {', '.join(known)}\n")
+    suggestion = _with_progress(tensors, record) if record else suggest_layout(tensors)
+    print(suggestion)
+    if record is not None and not suggestion.fits:
+        sys.exit(1)
+    write_layout(output, suggestion.layout, suggestion.config, overwrite=overwrite)
+    print(f"{output} written")
+    if record is None:
+        sizes = suggestion.config.src_vocab_size, suggestion.config.tgt_vocab_size
+        print("\nRun this in your program; then: suggest ... --against recorded.safetensors\n")
+        print(snippet(suggestion.config.pad_id, *sizes))
+        return
+    params = from_torch(tensors, suggestion.config, suggestion.layout, dtype="float32")
+    comparison = compare_record(params, suggestion.config, suggestion.layout, record)
+    print(f"logits in JAX, float32: {comparison.blocks[-1].error:.1e} from your program's")
+    if comparison.first_differing:
+        print(comparison)
+        sys.exit(1)
+
+
+def _strip(tensors: dict, prefixes: tuple[str, ...]) -> dict:
+    """Return the tensors without the prefixes of their names."""
+    for prefix in prefixes:
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _with_progress(tensors: dict, record: Record) -> Suggestion:
+    """Search, and show how many places agree."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("searching", total=None)
+
+        def show(agreed: int, places: int, passes: int) -> None:
+            text = f"{agreed} of {places} places agree, {passes:,} forward passes"
+            bar.update(task, completed=agreed, total=places, description=text)
+
+        return suggest_layout(tensors, record, show)

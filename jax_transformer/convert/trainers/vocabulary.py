@@ -1,0 +1,87 @@
+"""The vocabulary of a trainer as a tokenizer of lines that its own tools have already split.
+
+None of these programs records in the checkpoint how text becomes tokens (Moses, BPE): a line is
+tokens with spaces between, as in the files that the program trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+
+if TYPE_CHECKING:
+    from jax_transformer.convert.trainers.trainer import Model
+    from jax_transformer.data.tokenizers import Tokenizer
+
+MAX_BYTES = 2**28  # of a vocabulary file
+SPECIAL = ("pad_id", "bos_id", "eos_id")
+
+
+def word_tokenizer(
+    model: Model,
+    config: TransformerConfig,
+    unk_id: int,
+    *,
+    source_suffix: Sequence[int],
+    special_ids: Sequence[int],
+) -> Tokenizer | None:
+    """Return the tokenizer of a model's vocabularies, one for both sides where they are equal.
+
+    Args:
+        model: Has the token of each id of a source and of a target.
+        config: Has the special ids and the sizes of the vocabularies.
+        unk_id: Id of what the vocabulary lacks.
+        source_suffix: Ids at the end of every source.
+        special_ids: Ids of the tokens that are not text; the others are written out, also UNK.
+
+    Raises:
+        InputError: A vocabulary has another size than the model's table.
+    """
+    if model.source_tokens is None or model.target_tokens is None:
+        return None
+    sizes = (config.src_vocab_size, config.tgt_vocab_size)
+    sides = ("source", "target")
+    for side, tokens, size in zip(
+        sides, (model.source_tokens, model.target_tokens), sizes, strict=True
+    ):
+        if len(tokens) != size:
+            raise InputError(
+                f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
+                "the vocabulary that it was trained with"
+            )
+    from jax_transformer.data.tokenizers import SeparateTokenizers, TokenizerJson
+
+    settings: dict[str, Any] = {name: getattr(config, name) for name in SPECIAL}
+    settings |= {"unk_id": unk_id, "source_suffix": list(source_suffix)}
+    settings |= {"target_suffix": [config.eos_id]}
+    both = []
+    for side, tokens in zip(sides, (model.source_tokens, model.target_tokens), strict=True):
+        content = json.dumps(_tokenizer_json(tokens, unk_id, special_ids)).encode()
+        own = settings | {"vocab_size": len(tokens)}
+        both.append(TokenizerJson(content, own, f"the {side} vocabulary"))
+        if model.source_tokens == model.target_tokens:
+            return both[0]
+    return SeparateTokenizers(*both)
+
+
+def _tokenizer_json(
+    tokens: Sequence[str], unk_id: int, special_ids: Sequence[int]
+) -> Mapping[str, Any]:
+    """Return the content of a tokenizer.json whose tokens are words between spaces."""
+    flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": tokens[i], "special": True, **flags} for i in sorted(special_ids)
+        ],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {token: i for i, token in enumerate(tokens)},  # the last of equal ones
+            "unk_token": tokens[unk_id],
+        },
+    }
