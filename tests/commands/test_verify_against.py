@@ -75,15 +75,24 @@ def test_prefixes_are_stripped_from_both_files(recorded, verify, tmp_path):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variant_is_caught(name, recorded, verify):
+def test_a_wrong_variant_is_caught(name, recorded, verify, monkeypatch):
     """Eight of eight, all of which `verify` without --against calls right."""
+    monkeypatch.setattr("jax_transformer.convert.porting.explain.explain", lambda *_: ())
     code, printed = verify(*mistaken(name, recorded[0]))
     assert (code, marked(printed)) == (1, [WRONG[name].block])
     assert printed.splitlines()[-1] == "differs from your program: the bound is 1e-05"
 
 
-def test_a_wrong_variant_agrees_with_itself(recorded, verify, run):
+def test_the_difference_is_explained(recorded, verify):
+    code, printed = verify(*mistaken("heads", recorded[0]))
+    assert code == 1
+    (line,) = (line for line in printed.splitlines() if line.startswith("explanation: "))
+    assert WRONG["heads"].cause in line
+
+
+def test_a_wrong_variant_agrees_with_itself(recorded, verify, run, monkeypatch):
     """Both sides of `verify` alone have the same fault."""
+    monkeypatch.setattr("jax_transformer.convert.porting.explain.explain", lambda *_: ())
     verify(*mistaken("query and value", recorded[0]))
     names = (f"--layout={LAYOUT}", "--config=config.json")
     code, printed = run("verify", "weights.safetensors", *names)

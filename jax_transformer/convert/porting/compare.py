@@ -6,6 +6,7 @@ Letters in shapes: B batch, S source length, T target length, L either, D d_mode
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -32,7 +33,6 @@ OutputKind = Literal["logits", "log_softmax", "softmax"]
 DEFAULT_MASKS = "default"
 SUM_TOLERANCE = 1e-2  # of probabilities that were computed in half precision
 SMALLEST_PROBABILITY = 1e-30
-Explain = Callable[[Mapping[str, Any], TransformerConfig, Layout, Record], tuple[str, ...]]
 
 
 class BlockError(NamedTuple):
@@ -154,7 +154,7 @@ def compare(
     tgt: Any,
     *,
     call: Callable[[nn.Module, torch.Tensor, torch.Tensor], Any] | None = None,
-    explain: Explain | None = None,
+    explain: bool = True,
 ) -> Comparison:
     """Run a torch module and the model in JAX on the same inputs, and compare block by block.
 
@@ -188,7 +188,7 @@ def compare_record(
     layout: Layout,
     record: Record,
     *,
-    explain: Explain | None = None,
+    explain: bool = True,
 ) -> Comparison:
     """Compare the model in JAX with what a program computed of the same inputs.
 
@@ -201,8 +201,7 @@ def compare_record(
         config: Their shape.
         layout: The names of the program's tensors, which lead to its modules.
         record: Inputs and outputs of the program.
-        explain: Called with the foreign tensors, config, layout and record where something
-            differs; returns the explanations.
+        explain: Whether a difference is explained, which takes some seconds, and needs torch.
 
     Raises:
         InputError: The layout or the parameters do not fit the config, or the record's inputs and
@@ -226,10 +225,22 @@ def compare_record(
             best = one
         if agrees:
             return best
-    if explain is None:
+    if not explain:
         return best
+    explanations = _explanations(params, config, layout, record)
+    return dataclasses.replace(best, explanations=explanations)
+
+
+def _explanations(
+    params: Mapping[str, Any], config: TransformerConfig, layout: Layout, record: Record
+) -> tuple[str, ...]:
+    """Return what would make the model agree, or how to be told."""
+    if importlib.util.find_spec("torch") is None:
+        return ("looked for by torch; install jax-transformer[torch]",)
+    from jax_transformer.convert.porting import explain
+
     tensors, _ = to_tensors(params, config, layout)
-    return dataclasses.replace(best, explanations=explain(tensors, config, layout, record))
+    return explain.explain(tensors, config, layout, record)
 
 
 def _reach(comparison: Comparison) -> int:

@@ -94,7 +94,7 @@ class _Compared:
                 if not there.complete:
                     return there._replace(points=(*before.points[:-1], *there.points))
             return simulate(self.tensors, hypothesis, self.record, self.taps)
-        except RuntimeError:  # torch: the shapes of the changed tensors do not fit
+        except (RuntimeError, IndexError):  # torch: the changed tensors do not fit
             return before._replace(points=(*before.points[:-1], before.points[-1]))
 
 

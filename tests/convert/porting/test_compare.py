@@ -12,6 +12,7 @@ from torch import nn
 from jax_transformer import convert
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.porting.compare import compare_record
+from jax_transformer.convert.porting.modules import foreign_modules
 from jax_transformer.convert.porting.record import Batch, Record, record_module
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
@@ -21,6 +22,7 @@ from tests.convert.porting.wrong_variants import (
     WRONG,
     mistaken,
     program,
+    ragged,
     right_config,
 )
 from tests.convert.tools import target_masks
@@ -66,13 +68,13 @@ def test_every_block_of_a_foreign_model_agrees(name):
 @pytest.fixture(scope="module")
 def right():
     """The right model's program, its inputs, its state_dict and what it computed."""
-    module, (src, tgt) = program(), random_tokens(right_config())
+    module, (src, tgt) = program(), ragged(right_config())
     record = record_module(module, src, tgt, pad_id=right_config().pad_id)
     return module, src, tgt, module.state_dict(), record
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variant_is_caught(name, right):
+def test_a_wrong_variant_is_caught_and_named(name, right):
     """None of the eight differs in a name or a shape."""
     module, src, tgt, state_dict, record = right
     tensors, config = mistaken(name, state_dict)
@@ -81,11 +83,13 @@ def test_a_wrong_variant_is_caught(name, right):
     print(result)
     assert result.first_differing.name == WRONG[name].block
     assert result.blocks[-1].error > result.bound
-    recorded = compare_record(params, config, convert.get_layout(LAYOUT), record)
-    assert recorded == result
+    assert [WRONG[name].cause in text for text in result.explanations] == [True]
+    layout = convert.get_layout(LAYOUT)
+    recorded = compare_record(params, config, layout, record, explain=False)
+    assert recorded == dataclasses.replace(result, explanations=())
 
 
-def test_what_differs_is_explained_and_nothing_else(right):
+def test_what_differs_is_explained_and_nothing_else(right, monkeypatch):
     _, _, _, state_dict, record = right
     layout, asked = convert.get_layout(LAYOUT), []
 
@@ -93,11 +97,12 @@ def test_what_differs_is_explained_and_nothing_else(right):
         asked.append((set(tensors), config, layout, record))
         return ("norm_epsilon=1e-05",)
 
+    monkeypatch.setattr("jax_transformer.convert.porting.explain.explain", explain)
     results = []
     for name in (None, "epsilon"):
         tensors, config = mistaken(name, state_dict) if name else (state_dict, right_config())
         params = convert.from_torch(tensors, config, LAYOUT)
-        results.append(compare_record(params, config, layout, record, explain=explain))
+        results.append(compare_record(params, config, layout, record))
     agreeing, differing = results
     assert agreeing.explanations == ()
     assert differing.explanations == ("norm_epsilon=1e-05",)
@@ -108,6 +113,11 @@ def test_what_differs_is_explained_and_nothing_else(right):
         [WRONG["epsilon"].block, "encoder.layers.0.norm1"]
     ]
     assert str(differing).endswith("differs from your program: the bound is 1e-05")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    tensors, config = mistaken("epsilon", state_dict)
+    params = convert.from_torch(tensors, config, LAYOUT)
+    untold = compare_record(params, config, layout, record)
+    assert untold.explanations == ("looked for by torch; install jax-transformer[torch]",)
     assert str(agreeing).count("explanation") == str(agreeing).count("note") == 0
 
 
@@ -121,7 +131,8 @@ def test_the_block_of_every_changed_parameter_is_the_first_to_differ(right):
     random = np.random.default_rng(0)
     for path in chosen:
         changed = params[path] + 0.01 * random.normal(size=params[path].shape).astype(np.float32)
-        result = compare_record(nest(params | {path: changed}), config, layout, record)
+        changed = nest(params | {path: changed})
+        result = compare_record(changed, config, layout, record, explain=False)
         place = re.sub("/(value/kernel|outer/bias|scale|embedding)$", "", path)
         expected = place.replace("layers_", "layers.").replace("/", ".")
         assert result.first_differing.name == expected
@@ -176,19 +187,11 @@ PROGRAM_LAYOUT = torch_nn.transformer(
 )
 
 
-def ragged():
-    """Return ids of both sides, padded at the end."""
-    random = np.random.default_rng(0)
-    src, tgt = random.integers(3, 37, (3, 7)), random.integers(3, 41, (3, 5))
-    src[1, 4:] = src[2, 6:] = tgt[2, 3:] = PROGRAM.pad_id
-    return src, tgt
-
-
 def compared(config=PROGRAM, **options):
     """Return the comparison of a `Program` with a config of its weights."""
     module = randomized(Program(PROGRAM, **options))
     params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
-    return convert.compare(module, params, config, PROGRAM_LAYOUT, *ragged())
+    return convert.compare(module, params, config, PROGRAM_LAYOUT, *ragged(PROGRAM), explain=False)
 
 
 MASKS = {
@@ -221,11 +224,24 @@ def test_the_masks_of_a_program_are_recognised(masks):
     assert result.blocks[-1].error < 2e-6
 
 
-def test_a_causal_mask_makes_the_difference_that_is_reported():
-    """A wrong config is wrong under every mask; the masks that fit the most are kept."""
-    wrong = dataclasses.replace(PROGRAM, activation="gelu")
-    result = compared(wrong, causal=False)
-    assert result.first_differing.name == "encoder.layers.0.feed_forward"
+def test_what_is_wrong_beside_the_masks_is_blamed_alone():
+    """The masks that reproduce the most blocks are kept, though nothing fits."""
+    module = randomized(Program(PROGRAM, causal=False))
+    wrong = module.state_dict() | {
+        "body.decoder.layers.0.linear2.bias": torch.ones(PROGRAM.d_model)
+    }
+    params = convert.from_torch(wrong, PROGRAM, PROGRAM_LAYOUT)
+    inputs = (PROGRAM, PROGRAM_LAYOUT, *ragged(PROGRAM))
+    result = convert.compare(module, params, *inputs, explain=False)
+    assert result.first_differing.name == "decoder.layers.0.feed_forward"
+    assert result.masks == "no target padding mask, not causal"
+
+
+def test_a_module_is_the_last_place_in_it():
+    """The module around both stacks gives what the decoder gives, and not what the encoder does."""
+    order = ["encoder", "decoder.norm", "decoder", "output_projection"]
+    found = foreign_modules(PROGRAM_LAYOUT, PROGRAM, order, {"body", "head"})
+    assert found == {"decoder": ["body"], "output_projection": ["head"]}
 
 
 @pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
@@ -272,7 +288,7 @@ def test_a_sublayer_may_hold_the_addition(placement):
     config = dataclasses.replace(PROGRAM, norm_placement=placement)
     module = randomized(Program(config))
     params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
-    record = record_module(module, *ragged(), pad_id=config.pad_id)
+    record = record_module(module, *ragged(PROGRAM), pad_id=config.pad_id)
     (batch,) = record.batches
     own, name = "encoder.layers.0.self_attention", "body.encoder.layers.0.self_attn"
     attended = batch.blocks[name]

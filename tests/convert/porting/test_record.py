@@ -39,7 +39,7 @@ class Awkward(nn.Module):
     def forward(self, src, tgt):
         length = tgt.shape[1]
         embedded = self.target(tgt) + self.positions[:length]
-        hidden = torch.full((length, length), -torch.inf).triu(1)  # of the default type
+        hidden = torch.full((length, length), -torch.inf).triu(1)
         padding = src == PAD
         source, _, _ = self.pair(self.source(src))
         self.pair(source + 1)  # a second call
@@ -48,6 +48,7 @@ class Awkward(nn.Module):
         masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
         logits = self.head(self.transformer(source, embedded, tgt_mask=hidden, **masks))
         self.in_place(logits.detach().clone())
+        torch.zeros(length, length) @ self.target(tgt)  # of the default type
         return logits, {"unused": None}
 
 
@@ -56,15 +57,20 @@ def awkward(**options):
     return Awkward(**options)
 
 
+@pytest.fixture
+def default_type():
+    """Take back the default type that the code sets in its program."""
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("default_type")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("sequence_first", [False, True])
 def test_the_snippet_runs_unchanged(sequence_first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = awkward(sequence_first=sequence_first)
-    try:
-        exec(snippet(PAD, SOURCES, TARGETS), {"model": model})
-    finally:
-        torch.set_default_dtype(torch.float32)
+    exec(snippet(PAD, SOURCES, TARGETS), {"model": model})
     record = read_record("recorded.safetensors")
     assert record.pad_id == PAD
     one, full, padded = record.batches
@@ -94,6 +100,7 @@ def test_the_snippet_runs_unchanged(sequence_first, tmp_path, monkeypatch):
     again = record_module(model, padded.src, padded.tgt, pad_id=PAD).batches[0]
     np.testing.assert_array_equal(again.output, padded.output)
     assert set(again.blocks) == set(padded.blocks)
+    np.testing.assert_array_equal(again.blocks["pair"], padded.blocks["pair"])
 
 
 def test_a_module_is_left_as_it_was():

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from tests.convert.foreign import PreNormMemoryNorm, randomized
 from tests.convert.tools import target_masks
 from tests.models import small_config
@@ -21,12 +23,14 @@ class Variant(NamedTuple):
 
     Attributes:
         block: The first block that differs.
+        cause: What the explanation must name.
         fields: Fields of the config that are wrong.
         rename: Returns the name under which the wrong weights hold a tensor.
         transposed: Name of a square tensor that the wrong weights hold transposed.
     """
 
     block: str
+    cause: str
     fields: dict[str, object] = {}  # noqa: RUF012
     rename: Callable[[str], str] = str
     transposed: str = ""
@@ -43,18 +47,21 @@ def exchange(one: str, other: str) -> Callable[[str], str]:
 
 ATTENTION = f"{FIRST}.self_attention"
 NORM = f"{FIRST}.self_attention_residual.norm"
+CROSS = "decoder.layers.0.cross_attention"
+KEY = "decoder.layers.0.encoder_attention.W_k.weight"
 WRONG = {
-    "query and value": Variant(ATTENTION, rename=exchange("W_q", "W_v")),
-    "transposed": Variant(
-        "decoder.layers.0.cross_attention",
-        transposed="decoder.layers.0.encoder_attention.W_k.weight",
+    "query and value": Variant(ATTENTION, "query and value", rename=exchange("W_q", "W_v")),
+    "transposed": Variant(CROSS, KEY, transposed=KEY),
+    "layers": Variant(
+        NORM,
+        "layers 0 and 1 of the encoder",
+        rename=exchange("encoder.layers.0.", "encoder.layers.1."),
     ),
-    "layers": Variant(NORM, rename=exchange("encoder.layers.0.", "encoder.layers.1.")),
-    "heads": Variant(ATTENTION, {"num_heads": 6}),
-    "epsilon": Variant(NORM, {"norm_epsilon": 1e-3}),
-    "activation": Variant(f"{FIRST}.feed_forward", {"activation": "gelu"}),
-    "norm": Variant(NORM, {"norm": "layer_norm"}),
-    "placement": Variant(ATTENTION, {"norm_placement": "post"}),
+    "heads": Variant(ATTENTION, "num_heads=3", {"num_heads": 6}),
+    "epsilon": Variant(NORM, "norm_epsilon=1e-05", {"norm_epsilon": 1e-3}),
+    "activation": Variant(f"{FIRST}.feed_forward", "activation='relu'", {"activation": "gelu"}),
+    "norm": Variant(NORM, "norm='std_norm'", {"norm": "layer_norm"}),
+    "placement": Variant(ATTENTION, "norm_placement='pre'", {"norm_placement": "post"}),
 }
 
 
@@ -75,6 +82,15 @@ class Program(PreNormMemoryNorm):
 def program():
     """Return the right model with random weights."""
     return randomized(Program(right_config()))
+
+
+def ragged(config):
+    """Return ids of both sides [3, 7] and [3, 5], padded at the end."""
+    random = np.random.default_rng(0)
+    src = random.integers(3, config.src_vocab_size, (3, 7))
+    tgt = random.integers(3, config.tgt_vocab_size, (3, 5))
+    src[1, 4:] = src[2, 6:] = tgt[2, 3:] = config.pad_id
+    return src, tgt
 
 
 def mistaken(name, state_dict):
