@@ -194,8 +194,7 @@ def _by_side(tables: list[_Part]) -> list[_Part]:
 
 def _side(part: _Part) -> str | None:
     """Return the side that the names of a table name, where they name only one."""
-    names = [name.lower().replace("encoding", "") for name in part.names]
-    named = {side for side, words in SIDES.items() if any(map(words.search, names))}
+    named = {side for side, words in SIDES.items() if any(map(words.search, part.names))}
     return named.pop() if len(named) == 1 else None
 
 

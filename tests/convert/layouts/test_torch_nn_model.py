@@ -331,7 +331,33 @@ def test_a_field_that_contradicts_the_module_is_refused(fields, message):
         convert.torch_nn_model(Tutorial(), **fields)
 
 
+def foreign_of(layout, path):
+    return [row.foreign for row in layout.rows if row.parameters == path]
+
+
+def test_two_tables_of_one_size_are_told_apart_by_the_tied_head():
+    for name, other in (("a", "b"), ("b", "a")):
+        module = Nameless()
+        module.a, module.b = nn.Embedding(TARGET, WIDTH), nn.Embedding(TARGET, WIDTH)
+        module.d.weight = getattr(module, name).weight
+        layout = convert.torch_nn_model(module).layout
+        assert foreign_of(layout, "target_embedding/embedding") == [f"{name}.weight", "d.weight"]
+        assert foreign_of(layout, "source_embedding/embedding") == [f"{other}.weight"]
+
+
+def test_tables_of_positions_are_told_apart_by_their_names():
+    module = nn.Module()
+    module.transformer = Body()
+    module.tgt_positional_encoding = nn.Embedding(LONGEST, WIDTH)
+    module.src_positional_encoding = nn.Embedding(LONGEST, WIDTH)
+    config, layout = convert.torch_nn_model(module)
+    assert (config.positions, config.token_embeddings) == ("learned", "none")
+    found = foreign_of(layout, "source_positions/embedding")
+    assert found == ["src_positional_encoding.weight"]
+
+
 def test_what_forward_does_is_taken_from_the_caller():
+    fields = {"embedding_scale": "none", "pad_id": 5, "positions": "none", "max_length": 9}
     module = Tutorial()
     config, layout = convert.torch_nn_model(module, **fields)
     assert {name: getattr(config, name) for name in fields} == fields
