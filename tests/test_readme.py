@@ -1,11 +1,13 @@
 """The README keeps its word: its commands exist, and its Python and that of docs/ runs."""
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+from jax_transformer.convert import files
 from jax_transformer.translation.model_folder import save
 from tests.models import tiny_model
 
@@ -50,3 +52,19 @@ def test_python_of_the_documents_runs(tmp_path):
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
+    # The commands of the page on layouts use the files that its Python has written.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    commands = "".join(re.findall(r"```bash\n(.*?)```", LAYOUTS, re.DOTALL))
+    assert len(commands.splitlines()) == 3
+    for command in commands.splitlines():
+        words = command.split()
+        ran = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert files.read(tmp_path / "back.pt").keys() == files.read(tmp_path / "mine.pt").keys()

@@ -24,6 +24,7 @@ from jax_transformer.convert.layout_file import (
 )
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
+from jax_transformer.convert.layouts.torch_nn_model import TorchModel, torch_nn_model
 from jax_transformer.convert.porting.compare import compare
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
@@ -58,6 +59,7 @@ __all__ = [
     "PositionTable",
     "Report",
     "Row",
+    "TorchModel",
     "WeightFileError",
     "compare",
     "files",
@@ -74,6 +76,7 @@ __all__ = [
     "to_tensors",
     "to_torch",
     "torch_nn_config",
+    "torch_nn_model",
     "torch_nn_module",
     "transpose",
     "write_layout",

@@ -106,8 +106,8 @@ class ConversionError(InputError):
         for kind, entries in kinds.items():
             groups = _alike(entries)
             most = shown + 1 if len(groups) == shown + 1 else shown
-            lines += [_line(_as_one(group)) for group in groups[:most]]
-            if more := sum(map(len, groups[most:])):
+            lines += [_line(_as_one(*group)) for group in groups[:most]]
+            if more := sum(len(group) for _, group in groups[most:]):
                 lines.append(f"  ... and {more} more {kind}")
         super().__init__("\n".join(lines))
 
@@ -130,21 +130,22 @@ def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
         that is alone by itself.
     """
     best: dict[Template, list[str]] = {(name,): [name] for name in names}
-    for position in range(LAYER_NUMBERS):
+    numbers = [list(itertools.islice(NUMBER.finditer(name), LAYER_NUMBERS)) for name in names]
+    for position in range(max(map(len, numbers), default=0)):
         groups: dict[Template, list[str]] = {}
-        for name in names:
-            numbers = list(itertools.islice(NUMBER.finditer(name), position + 1))
+        for name, found in zip(names, numbers, strict=True):
             template: Template = (name,)
-            if len(numbers) > position:
-                template = name[: numbers[-1].start()], name[numbers[-1].end() :]
+            if len(found) > position:
+                begin, end = found[position].span()
+                template = name[:begin], name[end:]
             groups.setdefault(template, []).append(name)
         if len(groups) < len(best):
             best = groups
     return best
 
 
-def _alike(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Return entries of one kind in groups that a message shows as one line each.
+def _alike(entries: Sequence[Entry]) -> list[tuple[Template, list[Entry]]]:
+    """Return entries of one kind in groups that a message shows as one line each, with templates.
 
     The hint at a missing or unexpected name depends on the layer; other details must be equal.
     """
@@ -154,16 +155,13 @@ def _alike(entries: Sequence[Entry]) -> list[list[Entry]]:
     for entry in entries:
         detail = "" if entry.kind in ("missing", "unexpected") else entry.detail
         groups.setdefault((template_of[entry.name], detail), []).append(entry)
-    return list(groups.values())
+    return [(template, group) for (template, _), group in groups.items()]
 
 
-def _as_one(entries: Sequence[Entry]) -> Entry:
+def _as_one(template: Template, entries: Sequence[Entry]) -> Entry:
     """Return one entry for a group, with the numbers of its layers in braces."""
     first = entries[0]
-    if len(entries) == 1:
-        return first
-    ((template, _),) = group_layers([entry.name for entry in entries]).items()
-    if len(template) == 1:  # one name several times
+    if len(entries) == 1 or len(template) == 1:  # alone, or one name several times
         return first
     before, after = template
     own = [entry.name[len(before) : len(entry.name) - len(after)] for entry in entries]

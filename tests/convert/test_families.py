@@ -238,6 +238,17 @@ def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, 
     assert os.listdir(tmp_path) == []
 
 
+def test_the_decoder_has_the_final_norm_of_the_encoder(family, usual):
+    final_norm = usual.config.final_norm
+
+    def to_json(own):
+        return config_to_json(family, dataclasses.replace(usual.config, decoder_final_norm=own))
+
+    assert to_json(final_norm) == config_to_json(family, usual.config)
+    with pytest.raises(InputError, match=f"decoder_final_norm=.*{not final_norm}"):
+        to_json(not final_norm)
+
+
 def test_every_word_goes_there_and_back(family, usual):
     """Each value of a key with few values, and a rate that follows from another."""
     changes = [{"attention_dropout": None}]

@@ -1,0 +1,369 @@
+"""A module around torch.nn.Transformer: what is found in it, what it computes, what is refused."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jax_transformer import InputError, TransformerConfig, apply, convert
+from jax_transformer.convert.layouts.torch_nn_model import SINUSOIDS
+from jax_transformer.functional import sinusoidal_positions
+from tests.convert.foreign import randomized
+from tests.convert.tools import assert_same_tensors
+from tests.parity.ladder import error
+
+WIDTH, SOURCE, TARGET, LONGEST = 12, 17, 19, 11
+Body = functools.partial(nn.Transformer, WIDTH, 2, 2, 1, 14, batch_first=True)
+
+
+def table(kind, *axes, length=LONGEST):
+    return torch.tensor(sinusoidal_positions(length, WIDTH, kind)).float().reshape(*axes, WIDTH)
+
+
+class Model(nn.Module):
+    """What the modules of this file share: a forward function over `embed` and `head`."""
+
+    scale = math.sqrt(WIDTH)
+
+    def forward(self, src, tgt):
+        hidden = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
+        body = next(part for part in self.modules() if isinstance(part, nn.Transformer))
+        return self.project(body(self.embed(src, 0), self.embed(tgt, 1), tgt_mask=hidden))
+
+
+class Positions(nn.Module):
+    """A buffer of sinusoids for a model whose batch is the second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("pe", table("sinusoidal", LONGEST, 1))
+
+
+class Tutorial(Model):
+    """Two tables, one buffer, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = Body()
+        self.generator = nn.Linear(WIDTH, TARGET)
+        self.tgt_tok_emb = nn.Embedding(TARGET, WIDTH)
+        self.src_tok_emb = nn.Embedding(SOURCE, WIDTH)
+        self.positional_encoding = Positions()
+
+    def embed(self, ids, side):
+        tokens = (self.src_tok_emb, self.tgt_tok_emb)[side](ids)
+        return tokens * self.scale + self.positional_encoding.pe[: ids.shape[1], 0]
+
+    def project(self, x):
+        return self.generator(x)
+
+
+class Tied(Model):
+    """One table for both sides and the head, learned positions, vectors that are not scaled."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(TARGET, WIDTH, padding_idx=3)
+        self.decoder_position = nn.Embedding(LONGEST, WIDTH)
+        self.encoder_position = nn.Embedding(LONGEST, WIDTH)
+        self.inner = nn.ModuleDict({"body": Body(norm_first=True)})
+        self.head = nn.Linear(WIDTH, TARGET, bias=False)
+        self.head.weight = self.words.weight
+
+    def embed(self, ids, side):
+        places = (self.encoder_position, self.decoder_position)[side]
+        return self.words(ids) + places.weight[: ids.shape[1]]
+
+    def project(self, x):
+        return self.head(x)
+
+
+class Nameless(Model):
+    """Names that say nothing; the head, tied with a bias, tells the target's table."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Embedding(TARGET, WIDTH)
+        self.b = nn.Embedding(SOURCE, WIDTH)
+        self.c = Body(activation="gelu")
+        self.d = nn.Linear(WIDTH, TARGET)
+        self.d.weight = self.a.weight
+        self.register_buffer("e", table("sinusoidal_halves", LONGEST))
+        self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
+
+    def embed(self, ids, side):
+        return (self.b, self.a)[side](ids) * self.scale + self.e[: ids.shape[1]]
+
+    def project(self, x):
+        return self.d(x)
+
+
+class Bare(Model):
+    """Parameters for positions, stacks under second names, a decoder without a final norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = Body()
+        self.transformer.decoder.norm = None
+        self.encoder = self.transformer.encoder
+        self.src = nn.Embedding(TARGET, WIDTH)
+        self.tgt = self.src
+        self.source_pos = nn.Parameter(torch.randn(1, LONGEST, WIDTH))
+        self.target_pos = nn.Parameter(torch.randn(LONGEST, 1, WIDTH))
+
+    def embed(self, ids, side):
+        places = (self.source_pos[0], self.target_pos[:, 0])[side]
+        return self.src(ids) * self.scale + places[: ids.shape[1]]
+
+    def project(self, x):
+        return x
+
+
+class Computed(Model):
+    """A table that is no buffer of the state_dict, and is in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder_words = nn.Embedding(SOURCE, WIDTH)
+        self.decoder_words = nn.Embedding(TARGET, WIDTH)
+        self.table = table("sinusoidal_per_column", 1, LONGEST).bfloat16()
+        self.transformer = Body()
+        self.head = nn.Linear(WIDTH, TARGET)
+
+    def embed(self, ids, side):
+        tokens = (self.encoder_words, self.decoder_words)[side](ids)
+        return tokens * self.scale + table("sinusoidal_per_column", LONGEST)[: ids.shape[1]]
+
+    def project(self, x):
+        return self.head(x)
+
+
+SEPARATE, SHARED = {"token_embeddings": "separate"}, {"token_embeddings": "shared"}
+LEARNED = {"positions": "learned"}
+# Of each module: the fields that it does not tell, and some that it tells.
+MODULES = {
+    Tutorial: ({}, SEPARATE | {"positions": "sinusoidal"}),
+    Tied: (
+        {"embedding_scale": "none", "pad_id": 3},
+        SHARED | LEARNED | {"output_projection": "tied"},
+    ),
+    Nameless: (
+        {},
+        {"positions": "sinusoidal_halves", "output_projection": "tied", "output_bias": True},
+    ),
+    Bare: (
+        {"embedding_scale": "sqrt_d_model"},
+        SHARED | LEARNED | {"decoder_final_norm": False, "output_projection": "none"},
+    ),
+    Computed: ({}, SEPARATE | {"positions": "sinusoidal_per_column"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "untold", "found"), [(k, *v) for k, v in MODULES.items()])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_module_is_found_out_computed_and_handed_back(kind, untold, found):
+    module = randomized(kind()).eval()
+    config, layout = convert.torch_nn_model(module, **untold)
+    fields = untold | found
+    assert {name: getattr(config, name) for name in fields} == fields
+    assert (config.max_length, config.tgt_vocab_size) == (LONGEST, TARGET)
+    state_dict = module.state_dict()
+    params = convert.from_torch(state_dict, config, layout)
+    back = convert.to_torch(params, config, layout)
+    other = kind()
+    other.load_state_dict(back, strict=True)
+    for name, buffer in module.named_buffers():  # computed anew, in float64
+        if name in back and buffer.is_floating_point():
+            back[name] = buffer
+    assert_same_tensors(back, state_dict)
+
+    random = np.random.default_rng(0)
+    src = random.integers(4, config.src_vocab_size, (2, 7), np.int32)
+    tgt = random.integers(4, config.tgt_vocab_size, (2, 5), np.int32)
+    with torch.no_grad():
+        theirs = module(torch.from_numpy(src), torch.from_numpy(tgt))
+    with jax.default_matmul_precision("highest"):
+        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
+    assert error(ours, theirs) <= 1e-5
+
+
+def test_what_is_found_in_the_tutorial_is_complete():
+    config, layout = convert.torch_nn_model(Tutorial())
+    assert layout.name == "Tutorial"
+    assert [buffer.foreign for buffer in layout.buffers] == ["positional_encoding.pe"]
+    assert layout.buffers[0].value == convert.PositionTable(("length", 1, "d_model"), LONGEST)
+    fields = {"num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 1, "d_ff": 14}
+    fields |= {"d_model": WIDTH, "src_vocab_size": SOURCE, "tgt_vocab_size": TARGET}
+    fields |= {"positions": "sinusoidal", "max_length": LONGEST, "token_embeddings": "separate"}
+    fields |= {"output_projection": "linear", "output_bias": True, "embedding_dropout": "both"}
+    fields |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
+    fields |= {"embedding_scale": "sqrt_d_model"}
+    expected = TransformerConfig.preset("torch_nn", **fields)
+    assert config == expected
+
+
+def test_a_layout_that_was_found_goes_into_a_file(tmp_path):
+    config, layout = convert.torch_nn_model(Tutorial())
+    convert.write_layout(tmp_path / "mine.toml", layout, config)
+    assert convert.read_layout(tmp_path / "mine.toml") == (layout, config)
+
+
+@pytest.mark.parametrize("kind", SINUSOIDS)
+def test_each_kind_of_sinusoids_is_known_by_its_values(kind):
+    module = Tutorial()
+    module.positional_encoding.pe = table(kind, LONGEST, 1)
+    assert convert.torch_nn_model(module).config.positions == kind
+
+
+def changed(change):
+    module = Tutorial()
+    change(module)
+    return module
+
+
+def two_bodies(module):
+    module.second = Body()
+
+
+def no_body(module):
+    module.transformer = nn.Linear(3, 3)
+
+
+def extra_layer(module):
+    module.adapter = nn.Linear(WIDTH, 5)
+
+
+def extra_norm(module):
+    module.norm = nn.LayerNorm(WIDTH)
+
+
+def narrow(module):
+    module.src_tok_emb = nn.Embedding(SOURCE, 6)
+
+
+def one_position_table(module):
+    module.pos_emb = nn.Embedding(LONGEST, WIDTH)
+
+
+def two_lengths(module):
+    module.src_pos, module.tgt_pos = nn.Embedding(5, WIDTH), nn.Embedding(6, WIDTH)
+
+
+def both_kinds(module):
+    module.src_pos, module.tgt_pos = nn.Embedding(5, WIDTH), nn.Embedding(5, WIDTH)
+
+
+def other_positions(module):
+    module.positional_encoding.pe = torch.randn(1, LONGEST, WIDTH)
+
+
+def two_kinds(module):
+    module.register_buffer("pos_2", table("sinusoidal_halves", LONGEST))
+
+
+def third_table(module):
+    module.third = nn.Embedding(4, WIDTH)
+
+
+def other_head(module):
+    module.generator = nn.Linear(WIDTH, SOURCE)
+
+
+def tied_to_the_source(module):
+    module.generator = nn.Linear(WIDTH, SOURCE)
+    module.generator.weight = module.src_tok_emb.weight
+
+
+def two_heads(module):
+    module.second_head = nn.Linear(WIDTH, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (two_bodies, r"Tutorial must hold one torch.nn.Transformer, but holds 2: transformer, sec"),
+        (no_body, r"Tutorial must hold one torch.nn.Transformer, but holds 0: none"),
+        (extra_layer, r"adapter.weight \[5, 12\] of a Linear has no place in the model"),
+        (extra_norm, r"norm.weight \[12\] of a LayerNorm has no place in the model"),
+        (narrow, r"src_tok_emb.weight has vectors of width 6, but .* d_model=12"),
+        (
+            one_position_table,
+            r"pos_emb.weight: 1 learned table\(s\) of positions; the model has on",
+        ),
+        (two_lengths, r"src_pos.weight has 5 positions and tgt_pos.weight has 6; .* max_length"),
+        (both_kinds, r"has 'sinusoidal' positions beside the learned ones of src_pos.weight"),
+        (other_positions, r"positional_encoding.pe \[1, 11, 12\] holds positions of another kind"),
+        (two_kinds, r"pos_2 holds 'sinusoidal_halves'.*; the model has one kind of positions"),
+        (third_table, r"third.weight are 3 tables of tokens; the model has two at most"),
+        (other_head, r"generator.weight has 17 outputs, but .* tgt_tok_emb.weight has 19 tokens"),
+        (tied_to_the_source, r"of the source is tied to the head; the model ties the target's"),
+        (two_heads, r"generator.weight, second_head.weight could each be the output projection"),
+    ],
+)
+def test_what_the_model_cannot_have_is_refused_by_name(change, message):
+    with pytest.raises(InputError, match=message) as refused:
+        convert.torch_nn_model(changed(change))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_heads": 3}, "num_heads=3, but the module has 2"),
+        (
+            {"token_embeddings": "shared"},
+            "token_embeddings='shared', but the module has 'separate'",
+        ),
+        (
+            {"positions": "sinusoidal_halves"},
+            "positions='sinusoidal_halves', but the module has 's",
+        ),
+        ({"positions": "rotary"}, "positions='rotary' must be one of sinusoidal"),
+        ({"heads": 3}, "heads=3 is no field of TransformerConfig"),
+    ],
+)
+def test_a_field_that_contradicts_the_module_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        convert.torch_nn_model(Tutorial(), **fields)
+
+
+def foreign_of(layout, path):
+    return [row.foreign for row in layout.rows if row.parameters == path]
+
+
+def test_two_tables_of_one_size_are_told_apart_by_the_tied_head():
+    for name, other in (("a", "b"), ("b", "a")):
+        module = Nameless()
+        module.a, module.b = nn.Embedding(TARGET, WIDTH), nn.Embedding(TARGET, WIDTH)
+        module.d.weight = getattr(module, name).weight
+        layout = convert.torch_nn_model(module).layout
+        assert foreign_of(layout, "target_embedding/embedding") == [f"{name}.weight", "d.weight"]
+        assert foreign_of(layout, "source_embedding/embedding") == [f"{other}.weight"]
+
+
+def test_tables_of_positions_are_told_apart_by_their_names():
+    module = nn.Module()
+    module.transformer = Body()
+    module.tgt_positional_encoding = nn.Embedding(LONGEST, WIDTH)
+    module.src_positional_encoding = nn.Embedding(LONGEST, WIDTH)
+    config, layout = convert.torch_nn_model(module)
+    assert (config.positions, config.token_embeddings) == ("learned", "none")
+    found = foreign_of(layout, "source_positions/embedding")
+    assert found == ["src_positional_encoding.weight"]
+
+
+def test_what_forward_does_is_taken_from_the_caller():
+    fields = {"embedding_scale": "none", "pad_id": 5, "positions": "none", "max_length": 9}
+    module = Tutorial()
+    config, layout = convert.torch_nn_model(module, **fields)
+    assert {name: getattr(config, name) for name in fields} == fields
+    params = convert.from_torch(module.state_dict(), config, layout)
+    module.load_state_dict(convert.to_torch(params, config, layout), strict=True)
+    with pytest.raises(InputError, match="max_length=9, but the module has 11"):
+        convert.torch_nn_model(Tied(), max_length=9)
+    with pytest.raises(InputError, match=r"a dict is no torch.nn.Module"):
+        convert.torch_nn_model({})

@@ -1,0 +1,166 @@
+"""docs/layouts.md says what the code does: the tree of parameters, and what has no place in it."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from jax_transformer import InputError, TransformerConfig, convert
+from jax_transformer.convert import Layout, Row
+from jax_transformer.convert.absent import PARTS
+from jax_transformer.convert.table import LAYER, expand, parameter_shapes, possible_paths
+from tests.models import small_config
+
+PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
+# Every axis another length, so that a length has one name.
+LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 15, "F": 53, "L": 29, "B": 10, "H": 3}
+SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 3, "d_kv": 5}
+SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_layers": 1}
+
+
+def all_shapes():
+    """Return the shape of every parameter of any config, by path, in letters."""
+    options = dict.fromkeys(("final_norm", "memory_norm", "embedding_norm"), True)
+    options |= {"gated_feed_forward": True}
+    relative = {"positions": "relative", "relative_attention_num_buckets": 10}
+    configs = [
+        TransformerConfig(**SIZES, **options, positions="learned"),
+        TransformerConfig(**SIZES, **options, **relative),
+        TransformerConfig(**SIZES, **options, **relative, relative_attention_bias="per_layer"),
+        TransformerConfig(**SIZES | {"src_vocab_size": 41}, token_embeddings="shared"),
+    ]
+    letters = {length: letter for letter, length in LENGTHS.items()}
+    shapes = {}
+    for config in configs:
+        for path, shape in parameter_shapes(config).items():
+            general = LAYER.sub("layers_{i}", path)
+            shapes.setdefault(general, f"[{', '.join(letters[n] for n in shape)}]")
+    return shapes
+
+
+def tree():
+    """Return the tree of parameters: a line for each module, with its leaves and its field."""
+    shapes = all_shapes()
+    usual = parameter_shapes(TransformerConfig(**SIZES))
+    modules = {}
+    for path in possible_paths():
+        owner, _, leaf = path.rpartition("/")
+        modules.setdefault(owner, []).append((leaf, shapes[path]))
+    lines = {}
+    for owner, leaves in modules.items():
+        named = re.sub("/(query|key|value)$", "/{query,key,value}", owner)
+        line = f"{named:<54}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
+        path = f"{owner}/{leaves[0][0]}".replace("{i}", "0")
+        if path not in usual:
+            field = next(needed for pattern, needed in PARTS.items() if re.search(pattern, path))
+            line = f"{line:<82}{field}"
+        lines[line] = None
+    return "\n".join(sorted(lines))
+
+
+def test_the_tree_of_parameters_is_that_of_the_code():
+    (shown,) = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
+    assert shown == tree(), f"print it into the page:\n{tree()}"
+
+
+def config(**fields):
+    return lambda: small_config("pre_norm", **fields)
+
+
+def two_of_one_name():
+    rows = [Row(path, path) for path in parameter_shapes(small_config("pre_norm"))]
+    rows.append(Row("encoder/norm/scale", "decoder/norm/scale"))
+    expand(Layout("x", tuple(rows)), small_config("pre_norm"))
+
+
+def module(**parts):
+    def build():
+        holder = nn.Module()
+        holder.transformer = nn.Transformer(12, 2, 1, 1, 14, batch_first=True)
+        for name, part in parts.items():
+            setattr(holder, name, part)
+        convert.torch_nn_model(holder)
+
+    return build
+
+
+def differing(change):
+    def build():
+        body = nn.Transformer(12, 2, 1, 2, 14, batch_first=True)
+        change(body)
+        convert.torch_nn_config(body)
+
+    return build
+
+
+def other_heads(body):
+    body.decoder.layers[1].self_attn.num_heads = 3
+
+
+def other_norm(body):
+    body.encoder.norm.eps = 1e-3
+
+
+def other_rate(body):
+    body.decoder.layers[1].dropout1.p = 0.3
+
+
+def other_activation(body):
+    body.decoder.layers[1].activation = nn.functional.gelu
+
+
+def other_width(body):
+    body.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 2, 14), 1)
+
+
+CLAIMS = {
+    "rotary positions": config(positions="rotary"),
+    "ALiBi": config(positions="alibi"),
+    "one learned table of positions for both sides": module(pos=nn.Embedding(7, 12)),
+    "tables of another width": module(words=nn.Embedding(7, 6)),
+    "a third table": module(a=nn.Embedding(7, 12), b=nn.Embedding(7, 12), c=nn.Embedding(2, 12)),
+    "source's table that is tied to the head": config(output_projection="tied_to_source"),
+    "convolutions": module(convolution=nn.Conv1d(12, 12, 3)),
+    "recurrent layers": module(recurrent=nn.GRU(12, 12)),
+    "adapters": module(words=nn.Embedding(7, 12), adapter=nn.Linear(12, 3)),
+    "layers that share their weights": two_of_one_name,
+    "heads": differing(other_heads),
+    "widths": differing(other_width),
+    "rates of dropout": differing(other_rate),
+    "activation": differing(other_activation),
+    "epsilon": differing(other_norm),
+    "batch norm": config(norm="batch_norm"),
+    "RMS norm with a bias": config(norm="rms_norm", norm_bias=True),
+    "activations other than": config(activation="leaky_relu"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_what_the_page_says_cannot_be_expressed_is_refused(claim):
+    with pytest.raises(InputError):
+        CLAIMS[claim]()
+
+
+def test_what_the_page_names_is_on_the_page():
+    section = PAGE.split("## What cannot be expressed")[1].split("\n## ")[0]
+    text = " ".join(section.split())
+    for claim in CLAIMS:
+        assert claim in text, claim
+
+
+def test_no_field_and_no_parameter_is_of_an_expert_a_window_or_fewer_key_heads():
+    """A field that makes one of these claims wrong would have such a name."""
+    names = [*(field.name for field in dataclasses.fields(TransformerConfig)), *possible_paths()]
+    for word in ("expert", "key_value", "kv_heads", "window", "segment", "query_norm", "rotary"):
+        assert not any(word in name for name in names), word
+
+
+def test_the_part_of_a_file_that_the_page_shows_can_be_read(tmp_path):
+    (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "mine.toml").write_text(shown, "utf-8")
+    layout, read = convert.read_layout(tmp_path / "mine.toml")
+    assert [row.stack for row in layout.rows] == ["heads", "rows"]
+    assert read == TransformerConfig.preset("pre_norm", num_heads=4)
