@@ -17,7 +17,7 @@ from jax_transformer.convert.files.torch_file import Checkpoint
 from jax_transformer.convert.layouts.from_scratch import position_table
 from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.table import Buffer, Layout, Row
-from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, as_dict, build
+from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, build
 from jax_transformer.errors import InputError
 
 # Sublayers by their names, in the order of their residual connections.
@@ -60,7 +60,7 @@ def _recognises(content: Mapping[str, Any]) -> bool:
 
 
 def _read(checkpoint: Checkpoint) -> Model:
-    return Model(checkpoint.arrays(as_dict(checkpoint.content)), SETTINGS)
+    return Model(checkpoint.arrays(checkpoint.content), SETTINGS)
 
 
 def _config(model: Model) -> TransformerConfig:

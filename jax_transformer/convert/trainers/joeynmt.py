@@ -222,13 +222,7 @@ def _table_rows(model: Model) -> int:
 
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
     unk_id = model.settings["special_symbols.unk_id"]
-    return vocabulary.word_tokenizer(
-        model,
-        config,
-        unk_id,
-        source_suffix=[config.eos_id],
-        special_ids=(config.pad_id, config.bos_id, config.eos_id),
-    )
+    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[config.eos_id])
 
 
 TRAINER = Trainer(

@@ -163,10 +163,11 @@ class Settings:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return settings that a program saved as a dict or as an argparse.Namespace; else none."""
-    if isinstance(value, Namespace):
-        return {name: part for name, part in vars(value).items() if isinstance(name, str)}
-    return dict(value) if isinstance(value, Mapping) else {}
+    """Return what a program saved by name, in a dict or an argparse.Namespace; else nothing."""
+    values = vars(value) if isinstance(value, Namespace) else value
+    if not isinstance(values, Mapping):
+        return {}
+    return {name: part for name, part in values.items() if isinstance(name, str)}
 
 
 def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:
