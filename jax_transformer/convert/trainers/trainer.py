@@ -29,12 +29,14 @@ class Model(NamedTuple):
         settings: The settings of the model.
         source_tokens: The source token of each id; None where the vocabulary is not recorded.
         target_tokens: The target token of each id.
+        folder: The folder of the checkpoint, where the program has more files there.
     """
 
     tensors: dict[str, np.ndarray]
     settings: Settings
     source_tokens: list[str] | None = None
     target_tokens: list[str] | None = None
+    folder: Path | None = None
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor.

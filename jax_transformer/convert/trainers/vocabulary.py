@@ -44,16 +44,7 @@ def word_tokenizer(
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
-    sizes = (config.src_vocab_size, config.tgt_vocab_size)
-    sides = ("source", "target")
-    for side, tokens, size in zip(
-        sides, (model.source_tokens, model.target_tokens), sizes, strict=True
-    ):
-        if len(tokens) != size:
-            raise InputError(
-                f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
-                "the vocabulary that it was trained with"
-            )
+    check_sizes(model, config)
     try:
         from jax_transformer.data.tokenizers import SeparateTokenizers, TokenizerJson
     except ImportError as error:
@@ -62,7 +53,9 @@ def word_tokenizer(
     settings |= {"unk_id": unk_id, "source_suffix": list(source_suffix)}
     settings |= {"target_suffix": [config.eos_id]}
     both = []
-    for side, tokens in zip(sides, (model.source_tokens, model.target_tokens), strict=True):
+    for side, tokens in zip(
+        ("source", "target"), (model.source_tokens, model.target_tokens), strict=True
+    ):
         special_ids = {settings[name] for name in SPECIAL}
         content = json.dumps(_tokenizer_json(tokens, unk_id, special_ids, any_whitespace)).encode()
         own = settings | {"vocab_size": len(tokens)}
@@ -70,6 +63,24 @@ def word_tokenizer(
         if model.source_tokens == model.target_tokens:
             return both[0]
     return SeparateTokenizers(*both)
+
+
+def check_sizes(model: Model, config: TransformerConfig) -> None:
+    """Refuse vocabularies of other sizes than the model's tables.
+
+    Raises:
+        InputError: One has another size.
+    """
+    sides = {
+        "source": (model.source_tokens, config.src_vocab_size),
+        "target": (model.target_tokens, config.tgt_vocab_size),
+    }
+    for side, (tokens, size) in sides.items():
+        if len(tokens) != size:
+            raise InputError(
+                f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
+                "the vocabulary that it was trained with"
+            )
 
 
 def _tokenizer_json(
