@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import sentencepiece
 import torch
 from torch import nn
 
@@ -49,6 +50,7 @@ class Case(NamedTuple):
             log-probabilities, for ids [B, S] and [B, T].
         stacks: The modules of the encoder's layers and of the decoder's.
         encode: Returns the program's ids of a source and of a target; None without a vocabulary.
+        line: The text to encode.
         time_first: Whether the outputs of its layers are [T, B, D].
     """
 
@@ -58,6 +60,7 @@ class Case(NamedTuple):
     run: Run
     stacks: tuple[nn.ModuleList, nn.ModuleList]
     encode: Callable[[str], tuple[list[int], list[int]]] | None = None
+    line: str = LINE
     time_first: bool = False
 
 
@@ -142,9 +145,9 @@ def check_rest(trainer: str, case: Case) -> None:
     if case.encode is None:
         assert tokenizer is None
         return
-    ours = tokenizer.encode_source([LINE])[0], tokenizer.encode_target([LINE])[0]
-    if ours != tuple(case.encode(LINE)):
-        raise SystemExit(f"{case.name}: ids {ours} differ from {case.encode(LINE)}")
+    ours = tokenizer.encode_source([case.line])[0], tokenizer.encode_target([case.line])[0]
+    if ours != case.encode(case.line):
+        raise SystemExit(f"{case.name}: ids {ours} differ from {case.encode(case.line)}")
 
 
 def tokens(config: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -266,6 +269,7 @@ def joeynmt(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
     import yaml
     from joeynmt.config import _check_special_symbols
     from joeynmt.model import build_model
+    from joeynmt.tokenizers import build_tokenizer
     from joeynmt.vocabulary import Vocabulary
 
     symbols = SimpleNamespace(**_check_special_symbols({}))
@@ -289,15 +293,29 @@ def joeynmt(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
         stack |= {"dropout": 0.1, "embeddings": {"embedding_dim": WIDTH, "scale": scale}, **given}
         settings = {"encoder": {**stack, "num_layers": LAYERS[0]}, **tied}
         settings["decoder"] = {**stack, "num_layers": LAYERS[1]}
-        whole = {"name": "test", "data": {"src": {"lang": "de"}}, "model": settings}
+        text, words = {"level": "word"}, WORDS
+        if pieces := "tied_embeddings" in tied:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter([" ".join(WORDS)] * 9),
+                model_prefix=str(own / "spm"),
+                vocab_size=40,
+                hard_vocab_limit=False,
+                minloglevel=2,
+            )
+            text = {"level": "bpe", "tokenizer_type": "sentencepiece"}
+            text["tokenizer_cfg"] = {"model_file": str(own / "spm.model")}
+            lines = (own / "spm.vocab").read_text().splitlines()
+            words = [line.split("\t")[0] for line in lines[3:]]
+        data = {"src": {"lang": "de", **text}, "trg": {"lang": "en", **text}}
+        whole = {"name": "test", "data": data, "model": settings}
         (own / "config.yaml").write_text(yaml.safe_dump(whole))
-        vocabularies = [
-            Vocabulary(WORDS, symbols),
-            Vocabulary(WORDS[: None if tied else 30], symbols),
-        ]
-        vocabularies[0].to_file(own / "src_vocab.txt")
-        vocabularies[1].to_file(own / "trg_vocab.txt")
-        module = randomized(build_model(settings, *vocabularies), dtype)
+        vocabularies = {
+            "de": Vocabulary(words, symbols),
+            "en": Vocabulary(words[: None if pieces else 30], symbols),
+        }
+        vocabularies["de"].to_file(own / "src_vocab.txt")
+        vocabularies["en"].to_file(own / "trg_vocab.txt")
+        module = randomized(build_model(settings, *vocabularies.values()), dtype)
         optimizer = torch.optim.Adam(module.parameters())
         state = {
             "model_state": module.state_dict(),
@@ -315,16 +333,21 @@ def joeynmt(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
             masks = {"src_mask": (src != 1)[:, None], "trg_mask": (tgt != 1)[:, None]}
             return module._encode_decode(src, tgt, src_length=lengths, **masks)[0]
 
+        tokenizers = build_tokenizer(data)
+
         def encode(
-            line: str, sides: list[Vocabulary] = vocabularies
+            line: str, vocabularies: Mapping[str, Any] = vocabularies, by: Any = tokenizers
         ) -> tuple[list[int], list[int]]:
-            return tuple(
-                side.sentences_to_ids([line.split(" ")], bos=False, eos=True)[0][0]
-                for side in sides
-            )
+            ids = []
+            for language, vocab in vocabularies.items():
+                by[language].set_vocab(vocab)
+                tokens = by[language](by[language].pre_process(line))
+                ids.append(vocab.sentences_to_ids([tokens], bos=False, eos=True)[0][0])
+            return tuple(ids)
 
         stacks = module.encoder.layers, module.decoder.layers
-        yield Case(name, module, own / "best.ckpt", run, stacks, encode)
+        line = "w3 w20 unknown word w1" if pieces else LINE
+        yield Case(name, module, own / "best.ckpt", run, stacks, encode, line)
 
 
 def opennmt_py(folder: Path, dtype: torch.dtype) -> Iterator[Case]:

@@ -16,7 +16,7 @@ from jax_transformer.convert.files.torch_file import Checkpoint
 from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
-from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, as_dict, build
+from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, build
 from jax_transformer.errors import InputError
 
 # Sublayers by their names, in the order of their residual connections.
@@ -59,7 +59,7 @@ def _recognises(content: Mapping[str, Any]) -> bool:
 
 
 def _read(checkpoint: Checkpoint) -> Model:
-    return Model(checkpoint.arrays(as_dict(checkpoint.content)), SETTINGS)
+    return Model(checkpoint.arrays(checkpoint.content), SETTINGS)
 
 
 def _config(model: Model) -> TransformerConfig:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-BOS, PAD, EOS, UNK = range(4)
+_, PAD, EOS, UNK = range(4)
 OVERWRITE = "#fairseq:overwrite"
 # What the architecture "transformer" takes an absent setting for; older checkpoints lack some.
 DEFAULTS: Mapping[str, Any] = {
@@ -209,7 +209,7 @@ def read_dictionary(path: Path) -> list[str]:
     known = set(tokens)
     lines = read_text(path, vocabulary.MAX_BYTES).split("\n")
     for number, line in enumerate(lines, 1):
-        if not line.strip() or (number == 1 and line.startswith("## ")):
+        if not line.strip():
             continue
         token, _, count = line.rstrip().rpartition(" ")
         replaces = count == OVERWRITE
@@ -285,8 +285,7 @@ def _max_length(settings: Settings, positions: str) -> int:
 
 
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    specials = (BOS, PAD, EOS)
-    return vocabulary.word_tokenizer(model, config, UNK, source_suffix=[EOS], special_ids=specials)
+    return vocabulary.word_tokenizer(model, config, UNK, source_suffix=[EOS], any_whitespace=True)
 
 
 TRAINER = Trainer(

@@ -14,7 +14,7 @@ from jax_transformer.convert.files.torch_file import Checkpoint
 from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row, transpose
-from jax_transformer.convert.trainers import vocabulary
+from jax_transformer.convert.trainers import joeynmt_sentencepiece, vocabulary
 from jax_transformer.convert.trainers.trainer import (
     Model,
     Settings,
@@ -109,8 +109,9 @@ def _read(checkpoint: Checkpoint) -> Model:
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
     whole = _yaml(file)
-    symbols = as_dict(as_dict(whole.get("data")).get("special_symbols"))
-    values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols})
+    data = as_dict(whole.get("data"))
+    symbols = as_dict(data.get("special_symbols"))
+    values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols, "data": data})
     content = as_dict(checkpoint.content)
     tokens: list[list[str] | None] = [None, None]
     if all((folder / name).is_file() for name in VOCABULARIES):
@@ -118,7 +119,7 @@ def _read(checkpoint: Checkpoint) -> Model:
             read_text(folder / name, vocabulary.MAX_BYTES).splitlines() for name in VOCABULARIES
         ]
     tensors = checkpoint.arrays(content.get("model_state"))
-    return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens)
+    return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -220,14 +221,10 @@ def _table_rows(model: Model) -> int:
 
 
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
+    if (tokenizer := joeynmt_sentencepiece.tokenizer(model, config)) is not None:
+        return tokenizer
     unk_id = model.settings["special_symbols.unk_id"]
-    return vocabulary.word_tokenizer(
-        model,
-        config,
-        unk_id,
-        source_suffix=[config.eos_id],
-        special_ids=(config.pad_id, config.bos_id, config.eos_id),
-    )
+    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[config.eos_id])
 
 
 TRAINER = Trainer(

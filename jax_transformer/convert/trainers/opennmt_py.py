@@ -232,13 +232,8 @@ def _special_ids(model: Model) -> tuple[int, int, int, int]:
 
 
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    return vocabulary.word_tokenizer(
-        model,
-        config,
-        _special_ids(model)[3],
-        source_suffix=[],  # sources end without EOS
-        special_ids={config.pad_id, config.bos_id, config.eos_id},
-    )
+    unk_id = _special_ids(model)[3]
+    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[])  # and no EOS
 
 
 TRAINER = Trainer(

@@ -29,12 +29,14 @@ class Model(NamedTuple):
         settings: The settings of the model.
         source_tokens: The source token of each id; None where the vocabulary is not recorded.
         target_tokens: The target token of each id.
+        folder: The folder of the checkpoint, where the program has more files there.
     """
 
     tensors: dict[str, np.ndarray]
     settings: Settings
     source_tokens: list[str] | None = None
     target_tokens: list[str] | None = None
+    folder: Path | None = None
 
     def rows(self, name: str) -> int:
         """Return the number of rows of a tensor.
@@ -163,10 +165,11 @@ class Settings:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return settings that a program saved as a dict or as an argparse.Namespace; else none."""
-    if isinstance(value, Namespace):
-        return {name: part for name, part in vars(value).items() if isinstance(name, str)}
-    return dict(value) if isinstance(value, Mapping) else {}
+    """Return what a program saved by name, in a dict or an argparse.Namespace; else nothing."""
+    values = vars(value) if isinstance(value, Namespace) else value
+    if not isinstance(values, Mapping):
+        return {}
+    return {name: part for name, part in values.items() if isinstance(name, str)}
 
 
 def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:

@@ -1,0 +1,76 @@
+"""Parts of the programs' models: position tables, modules of named parts, attention, residuals."""
+
+import torch
+from torch import nn
+
+from tests.convert.foreign import attend, merge, split
+
+
+def interleaved(length, width):
+    rate = 10000.0 ** -(torch.arange(0, width, 2).double() / width)
+    angle = torch.arange(length).double()[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+
+
+def halves(length, width):
+    rate = 10000.0 ** -(torch.arange(width // 2).double() / (width // 2 - 1))
+    angle = torch.arange(length).double()[:, None] * rate
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Part(nn.Module):
+    """A module of named parts."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+
+class Attention(Part):
+    """Attention whose projections have the given names: of query, key, value and output."""
+
+    def __init__(self, width, heads, names, bias=True):
+        super().__init__()
+        self.heads, self.names = heads, names
+        for name in names:
+            setattr(self, name, nn.Linear(width, width, bias))
+
+    def projections(self):
+        return [getattr(self, name) for name in self.names]
+
+    def forward(self, x, memory, mask):
+        query, key, value, output = self.projections()
+        heads = (split(part, self.heads) for part in (query(x), key(memory), value(memory)))
+        return output(merge(attend(*heads, mask)))
+
+
+class Numbered(Attention):
+    """Attention whose projections are a list."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads, ())
+        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def projections(self):
+        return self.linears
+
+
+def masks(src, tgt, pad):
+    causal = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
+    return (src != pad)[:, None, None], (tgt != pad)[:, None, None] & causal
+
+
+class Model(nn.Module):
+    """What the four have in common: residual connections before or after a norm.
+
+    Subclasses give the layers' steps: norm, and a function of the normed x.
+    """
+
+    def stack(self, x, steps, pre, final):
+        for norm, function in steps:
+            x = x + function(norm(x)) if pre else norm(x + function(x))
+        return final(x) if final is not None else x
