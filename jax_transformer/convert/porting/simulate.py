@@ -173,6 +173,8 @@ def _run(
     config, masks = hypothesis.config, hypothesis.masks
     src, tgt = _tokens(batch.src), _tokens(batch.tgt)
     src_kept, tgt_kept = _kept(batch.src, pad_id), _kept(batch.tgt, pad_id)
+    if batch.tgt.ndim == 2 and config.bos_id == config.pad_id:
+        tgt_kept[:, 0] = True  # BOS is no padding
     seen = src_kept[:, None, None, :]
     everywhere = torch.ones_like(seen)
     encoder_mask = seen if masks.source in ("encoder and decoder", "encoder") else everywhere
@@ -197,6 +199,7 @@ def _run(
             memory = theirs
     memory = _norm(parameters, config, "encoder.norm", memory)
 
+    tgt_kept = tgt_kept & src_kept.any(1, keepdim=True)  # without a source, programs differ
     x = _embed(parameters, config, tgt, "target")
     bias = _relative_bias(parameters, config, "decoder", length)
     for index in range(config.num_decoder_layers):

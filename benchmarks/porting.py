@@ -1,0 +1,124 @@
+"""How much of an unknown model is found, and in what time: python -m benchmarks.porting.
+
+The models are those of the tests: written with names, orders and choices of their own. Each is
+recorded by the code that `suggest` prints, and searched with the outputs of its modules, and with
+its logits alone. The last one has the size of opus-mt. Needs the extra test.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from torch import nn
+
+from jax_transformer import convert
+from jax_transformer.convert.porting.compare import compare_record
+from jax_transformer.convert.porting.record import Record, read_record, snippet
+from jax_transformer.convert.porting.suggest import Suggestion, suggest
+from jax_transformer.errors import InputError
+from tests.convert.foreign import randomized
+from tests.convert.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+
+LARGE = "opus-mt's size"
+
+
+class Marian(nn.Module):
+    """Hugging Face's Marian in the size of opus-mt, called with ids alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        sizes = {f"{side}_layers": 6 for side in ("encoder", "decoder")}
+        sizes |= {f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")}
+        sizes |= {f"{side}_attention_heads": 8 for side in ("encoder", "decoder")}
+        config = MarianConfig(58101, d_model=512, activation_function="swish", **sizes)
+        self.marian = MarianMTModel(config)
+
+    def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, T, V] of ids [B, S] and [B, T]; 58100 is padding."""
+        seen = (src != 58100).long()
+        options = {"decoder_input_ids": tgt, "use_cache": False}
+        return self.marian(input_ids=src, attention_mask=seen, **options).logits
+
+
+@dataclasses.dataclass
+class Settings:
+    """What is run.
+
+    Attributes:
+        models: Names of models; none means the twelve, the outside ones and the large one.
+        logits_alone: Whether the search without the outputs of modules is run too.
+        minutes: The longest search.
+    """
+
+    models: tuple[str, ...] = ()
+    logits_alone: bool = True
+    minutes: float = 30.0
+
+
+def main(settings: Settings) -> None:
+    """Print a row for each model."""
+    print("| model | tensors | certain, likely, open | passes, seconds | logits | logits alone |")
+    print("|---|---|---|---|---|---|")
+    for name in settings.models or (*MODELS, *OUTSIDE, LARGE):
+        tensors, record = recorded(name)
+        try:
+            shares = suggest(tensors).shares.values()
+            found = suggest(tensors, record, minutes=settings.minutes)
+        except InputError as error:
+            print(f"| {name} | {len(tensors)} | {error} | | | |", flush=True)
+            continue
+        share = ", ".join(f"{100 * part:.0f}" for part in shares)
+        row = [name, str(len(tensors)), f"{share} %", effort(found)]
+        row.append(f"{logits_error(tensors, found, record):.0e}" if found.fits else miss(found))
+        if settings.logits_alone and found.fits:
+            batches = tuple(batch._replace(blocks={}) for batch in record.batches)
+            alone = Record(batches, record.pad_id)
+            row.append(effort(suggest(tensors, alone, minutes=settings.minutes)))
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:
+    """Return a model's weights, and what the printed code records of it."""
+    if name == LARGE:
+        module, pad_id, sizes = randomized(Marian()).eval(), 58100, (58101, 58101)
+    else:
+        model = (MODELS | OUTSIDE)[name]
+        module, pad_id, sizes = model.module(), model.pad_id, vocabularies(model)
+    tensors = {key: value.numpy().copy() for key, value in module.state_dict().items()}
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        exec(snippet(pad_id, *sizes), {"model": module})
+        torch.set_default_dtype(torch.float32)
+        return tensors, read_record(Path(folder) / "recorded.safetensors")
+
+
+def effort(suggestion: Suggestion) -> str:
+    """Return the passes and seconds of a search, and whether it found the model."""
+    finding = suggestion.finding
+    found = "" if suggestion.fits else ", not found"
+    return f"{finding.passes:,}, {finding.seconds:.1f} s{found}"
+
+
+def logits_error(
+    tensors: dict[str, np.ndarray], suggestion: Suggestion, record: Record
+) -> float:
+    """Return how far the logits in JAX are from the program's."""
+    config, layout = suggestion.config, suggestion.layout
+    params = convert.from_torch(tensors, config, layout)
+    return compare_record(params, config, layout, record).blocks[-1].error
+
+
+def miss(suggestion: Suggestion) -> str:
+    """Return where nothing fits."""
+    point = suggestion.finding.fit.points[-1]
+    return f"nothing fits at {point.name}: {point.error:.0e} off"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))

@@ -1,0 +1,111 @@
+"""`jax-transformer suggest`: from a file of weights to a layout, and every refusal before work."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import convert
+from jax_transformer.convert import files
+from jax_transformer.convert.porting.record import snippet
+from tests.convert.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the weights and the record of a model that fits, and of one that does not."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("unnormed_decoder", "rotary"):
+        model = (MODELS | OUTSIDE)[name]
+        module = model.module()
+        files.write(folder / f"{name}.safetensors", module.state_dict())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            try:
+                exec(snippet(model.pad_id, *vocabularies(model)), {"model": module})
+            finally:
+                torch.set_default_dtype(torch.float32)
+        (folder / "recorded.safetensors").rename(folder / f"{name}.recorded.safetensors")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_a_record_it_prints_rows_questions_and_the_code(folder, run, tmp_path):
+    code, printed = run("suggest", str(folder / "unnormed_decoder.safetensors"))
+    assert code == 0
+    assert "likely  encode.stages.{i}.mha.in_proj_weight  " in printed
+    assert "{query,key,value}/kernel transposed by rows" in printed
+    assert "  open: norm_placement: pre\n      or post" in printed
+    assert "PAD, SOURCES, TARGETS, S, T = 0, 37, 61, 7, 5" in printed
+    assert convert.read_layout(tmp_path / "layout.toml").config.num_decoder_layers == 3
+
+
+def test_with_a_record_the_layout_is_that_of_the_program(folder, run, tmp_path):
+    weights, recorded = (
+        str(folder / f"unnormed_decoder.{end}") for end in ("safetensors", "recorded.safetensors")
+    )
+    code, printed = run("suggest", weights, "--against", recorded, "--output", "mine.toml")
+    assert code == 0, printed
+    assert "100% certain" in printed
+    assert "logits in JAX, float32: " in printed
+    read = convert.read_layout(tmp_path / "mine.toml")
+    assert read.config.decoder_final_norm is False
+    assert run("verify", weights, "--layout", "mine.toml", "--against", recorded)[0] == 0
+    assert run("convert", weights, "own.safetensors", "--layout", "mine.toml")[0] == 0
+    wrong = dataclasses.replace(read.config, activation="gelu_tanh")
+    convert.write_layout("wrong.toml", read.layout, wrong)
+    code, printed = run("verify", weights, "--layout", "wrong.toml", "--against", recorded)
+    assert code == 1
+    assert "activation='gelu', not 'gelu_tanh'" in printed
+
+
+def test_a_model_outside_the_configs_writes_nothing(folder, run, tmp_path):
+    weights, recorded = folder / "rotary.safetensors", folder / "rotary.recorded.safetensors"
+    options = ("--against", str(recorded), "--minutes", "0.05")
+    code, printed = run("suggest", str(weights), *options)
+    assert code == 1
+    assert "nothing fits at " in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_known_names_are_recognised(run, tmp_path):
+    module = torch.nn.Transformer(12, 2, 2, 2, 20)
+    torch.save(module.state_dict(), tmp_path / "nn.pt")
+    code, printed = run("suggest", "nn.pt")
+    assert code == 0
+    assert "note: these are the names of the layout torch_nn\n" in printed
+
+
+def refusals(folder):
+    weights = str(folder / "unnormed_decoder.safetensors")
+    recorded = str(folder / "unnormed_decoder.recorded.safetensors")
+    yield (weights, "--output", "taken.toml"), "taken.toml already exists"
+    yield (weights, "--output", "layout.txt"), "--output layout.txt must be a .toml file"
+    yield (weights, "--output", "no/layout.toml"), "in a folder that exists"
+    yield (str(folder),), "is a folder; suggest reads a file of weights"
+    yield ("absent.pt",), "absent.pt cannot be read"
+    yield ("taken.toml",), "must end in .safetensors"
+    yield (weights, "--against", weights), "is none of src, tgt, logits"
+    yield (recorded,), "found 0 stacks of layers"
+    yield (weights, "--against", str(folder / "rotary.recorded.safetensors")), "logits have 43"
+    yield ("repeated.safetensors", "--strip-prefixes", "a."), "is encoder a second time"
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_bad_input_is_one_line_and_writes_nothing(folder, run, tmp_path, index):
+    (tmp_path / "taken.toml").write_text("kept")
+    repeated = {"a.encoder": np.zeros(3, np.float32), "encoder": np.zeros(3, np.float32)}
+    files.write("repeated.safetensors", repeated)
+    before = sorted(tmp_path.iterdir())
+    arguments, message = list(refusals(folder))[index]
+    code, printed = run("suggest", *arguments)
+    assert code == 1
+    assert message in printed
+    assert printed.count("\n") <= 1
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "taken.toml").read_text() == "kept"
