@@ -1,5 +1,7 @@
 """The layout of the torch reference, for every preset and type."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,4 +51,6 @@ def test_a_missing_bias_is_named(field):
     with pytest.raises(convert.ConversionError) as caught:
         convert.from_torch(state_dict, config)
     assert set(caught.value.report.names("missing")) == absent
-    assert any(name in str(caught.value) for name in absent)
+    # The layers of the decoder, the first in the order of names, are one line.
+    in_decoder = {re.sub(r"\b0\b", "{0..2}", name) for name in absent if "decoder" in name}
+    assert any(name in str(caught.value) for name in in_decoder)

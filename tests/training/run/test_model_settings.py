@@ -33,6 +33,8 @@ def other_value(name, preset="vaswani2017"):
         return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
     if get_origin(hint) is Literal:
         other = next(word for word in get_args(hint) if word != value)
+    elif hint == bool | None:
+        other = not value
     else:
         other = 6 if isinstance(value, int) or hint == int | None else 0.25
     return [f"--{name.replace('_', '-')}", str(other)], other
