@@ -166,5 +166,5 @@ def get_layout(layout: str | Layout) -> Layout:
 
 
 def _layouts() -> dict[str, Layout]:
-    families = {name: family.layout for name, family in FAMILIES.items()}
-    return LAYOUTS | families | {name: trainer.layout for name, trainer in TRAINERS.items()}
+    trainers = {name: trainer.layout for name, trainer in TRAINERS.items()}
+    return LAYOUTS | trainers | {name: family.layout for name, family in FAMILIES.items()}
