@@ -207,5 +207,5 @@ def layouts_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _layouts() -> dict[str, Layout]:
-    families = {name: family.layout for name, family in FAMILIES.items()}
-    return LAYOUTS | families | {name: trainer.layout for name, trainer in TRAINERS.items()}
+    trainers = {name: trainer.layout for name, trainer in TRAINERS.items()}
+    return LAYOUTS | trainers | {name: family.layout for name, family in FAMILIES.items()}
