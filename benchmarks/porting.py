@@ -105,9 +105,7 @@ def effort(suggestion: Suggestion) -> str:
     return f"{finding.passes:,}, {finding.seconds:.1f} s{found}"
 
 
-def logits_error(
-    tensors: dict[str, np.ndarray], suggestion: Suggestion, record: Record
-) -> float:
+def logits_error(tensors: dict[str, np.ndarray], suggestion: Suggestion, record: Record) -> float:
     """Return how far the logits in JAX are from the program's."""
     config, layout = suggestion.config, suggestion.layout
     params = convert.from_torch(tensors, config, layout)

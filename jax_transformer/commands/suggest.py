@@ -73,9 +73,15 @@ def suggest(
 
 def _strip(tensors: dict, prefixes: tuple[str, ...]) -> dict:
     """Return the tensors without the prefixes of their names."""
-    for prefix in prefixes:
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+    stripped: dict = {}
+    for full, tensor in tensors.items():
+        name = full
+        for prefix in prefixes:
+            name = name.removeprefix(prefix)
+        if name in stripped:
+            raise InputError(f"without its prefix, {full} is {name} a second time")
+        stripped[name] = tensor
+    return stripped
 
 
 def _with_progress(tensors: dict, record: Record, minutes: float) -> Suggestion:

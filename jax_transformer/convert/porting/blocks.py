@@ -91,7 +91,10 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     Raises:
         InputError: Some products belong to no attention and no feed-forward network.
     """
-    groups, rest = _walk("", tuple(units), width)
+    network = _rectangular_network(units, width)
+    products = [unit for unit in units if network is None or unit not in network.units]
+    groups, rest = _walk("", tuple(products), width, attention_only=network is not None)
+    groups += [network] if network else []
     if rest:
         shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in rest[:6])
         raise InputError(
@@ -101,7 +104,21 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _walk(before: str, units: tuple[Unit, ...], width: int) -> tuple[list[Group], tuple[Unit, ...]]:
+def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
+    """Return the feed-forward network, where just one has the shapes (d_ff, d_model)."""
+    shapes: dict[int, list[Unit]] = {}
+    for unit in units:
+        shape = matrix_shape(unit, width) or ()
+        if len(shape) == 2 and width in shape and shape[0] != shape[1]:
+            shapes.setdefault(_other(shape, width), []).append(unit)
+    groups = [classify(members, width) for members in shapes.values() if len(members) in (2, 3)]
+    networks = [group for group in groups if group and not group.is_attention]
+    return networks[0] if len(networks) == 1 else None
+
+
+def _walk(
+    before: str, units: tuple[Unit, ...], width: int, *, attention_only: bool
+) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups under a prefix, innermost first, and the products that form none."""
     parts: dict[str, list[Unit]] = {}
     for unit in units:
@@ -111,12 +128,13 @@ def _walk(before: str, units: tuple[Unit, ...], width: int) -> tuple[list[Group]
     for part, members in parts.items():
         inside = f"{before}{part}."
         if len(members) > 1 and all(unit.matrix.startswith(inside) for unit in members):
-            found, left = _walk(inside, tuple(members), width)
+            found, left = _walk(inside, tuple(members), width, attention_only=attention_only)
             groups += found
             rest += left
         else:
             rest += tuple(members)
-    if whole := classify(rest, width):
+    whole = classify(rest, width)
+    if whole and (whole.is_attention or not attention_only):
         return [*groups, whole], ()
     split, rest = _split(rest, width) if len(rest) > 2 else ([], rest)
     return [*groups, *split], rest
@@ -247,15 +265,17 @@ def _split(units: tuple[Unit, ...], width: int) -> tuple[list[Group], tuple[Unit
         ):
             groups.append(found)
             units = tuple(unit for unit in units if unit not in members)
-    stems: dict[tuple[str, ...], list[Unit]] = {}
-    for unit in units:
-        stems.setdefault(_stem(unit), []).append(unit)
-    left: tuple[Unit, ...] = ()
-    for members in stems.values():
-        if found := classify(members, width):
-            groups.append(found)
-        else:
-            left += tuple(members)
+    left = units
+    for stem in (_stem, _numbers):
+        stems: dict[tuple[str, ...], list[Unit]] = {}
+        for unit in left:
+            stems.setdefault(stem(unit), []).append(unit)
+        left = ()
+        for members in stems.values():
+            if found := classify(members, width):
+                groups.append(found)
+            else:
+                left += tuple(members)
     if left and (found := classify(left, width)):
         return [*groups, found], ()
     for size in (4, 2):
@@ -325,6 +345,10 @@ def _role(unit: Unit) -> str:
 def _stem(unit: Unit) -> tuple[str, ...]:
     known = set().union(*ROLE_WORDS.values())
     return tuple(word for word in words(unit.matrix) if word not in known)
+
+
+def _numbers(unit: Unit) -> tuple[str, ...]:
+    return tuple(word for word in words(unit.matrix) if word.isdigit())
 
 
 def _by_words(units: Sequence[Unit], roles: Sequence[str]) -> list[Unit]:
