@@ -91,7 +91,7 @@ def refusals(folder):
     yield ("absent.pt",), "absent.pt cannot be read"
     yield ("taken.toml",), "must end in .safetensors"
     yield (weights, "--against", weights), "is none of src, tgt, logits"
-    yield (recorded,), "found 0 stacks of layers"
+    yield (recorded,), "found 4 stacks of layers"
     yield (weights, "--against", str(folder / "rotary.recorded.safetensors")), "logits have 43"
     yield ("repeated.safetensors", "--strip-prefixes", "a."), "is encoder a second time"
 
