@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from jax_transformer.convert.porting.names import Unit, words
 from jax_transformer.convert.table import Shape
 from jax_transformer.errors import InputError
 
+MOST_FREE = 12  # products of a layer whose names do not tell what belongs together
 Kind = Literal["separate", "fused", "key_value", "shared", "feed_forward", "gated", "fused_gate"]
 
 # Words that programs use for a projection, after they are split as `words` splits them.
@@ -44,6 +46,9 @@ FEED_FORWARD_WORDS = {
     *("fc", "output", "linear"),
 }
 ATTENTION_WORDS = {"attn", "attention", "att", "mha", *SELF_WORDS}
+
+
+Form = Callable[[Sequence[Unit]], "Group | None"]  # the group that some products form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +97,10 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
         InputError: Some products belong to no attention and no feed-forward network.
     """
     network = _rectangular_network(units, width)
-    products = [unit for unit in units if network is None or unit not in network.units]
-    groups, rest = _walk("", tuple(products), width, attention_only=network is not None)
-    groups += [network] if network else []
+    found = _find(units, width, network)
+    if found[1] and network:
+        found = _find(units, width, None)  # it was the query and output of a wide attention
+    groups, rest = found
     if rest:
         shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in rest[:6])
         raise InputError(
@@ -102,6 +108,20 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
             f"{shown}"
         )
     return tuple(groups)
+
+
+def _find(
+    units: Sequence[Unit], width: int, network: Group | None
+) -> tuple[list[Group], tuple[Unit, ...]]:
+    """Return the groups and the products that form none, given the feed-forward network."""
+
+    def form(members: Sequence[Unit]) -> Group | None:
+        group = classify(members, width)
+        return group if group and (network is None or group.is_attention) else None
+
+    known = network.units if network else ()
+    groups, rest = _walk("", tuple(unit for unit in units if unit not in known), form)
+    return [*groups, *([network] if network else [])], rest
 
 
 def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
@@ -116,9 +136,7 @@ def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
     return networks[0] if len(networks) == 1 else None
 
 
-def _walk(
-    before: str, units: tuple[Unit, ...], width: int, *, attention_only: bool
-) -> tuple[list[Group], tuple[Unit, ...]]:
+def _walk(before: str, units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups under a prefix, innermost first, and the products that form none."""
     parts: dict[str, list[Unit]] = {}
     for unit in units:
@@ -128,22 +146,21 @@ def _walk(
     for part, members in parts.items():
         inside = f"{before}{part}."
         if len(members) > 1 and all(unit.matrix.startswith(inside) for unit in members):
-            found, left = _walk(inside, tuple(members), width, attention_only=attention_only)
+            found, left = _walk(inside, tuple(members), form)
             groups += found
             rest += left
         else:
             rest += tuple(members)
-    whole = classify(rest, width)
-    if whole and (whole.is_attention or not attention_only):
+    if whole := form(rest):
         return [*groups, whole], ()
-    split, rest = _split(rest, width) if len(rest) > 2 else ([], rest)
+    split, rest = _split(rest, form) if len(rest) > 2 else ([], rest)
     return [*groups, *split], rest
 
 
 def classify(units: Sequence[Unit], width: int) -> Group | None:
     """Return the group that exactly these products form, or None."""
     shapes = [matrix_shape(unit, width) for unit in units]
-    if any(shape is None or (width not in shape and min(shape) >= width) for shape in shapes):
+    if any(shape is None or (width not in shape and min(shape) > width) for shape in shapes):
         return None
     if len(units) == 2:
         return _classify_two(units, shapes, width)
@@ -165,9 +182,7 @@ def _classify_two(units: Sequence[Unit], shapes: Sequence[Shape], width: int) ->
             (3, "fused", ("query+key+value", "output")),
             (2, "fused_gate", ("gate+inner", "outer")),
         ):
-            inner = min(shapes[plain]) if kind == "fused" else _other(shapes[plain], width)
-            if kind == "fused" and shapes[plain] != (width, width):
-                inner = _other(shapes[plain], width)
+            inner = _other(shapes[plain], width)
             if sorted(shapes[fused]) == sorted((times * inner, width)) and width in shapes[plain]:
                 return Group(kind, (units[fused], units[plain]), roles, True)
     if one == other == (width, width) and not any(
@@ -249,46 +264,40 @@ def _feed_forward(units: Sequence[Unit]) -> Group:
     return Group("feed_forward", (first, second), ("inner", "outer"), named)
 
 
-def _split(units: tuple[Unit, ...], width: int) -> tuple[list[Group], tuple[Unit, ...]]:
-    """Return the groups of products whose names have no common module."""
+def _split(left: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:
+    """Return the groups of products whose names have no common module.
+
+    Products belong together whose names differ in their roles alone, or have the same numbers;
+    the others, as their shapes allow.
+    """
     groups: list[Group] = []
-    pairs: dict[tuple[int, ...], list[Unit]] = {}
-    for unit in units:
-        shape = matrix_shape(unit, width) or (0, 0)
-        if shape[0] != shape[1]:
-            pairs.setdefault(tuple(sorted(shape)), []).append(unit)
-    for members in pairs.values():
-        if (
-            len(members) in (2, 3)
-            and (found := classify(members, width))
-            and not found.is_attention
-        ):
-            groups.append(found)
-            units = tuple(unit for unit in units if unit not in members)
-    left = units
     for stem in (_stem, _numbers):
-        stems: dict[tuple[str, ...], list[Unit]] = {}
+        alike: dict[tuple[str, ...], list[Unit]] = {}
         for unit in left:
-            stems.setdefault(stem(unit), []).append(unit)
+            alike.setdefault(stem(unit), []).append(unit)
         left = ()
-        for members in stems.values():
-            if found := classify(members, width):
+        for members in alike.values():
+            if found := form(members):
                 groups.append(found)
             else:
                 left += tuple(members)
-    if left and (found := classify(left, width)):
-        return [*groups, found], ()
-    for size in (4, 2):
-        chunks = [left[i : i + size] for i in range(0, len(left), size)]
-        found = [classify(chunk, width) for chunk in chunks]
-        if chunks and all(found):
-            return [*groups, *found], ()
-    squares, others = left[:-2], left[-2:]
-    if len(left) in (6, 10) and classify(others, width):
-        found = [classify(squares[i : i + 4], width) for i in range(0, len(squares), 4)]
-        if all(found):
-            return [*groups, *found, classify(others, width)], ()
+    if len(left) <= MOST_FREE and (found := _partition(left, form)) is not None:
+        return [*groups, *found], ()
     return groups, left
+
+
+def _partition(units: tuple[Unit, ...], form: Form) -> list[Group] | None:
+    """Return groups that the products form together, neighbours first; None where none do."""
+    if not units:
+        return []
+    first, *others = units
+    for size in (4, 2, 3):
+        for members in itertools.combinations(others, size - 1):
+            if group := form((first, *members)):
+                rest = tuple(unit for unit in others if unit not in members)
+                if (found := _partition(rest, form)) is not None:
+                    return [group, *found]
+    return None
 
 
 def matrix_shape(unit: Unit, width: int) -> Shape | None:

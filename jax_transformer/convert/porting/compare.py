@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,13 @@ from jax_transformer.checks import check_inputs
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.porting.modules import foreign_modules
 from jax_transformer.convert.porting.places import Masks, run
-from jax_transformer.convert.porting.record import Batch, Record, record_module
+from jax_transformer.convert.porting.record import (
+    Batch,
+    OutputKind,
+    Record,
+    output_kind,
+    record_module,
+)
 from jax_transformer.convert.table import Layout
 from jax_transformer.convert.transfer import to_tensors
 from jax_transformer.errors import InputError
@@ -29,9 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 BOUNDS = {"float32": 1e-5, "float64": 1e-11}
-OutputKind = Literal["logits", "log_softmax", "softmax"]
 DEFAULT_MASKS = "default"
-SUM_TOLERANCE = 1e-2  # of probabilities that were computed in half precision
 SMALLEST_PROBABILITY = 1e-30
 
 
@@ -372,21 +376,12 @@ def _error(ours: np.ndarray, theirs: np.ndarray, visible: np.ndarray) -> float:
 
 
 def _output_kind(record: Record, config: TransformerConfig) -> OutputKind:
-    """Return what the program returned, by the sums of its numbers where there are tokens."""
-    kinds = set()
-    for batch in record.batches:
-        output = batch.output[_seen(batch, record, config)["target"]].astype(np.float64)
-        if output.max() <= SUM_TOLERANCE and _is_one(np.exp(output).sum(-1)):
-            kinds.add("log_softmax")
-        elif output.min() >= 0 and _is_one(output.sum(-1)):
-            kinds.add("softmax")
-        else:
-            kinds.add("logits")
+    """Return what the program returned where there are tokens."""
+    kinds = {
+        output_kind(batch.output[_seen(batch, record, config)["target"]])
+        for batch in record.batches
+    }
     return kinds.pop() if len(kinds) == 1 else "logits"
-
-
-def _is_one(sums: np.ndarray) -> bool:
-    return bool(np.all(np.abs(sums - 1) <= SUM_TOLERANCE))
 
 
 def _in_kind(

@@ -69,6 +69,8 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         rows += _layer_rows(structure, layer, side, answers, fields)
     fields |= {name: answer for name, answer in answers.items() if name in FIELDS}
     fields |= {"d_model": structure.width, "pad_id": pad_id}
+    if fields["positions"] not in ("learned", "sinusoidal_tensor2tensor"):
+        fields["position_offset"] = 0
     for side in ("encoder", "decoder"):
         count = len(getattr(structure, side).stack.indices)
         fields[f"num_{side}_layers"] = count
@@ -155,9 +157,15 @@ def _layer_rows(
             where = tuple(f"{own}/{p}" for p in paths) if several else f"{own}/{paths}"
             yield Row(foreign, where, operation, stack=stack)
     if layer.relative:
-        path = f"{side}/relative_attention_bias/embedding"
-        fields["relative_attention_num_buckets"] = layer.stack.first_only[layer.relative][0]
-        yield Row(layer.stack.name(0, layer.relative), path)
+        shapes = layer.stack.shapes | layer.stack.first_only
+        fields["relative_attention_num_buckets"] = shapes[layer.relative][0]
+        table = "relative_attention_bias/embedding"
+        if layer.has_relative_per_layer:
+            fields["relative_attention_bias"] = "per_layer"
+            for index in range(len(layer.stack.indices)):
+                yield Row(layer.stack.name(index, layer.relative), f"{side}/layers_{index}/{table}")
+        else:
+            yield Row(layer.stack.name(0, layer.relative), f"{side}/{table}")
 
 
 def _group_pairs(
@@ -297,9 +305,6 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
             yield Row(name, f"{side}_positions/embedding", operation)
     elif structure.sinusoids:
         fields["max_length"] = _rows(structure.sinusoids[0].shape, structure.width)
-        offset = structure.sinusoids[0].offset
-        if answers["positions"] == "sinusoidal_tensor2tensor":
-            fields["position_offset"] = offset
 
 
 def _agree(fields: dict[str, Any], name: str, value: object, tensor: str) -> None:

@@ -387,7 +387,6 @@ def _positions(structure: Structure) -> Iterable[Question]:
             learned,
             tuple(f"source {learned[i]}" for i in first),
         )
-        yield Question("position_offset", (0, 2, 1), "open")
 
 
 def _fields(structure: Structure) -> Iterable[Question]:
@@ -398,8 +397,8 @@ def _fields(structure: Structure) -> Iterable[Question]:
     def choices(field: str) -> tuple[str, ...]:
         return get_args(hints[field])
 
-    first = structure.encoder.norms[0]
-    norms = ("layer_norm", "std_norm") if first.bias else ("rms_norm", "layer_norm", "std_norm")
+    biased = structure.encoder.norms[0].bias
+    norms = ("layer_norm", "std_norm") if biased else ("rms_norm", "layer_norm", "std_norm")
     yield Question("norm_placement", choices("norm_placement")[::-1], "open")
     yield Question("norm", norms, "open")
     yield Question("norm_epsilon", EPSILONS, "open")
@@ -416,15 +415,18 @@ def _fields(structure: Structure) -> Iterable[Question]:
         yield Question("relative_attention_max_distance", (128, 64, 256, 32), "likely")
     elif structure.learned:
         yield Question("positions", ("learned",), "certain")
+        yield Question("position_offset", (0, 2, 1), "open")
     elif structure.sinusoids:
-        kind = structure.sinusoids[0].kind
-        yield Question("positions", (kind, "none"), "likely")
+        first = structure.sinusoids[0]
+        yield Question("positions", (first.kind, "none"), "likely")
+        yield Question("position_offset", (first.offset,), "certain")
     else:
         order = (
             *("sinusoidal", "none", "sinusoidal_halves", "sinusoidal_tensor2tensor"),
             "sinusoidal_per_column",
         )
         yield Question("positions", order, "open")
+        yield Question("position_offset", (0, 2, 1), "likely")
     if len(structure.decoder.norms) == 3:
         yield Question("decoder_attention", choices("decoder_attention"), "likely")
     yield Question("source padding hidden in", SOURCE_MASKS, "open")
@@ -443,6 +445,7 @@ def _heads(structure: Structure, width: int) -> tuple[int, ...]:
     inner = inner_width(group, group.roles, width)
     relative = structure.encoder.relative
     if relative:
-        return (structure.encoder.stack.first_only[relative][1],)
+        stack = structure.encoder.stack
+        return ((stack.shapes | stack.first_only)[relative][1],)
     divisors = [heads for heads in range(1, min(inner, MOST_HEADS) + 1) if inner % heads == 0]
     return tuple(sorted(divisors, key=lambda heads: (heads == 1, abs(inner / heads - 64))))

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NAME = re.compile(r"(?:(0|[1-9][0-9]{0,5})\.)?(src|tgt|logits|block\.(.+))")
 PARTS = ("src", "tgt", "logits")
 MOST_BATCHES = 100  # each shape of a batch is compiled
+OutputKind = Literal["logits", "log_softmax", "softmax"]
+SUM_TOLERANCE = 1e-2  # of probabilities that were computed in half precision
 LARGEST_ID = np.iinfo(np.int32).max
 
 SNIPPET = """\
@@ -87,6 +89,23 @@ class Record(NamedTuple):
 
     batches: tuple[Batch, ...]
     pad_id: int | None
+
+
+def output_kind(output: np.ndarray) -> OutputKind:
+    """Return what a program returned, by the sums of its numbers.
+
+    Args:
+        output: Numbers [N, V] of N positions that hold tokens.
+    """
+    wide = output.astype(np.float64)
+    with np.errstate(over="ignore"):
+        if wide.max() <= SUM_TOLERANCE and _is_one(np.exp(wide).sum(-1)):
+            return "log_softmax"
+    return "softmax" if wide.min() >= 0 and _is_one(wide.sum(-1)) else "logits"
+
+
+def _is_one(sums: np.ndarray) -> bool:
+    return bool(np.all(np.abs(sums - 1) <= SUM_TOLERANCE))
 
 
 def snippet(pad_id: int = 0, src_vocab_size: int = 10, tgt_vocab_size: int = 10) -> str:

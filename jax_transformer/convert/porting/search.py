@@ -134,10 +134,7 @@ class _Search:
         if not fit.complete and fit.points[-1].name.endswith(" of batch 0"):
             answers = self._from_other_starts(answers)
         answers, alternatives = self._refine(answers)
-        try:
-            hypothesis = build(self.structure, answers, self.record.pad_id or 0)
-        except InputError as error:
-            raise InputError(f"no config has this model: {error}") from error
+        hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         fit, seconds = self._fit(answers), time.perf_counter() - self.start
         found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
         return Finding(*found, seconds, self.stopped)
@@ -148,10 +145,16 @@ class _Search:
             self.known[key] = self._simulate(answers, only)
         return self.known[key]
 
-    def _simulate(self, answers: Mapping[str, Any], only: str | None) -> Fit:
+    def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
+        """Return the model of these answers; None where no config has it."""
         try:
-            hypothesis = build(self.structure, answers, self.record.pad_id or 0)
+            return build(self.structure, answers, self.record.pad_id or 0)
         except InputError:
+            return None
+
+    def _simulate(self, answers: Mapping[str, Any], only: str | None) -> Fit:
+        hypothesis = self._build(answers)
+        if hypothesis is None:
             return NOTHING
         fit = simulate(self.tensors, hypothesis, self.record, self.taps, only=only)
         self.passes += 1
@@ -277,13 +280,16 @@ class _Search:
             if change is None or complete[change].error * CLEAR > fit.error:
                 break
             answers = answers | dict([change])
-        place = len(self._fit(answers).points)
+        place, found = len(self._fit(answers).points), self._build(answers)
         alternatives = []
         for name, answer in self._changes(answers):
             if name == "target padding hidden" and answers["later targets hidden"]:
                 continue  # padding at the end is later than every token: it is hidden anyway
+            other = self._build(answers | {name: answer})
+            if other is None or other == found:
+                continue
             fit = self._fit(answers | {name: answer})
-            if fit is not NOTHING and (len(fit.points) >= place or self._fit(answers).complete):
+            if len(fit.points) >= place or self._fit(answers).complete:
                 alternatives.append(Alternative(name, answer, fit.error))
         return answers, tuple(sorted(alternatives, key=lambda other: other.error))
 

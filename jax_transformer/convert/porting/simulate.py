@@ -19,6 +19,7 @@ from torch.func import functional_call
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import as_torch
 from jax_transformer.convert.porting.hypothesis import Hypothesis
+from jax_transformer.convert.porting.record import output_kind
 from jax_transformer.convert.table import Row
 from torch_reference import functional
 from torch_reference.layers import EncoderLayer, Norm
@@ -217,22 +218,6 @@ def _run(
         yield _compare_output(parameters, config, x, batch.output, tgt_kept)
 
 
-def output_kind(output: np.ndarray) -> str:
-    """Return what a program returns: "logits", or "log_softmax" or "softmax" of them.
-
-    Args:
-        output: [B, T, V].
-    """
-    wide = np.asarray(output, np.float64)
-    with np.errstate(over="ignore", divide="ignore"):
-        sums = np.logaddexp.reduce(wide, axis=-1)
-    if np.abs(sums).max() < 1e-4:
-        return "log_softmax"
-    if wide.min() >= 0 and np.abs(wide.sum(-1) - 1).max() < 1e-4:
-        return "softmax"
-    return "logits"
-
-
 def _compare(name: str, ours: Tensor, theirs: Tensor, kept: Tensor) -> Point:
     """Return the point of two streams [B, L, D], at the positions that hold tokens."""
     if ours.shape != theirs.shape:
@@ -256,7 +241,8 @@ def _compare_output(
     columns = torch.arange(0, vocabulary, max(1, vocabulary // MOST_TOKENS))
     theirs = torch.from_numpy(np.asarray(output, np.float64)[..., columns])
     ours = _project(parameters, config, x, columns)
-    if ours.shape == theirs.shape and (kind := output_kind(output)) != "logits":
+    kind = output_kind(output[kept.numpy()])
+    if ours.shape == theirs.shape and kind != "logits":
         # A softmax is known up to a constant of each position.
         theirs = theirs.log() if kind == "softmax" else theirs
         ours, theirs = (y - y.mean(-1, keepdim=True) for y in (ours, theirs))

@@ -31,6 +31,7 @@ SINUSOIDS = (
     "sinusoidal_tensor2tensor",
     "sinusoidal_per_column",
 )
+RELATIVE_WORDS = {"relative", "rel"}
 POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
 MOST_TABLES = 3  # source, target and output
 MOST_OUTSIDE = 100  # tensors outside the layers
@@ -46,7 +47,8 @@ class Layer:
         attentions: One in an encoder, two in a decoder.
         feed_forward: The feed-forward network.
         norms: The norms.
-        relative: Table of relative biases [buckets, heads] of the first layer, or "".
+        relative: Table of relative biases [buckets, heads], or "".
+        has_relative_per_layer: Whether each layer has such a table, and not the first alone.
         unused: Tensors without meaning, as masks.
     """
 
@@ -55,6 +57,7 @@ class Layer:
     feed_forward: Group
     norms: tuple[Unit, ...]
     relative: str
+    has_relative_per_layer: bool
     unused: tuple[str, ...]
 
 
@@ -206,9 +209,12 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
     first = {suffix: tensors[stack.name(0, suffix)] for suffix in stack.shapes}
     unused = [name for name in units.other if _is_constant(first[name])]
     odd = [name for name in units.other if name not in unused]
-    products = []
+    products: list[Unit] = []
+    relative: list[str] = []
     for unit in units.products:
-        if not unit.bias and _is_constant(first[unit.matrix]):
+        if len(unit.shape) == 2 and RELATIVE_WORDS & set(words(unit.matrix)):
+            relative.append(unit.matrix)
+        elif not unit.bias and _is_constant(first[unit.matrix]):
             unused.append(unit.matrix)
         elif len(unit.shape) > 3 or (len(unit.shape) == 3 and width not in unit.shape):
             odd.append(unit.matrix)
@@ -216,8 +222,10 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
             odd.append(unit.matrix)  # the kernel of a convolution [outputs, inputs, window]
         else:
             products.append(unit)
-    relative = [name for name in stack.first_only if len(stack.first_only[name]) == 2]
-    odd += [name for name in stack.first_only if name not in relative[:1]]
+    has_relative_per_layer = bool(relative)
+    relative += [name for name in stack.first_only if len(stack.first_only[name]) == 2]
+    odd += relative[1:]
+    odd += [name for name in stack.first_only if name not in relative]
     if odd:
         shapes = {stack.template(name): (stack.shapes | stack.first_only)[name] for name in odd}
         raise InputError(_no_place(list(shapes), shapes))
@@ -233,7 +241,15 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
             f"{len(networks)} feed-forward networks in a layer; an encoder's layer has one of "
             "each, a decoder's two attentions"
         )
-    return Layer(stack, attentions, networks[0], units.norms, "".join(relative), tuple(unused))
+    return Layer(
+        stack,
+        attentions,
+        networks[0],
+        units.norms,
+        "".join(relative),
+        has_relative_per_layer,
+        tuple(unused),
+    )
 
 
 def _order(layers: list[Layer]) -> tuple[Layer, Layer]:
