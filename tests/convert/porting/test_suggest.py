@@ -7,13 +7,20 @@ import jax
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer import apply, convert
-from jax_transformer.convert.porting.record import Record, read_record, snippet
+from jax_transformer.convert.porting.record import (
+    Record,
+    read_record,
+    record_module,
+    snippet,
+)
 from jax_transformer.convert.porting.suggest import suggest
 from jax_transformer.errors import InputError
+from tests.convert.foreign import randomized
 from tests.convert.porting.foreign_models import MODELS, OUTSIDE, vocabularies
 
 # Models whose answers are found from logits alone in a few seconds.
@@ -40,6 +47,53 @@ def recorded(tmp_path_factory):
         return weights, read_record(folder / "recorded.safetensors")
 
     return run
+
+
+class FromTransformers(torch.nn.Module):
+    """A model of transformers, called with ids alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src, tgt):
+        seen = (src != self.model.config.pad_token_id).long()
+        options = {"decoder_input_ids": tgt, "use_cache": False}
+        return self.model(input_ids=src, attention_mask=seen, **options).logits
+
+
+T5 = {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+T5 |= {"num_heads": 4, "vocab_size": 61}
+BART = {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+BART |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+BART |= {f"{side}_ffn_dim": 40 for side in ("encoder", "decoder")}
+BART |= {"d_model": 24, "vocab_size": 61, "max_position_embeddings": 32}
+FAMILIES = {
+    "T5": (T5, {"positions": "relative", "d_kv": 8, "output_scale": "inverse_sqrt_d_model"}),
+    "UMT5": (T5, {"relative_attention_bias": "per_layer", "attention_scale": "none"}),
+    "M2M100": (BART, {"positions": "sinusoidal_tensor2tensor", "position_offset": 2}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_transformers_are_found_as_unknown_models(family):
+    sizes, fields = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(0)
+    module = randomized(
+        FromTransformers(getattr(transformers, f"{family}ForConditionalGeneration")(config))
+    )
+    weights = {key: value.numpy().copy() for key, value in module.state_dict().items()}
+    pad_id = config.pad_token_id
+    src, tgt = torch.randint(3, 61, (3, 7)), torch.randint(3, 61, (3, 5))
+    padded = src.clone()
+    padded[1, 4:] = pad_id
+    batches = [(src[:, :1], tgt[:, :1]), (src, tgt), (padded, tgt)]
+    records = [record_module(module.double(), *batch, pad_id=pad_id) for batch in batches]
+    record = Record(tuple(batch for one in records for batch in one.batches), pad_id)
+    suggestion = suggest(weights, record)
+    assert suggestion.fits
+    assert {name: getattr(suggestion.config, name) for name in fields} == fields
 
 
 def without_blocks(record):
