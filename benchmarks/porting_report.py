@@ -18,7 +18,6 @@ from torch import nn
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.porting.compare import compare_record
-from jax_transformer.convert.porting.explain import explain
 from jax_transformer.convert.porting.html_report import write_report
 from jax_transformer.convert.porting.record import Record, record_module
 
@@ -93,7 +92,7 @@ def report(path: Path) -> None:
             src[1, 4:] = src[2, 6:] = tgt[1, 4:] = tgt[2, 2:] = PAD
         batches += record_module(program, src, tgt, pad_id=PAD).batches
     record = Record(tuple(batches), PAD)
-    comparison = compare_record(params, config, layout, record, explain=explain)
+    comparison = compare_record(params, config, layout, record)
     print(comparison)
     write_report(path, comparison, params, config, layout, record)
 

@@ -40,6 +40,7 @@ def recorded(tmp_path_factory):
         before, dtype = os.getcwd(), torch.get_default_dtype()
         os.chdir(folder)
         try:
+            torch.manual_seed(0)
             exec(snippet(model.pad_id, *vocabularies(model)), {"model": module})
         finally:
             os.chdir(before)
