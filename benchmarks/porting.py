@@ -36,7 +36,15 @@ class Marian(nn.Module):
         sizes = {f"{side}_layers": 6 for side in ("encoder", "decoder")}
         sizes |= {f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")}
         sizes |= {f"{side}_attention_heads": 8 for side in ("encoder", "decoder")}
-        config = MarianConfig(58101, d_model=512, activation_function="swish", **sizes)
+        config = MarianConfig(
+            vocab_size=58101,
+            d_model=512,
+            activation_function="swish",
+            pad_token_id=58100,
+            eos_token_id=0,
+            decoder_start_token_id=58100,
+            **sizes,
+        )
         self.marian = MarianMTModel(config)
 
     def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:

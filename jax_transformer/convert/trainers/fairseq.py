@@ -17,7 +17,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.torch_file import Checkpoint
 from jax_transformer.convert.layouts.torch_nn import linear, norm
-from jax_transformer.convert.table import Buffer, Layout, Row, transpose
+from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.convert.trainers import vocabulary
 from jax_transformer.convert.trainers.trainer import (
     Model,
@@ -26,6 +26,7 @@ from jax_transformer.convert.trainers.trainer import (
     as_dict,
     build,
     read_text,
+    table_rows,
 )
 from jax_transformer.errors import InputError
 
@@ -101,16 +102,9 @@ _FUSED = re.compile(r"^(.*_attn)\.in_proj_(weight|bias)$")
 
 
 def _layout() -> Layout:
-    tied = ("output_projection", "tied")
-    rows = [
-        Row("encoder.embed_tokens.weight", "token_embedding/embedding"),
-        Row("decoder.embed_tokens.weight", "token_embedding/embedding"),
-        Row("decoder.output_projection.weight", "token_embedding/embedding", when=tied),
-        Row("encoder.embed_tokens.weight", "source_embedding/embedding"),
-        Row("decoder.embed_tokens.weight", "target_embedding/embedding"),
-        Row("decoder.output_projection.weight", "target_embedding/embedding", when=tied),
-        Row("decoder.output_projection.weight", "output_projection/kernel", transpose),
-    ]
+    rows = table_rows(
+        "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection"
+    )
     stacks = {
         ("encoder", "source"): {"self_attention": "self_attn"},
         ("decoder", "target"): {"self_attention": "self_attn", "cross_attention": "encoder_attn"},

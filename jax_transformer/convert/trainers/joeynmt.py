@@ -13,7 +13,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.torch_file import Checkpoint
 from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.position_table import PositionTable
-from jax_transformer.convert.table import Buffer, Layout, Row, transpose
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.convert.trainers import joeynmt_sentencepiece, vocabulary
 from jax_transformer.convert.trainers.trainer import (
     Model,
@@ -22,6 +22,7 @@ from jax_transformer.convert.trainers.trainer import (
     as_dict,
     build,
     read_text,
+    table_rows,
 )
 from jax_transformer.errors import InputError
 
@@ -65,16 +66,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def _layout() -> Layout:
-    tied = ("output_projection", "tied")
-    rows = [
-        Row("src_embed.lut.weight", "token_embedding/embedding"),
-        Row("trg_embed.lut.weight", "token_embedding/embedding"),
-        Row("decoder.output_layer.weight", "token_embedding/embedding", when=tied),
-        Row("src_embed.lut.weight", "source_embedding/embedding"),
-        Row("trg_embed.lut.weight", "target_embedding/embedding"),
-        Row("decoder.output_layer.weight", "target_embedding/embedding", when=tied),
-        Row("decoder.output_layer.weight", "output_projection/kernel", transpose),
-    ]
+    rows = table_rows("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer")
     norms = {
         "encoder": {"self_attention": "layer_norm"},
         "decoder": {"self_attention": "x_layer_norm", "cross_attention": "dec_layer_norm"},

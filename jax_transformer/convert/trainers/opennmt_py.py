@@ -16,7 +16,14 @@ from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.convert.trainers import vocabulary
-from jax_transformer.convert.trainers.trainer import Model, Settings, Trainer, as_dict, build
+from jax_transformer.convert.trainers.trainer import (
+    Model,
+    Settings,
+    Trainer,
+    as_dict,
+    build,
+    table_rows,
+)
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,18 +79,9 @@ RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
 
 
 def _layout() -> Layout:
-    shared_output = ("output_projection", "tied")
     gated, plain = ("gated_feed_forward", True), ("gated_feed_forward", False)
     source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
-    rows = [
-        Row(f"{source}.emb_luts.0.weight", "token_embedding/embedding"),
-        Row(f"{target}.emb_luts.0.weight", "token_embedding/embedding"),
-        Row("generator.weight", "token_embedding/embedding", when=shared_output),
-        Row(f"{source}.emb_luts.0.weight", "source_embedding/embedding"),
-        Row(f"{target}.emb_luts.0.weight", "target_embedding/embedding"),
-        Row("generator.weight", "target_embedding/embedding", when=shared_output),
-        *linear("generator", "output_projection"),
-    ]
+    rows = table_rows(f"{source}.emb_luts.0.weight", f"{target}.emb_luts.0.weight", "generator")
     norms = {
         "encoder": {"self_attention": "layer_norm"},
         "decoder": {"self_attention": "layer_norm_1", "cross_attention": "layer_norm_2"},

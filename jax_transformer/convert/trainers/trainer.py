@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.checks import shorten
 from jax_transformer.convert.files.torch_file import Checkpoint, Namespace
-from jax_transformer.convert.table import Layout
+from jax_transformer.convert.layouts.torch_nn import linear
+from jax_transformer.convert.table import Layout, Row
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import Tokenizer
 
 PLAIN = (bool, int, float, str, list, dict, type(None))
+
+
+def table_rows(source: str, target: str, output: str) -> list[Row]:
+    """Return the rows of embeddings that may be shared, and of an output that may be tied.
+
+    Args:
+        source: Name of the table of source tokens.
+        target: Name of the table of target tokens.
+        output: Module of the output projection.
+    """
+    tied = ("output_projection", "tied")
+    return [
+        Row(source, "token_embedding/embedding"),
+        Row(target, "token_embedding/embedding"),
+        Row(f"{output}.weight", "token_embedding/embedding", when=tied),
+        Row(source, "source_embedding/embedding"),
+        Row(target, "target_embedding/embedding"),
+        Row(f"{output}.weight", "target_embedding/embedding", when=tied),
+        *linear(output, "output_projection"),
+    ]
 
 
 class Model(NamedTuple):
