@@ -264,23 +264,18 @@ def _feed_forward(units: Sequence[Unit]) -> Group:
     return Group("feed_forward", (first, second), ("inner", "outer"), named)
 
 
-def _split(left: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:
+def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups of products whose names have no common module.
 
-    Products belong together whose names differ in their roles alone, or have the same numbers;
-    the others, as their shapes allow.
+    Products belong together whose names differ in their roles alone; the others, as their shapes
+    allow.
     """
-    groups: list[Group] = []
-    for stem in (_stem, _numbers):
-        alike: dict[tuple[str, ...], list[Unit]] = {}
-        for unit in left:
-            alike.setdefault(stem(unit), []).append(unit)
-        left = ()
-        for members in alike.values():
-            if found := form(members):
-                groups.append(found)
-            else:
-                left += tuple(members)
+    alike: dict[tuple[str, ...], list[Unit]] = {}
+    for unit in units:
+        alike.setdefault(_stem(unit), []).append(unit)
+    formed = {stem: form(members) for stem, members in alike.items()}
+    groups = [group for group in formed.values() if group]
+    left = tuple(unit for unit in units if not formed[_stem(unit)])
     if len(left) <= MOST_FREE and (found := _partition(left, form)) is not None:
         return [*groups, *found], ()
     return groups, left
@@ -354,10 +349,6 @@ def _role(unit: Unit) -> str:
 def _stem(unit: Unit) -> tuple[str, ...]:
     known = set().union(*ROLE_WORDS.values())
     return tuple(word for word in words(unit.matrix) if word not in known)
-
-
-def _numbers(unit: Unit) -> tuple[str, ...]:
-    return tuple(word for word in words(unit.matrix) if word.isdigit())
 
 
 def _by_words(units: Sequence[Unit], roles: Sequence[str]) -> list[Unit]:

@@ -173,6 +173,25 @@ def test_logits_alone_settle_the_questions(recorded, name):
     assert np.abs(np.asarray(logits) - batch.output).max() < 1e-5 * max(1, batch.output.max())
 
 
+def test_the_least_sure_question_decides_how_sure_a_tensor_is(recorded):
+    suggestion = suggest(recorded("clones")[0])
+    layer = "decoder.layers.1"
+    levels = {
+        f"{layer}.src_attn.linears.0.weight": "open",  # one of four squares
+        f"{layer}.src_attn.linears.0.bias": "open",
+        f"{layer}.feed_forward.w_1.weight": "certain",  # its bias is as long as d_ff
+        f"{layer}.sublayer.0.norm.a_2": "likely",  # numbers in the order of use
+        "src_embed.0.lut.weight": "likely",
+        "src_embed.1.pe": "certain",  # sinusoids
+    }
+    assert {name: suggestion.certainty[name] for name in levels} == levels
+    (kernels,) = (
+        q for q in suggest(recorded("kernels")[0]).questions if "orientation of Wq" in q.name
+    )
+    assert kernels.certainty == "likely"
+    assert kernels.text(kernels.answers[0]) == "(inputs, outputs)"  # as its neighbours' biases say
+
+
 def is_certain(suggestion, template):
     return all(
         suggestion.certainty[name] == "certain"
