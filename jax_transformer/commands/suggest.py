@@ -7,7 +7,6 @@ from pathlib import Path
 
 import tyro
 
-from jax_transformer.commands.convert import Prefixes
 from jax_transformer.convert import files, from_torch, layouts_of, write_layout
 from jax_transformer.convert.porting.compare import compare_record
 from jax_transformer.convert.porting.record import Record, read_record, snippet
@@ -21,7 +20,6 @@ def suggest(
     /,
     against: Path | None = None,
     output: Path = Path("layout.toml"),
-    strip_prefixes: Prefixes = (),
     minutes: float = 10.0,
     overwrite: bool = False,
 ) -> None:
@@ -36,7 +34,6 @@ def suggest(
         weights: A .safetensors, .pt, .pth or .bin file of a whole encoder-decoder.
         against: What your program computed: the file that the printed code writes.
         output: TOML file to write, for --layout of convert and verify.
-        strip_prefixes: Prefixes that are removed from every name that begins with them, as module.
         minutes: After so many minutes the search gives the nearest model that it has found.
         overwrite: Replace an existing output.
     """
@@ -49,7 +46,7 @@ def suggest(
     if weights.is_dir():
         raise InputError(f"{weights} is a folder; suggest reads a file of weights")
     record = None if against is None else read_record(against)
-    tensors = _strip(files.read(weights), strip_prefixes)
+    tensors = files.read(weights)
     if known := layouts_of(tensors):
         print(f"note: these are the names of the layout {', '.join(known)}\n")
     suggestion = _with_progress(tensors, record, minutes) if record else suggest_layout(tensors)
@@ -57,7 +54,7 @@ def suggest(
     if record is not None and not suggestion.fits:
         sys.exit(1)
     write_layout(output, suggestion.layout, suggestion.config, overwrite=overwrite)
-    print(f"{output} written")
+    print(f"{output} written; no weights tell bos_id and eos_id: set them there")
     if record is None:
         sizes = suggestion.config.src_vocab_size, suggestion.config.tgt_vocab_size
         print("\nRun this in your program; then: suggest ... --against recorded.safetensors\n")
@@ -69,19 +66,6 @@ def suggest(
     if comparison.first_differing:
         print(comparison)
         sys.exit(1)
-
-
-def _strip(tensors: dict, prefixes: tuple[str, ...]) -> dict:
-    """Return the tensors without the prefixes of their names."""
-    stripped: dict = {}
-    for full, tensor in tensors.items():
-        name = full
-        for prefix in prefixes:
-            name = name.removeprefix(prefix)
-        if name in stripped:
-            raise InputError(f"without its prefix, {full} is {name} a second time")
-        stripped[name] = tensor
-    return stripped
 
 
 def _with_progress(tensors: dict, record: Record, minutes: float) -> Suggestion:

@@ -17,6 +17,7 @@ from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape,
 from jax_transformer.errors import InputError
 
 Answers = Mapping[str, Any]
+FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +81,14 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
             raise InputError(f"num_heads={heads} does not divide {inner}, the width of all heads")
         fields["d_kv"] = inner // heads
     smallest = min(fields["src_vocab_size"], fields["tgt_vocab_size"])
-    ids = [i for i in range(smallest) if i != pad_id]
-    fields |= {"bos_id": ids[0], "eos_id": ids[1] if len(ids) > 1 else ids[0]}
+    ids = [i for i in range(min(smallest, 3)) if i != pad_id]  # no weights tell them
+    fields |= {"bos_id": ids[0], "eos_id": ids[-1]}
     masks = Masks(
         answers["source padding hidden in"],
         answers["target padding hidden"],
         answers["later targets hidden"],
     )
     return Hypothesis(TransformerConfig.from_dict(fields), tuple(rows), masks)
-
-
-FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
 def to_layout(structure: Structure, hypothesis: Hypothesis, name: str = "suggested") -> Layout:

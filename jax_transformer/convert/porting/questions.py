@@ -26,6 +26,7 @@ from jax_transformer.errors import InputError
 
 Certainty = Literal["certain", "likely", "open"]
 
+SIDES = ("encoder", "decoder")
 SOURCE_WORDS = {"src", "source", "enc", "encoder", "input", "in", "x"}
 TARGET_WORDS = {"tgt", "trg", "target", "dec", "decoder", "y"}
 HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", "lm", "logits"}
@@ -81,9 +82,6 @@ def find_questions(structure: Structure) -> dict[str, Question]:
     questions += [_outside_norms(structure), _tables(structure), *_positions(structure)]
     questions += _fields(structure)
     return {question.name: question for question in questions}
-
-
-SIDES = ("encoder", "decoder")
 
 
 def _group_questions(

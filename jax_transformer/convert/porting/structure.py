@@ -119,7 +119,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     outside = {
         name: shape
         for name, shape in shapes.items()
-        if not any(_inside(name, stack, shapes) for stack in stacks)
+        if not any(_inside(name, stack) for stack in stacks)
     }
     layers = [_layer(stack, tensors, width) for stack in stacks]
     encoder, decoder = _order(layers)
@@ -195,7 +195,7 @@ def _width(stacks: Iterable[Stack]) -> int:
     return min(counts, key=lambda length: (-counts[length], length))
 
 
-def _inside(name: str, stack: Stack, shapes: Mapping[str, Shape]) -> bool:
+def _inside(name: str, stack: Stack) -> bool:
     return any(
         name.startswith(f"{stack.before}{index}")
         and name[len(f"{stack.before}{index}") :] in (*stack.shapes, *stack.first_only)
