@@ -249,22 +249,32 @@ class _Search:
         """Return the best answers of descents that begin with other norms and placements."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = [name for name in names if name in self.questions]
+        starts = [
+            answers | dict(zip(asked, choice, strict=True))
+            for choice in itertools.product(*(self.questions[name].answers for name in asked))
+        ]
         found = [answers]
-        for choice in itertools.product(*(self.questions[name].answers for name in asked)):
-            if self._is_over():
-                break
-            swept = answers | dict(zip(asked, choice, strict=True))
-            while (better := self._sweep(swept)) != swept:
-                swept = better
+        for start in starts:
+            swept = self._swept(start)
+            found += [swept] if swept not in found else []
             if self._fit(swept).complete:
                 return swept
-            found += [swept] if swept not in found else []
         found.sort(key=lambda answers: self._fit(answers).score, reverse=True)
         for start in found[:STARTS]:
-            if self._fit(best := self._descend(start)).complete:
-                return best
-            found.append(best)
+            found.append(self._descend(start))
+            if self._fit(found[-1]).complete:
+                return found[-1]
+        for stacked in (other for start in starts for other in self._stacked_alike(start)):
+            found.append(self._swept(stacked))
+            if self._fit(found[-1]).complete:
+                return found[-1]
         return max(found, key=lambda answers: self._fit(answers).score)
+
+    def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return answers that no change of one improves."""
+        while not self._is_over() and (better := self._sweep(answers)) != answers:
+            answers = better
+        return answers
 
     def _refine(self, answers: dict[str, Any]) -> tuple[dict[str, Any], tuple[Alternative, ...]]:
         """Return the answers of the smallest error, and the errors of all others."""
