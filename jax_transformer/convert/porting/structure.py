@@ -130,11 +130,20 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     copies = _copies(tensors, outside.keys() - computed)
     own = {name: s for name, s in outside.items() if name not in computed | copies.keys()}
     units = find_units(own, width)
+    relative = [layer for layer in (encoder, decoder) if layer.relative]
+    if len(relative) == 1:
+        name = relative[0].stack.name(0, relative[0].relative)
+        raise InputError(_no_place([name], shapes))
     learned = [u.matrix for u in units.products if _is_learned(u, width)]
     tables = [u for u in units.products if u.matrix not in learned and _is_table(u, width)]
     if len(tables) > MOST_TABLES and not learned:
         learned = _smallest_pair(tables)
         tables = [table for table in tables if table.matrix not in learned]
+    if relative and learned:
+        raise InputError(
+            f"{learned[0]} is a position table, and the layers have relative biases: a config has "
+            "one of the two"
+        )
     if len(tables) > MOST_TABLES:
         raise InputError(_no_place([table.matrix for table in tables], shapes))
     odd = [u for u in units.products if u.matrix not in learned and u not in tables]
