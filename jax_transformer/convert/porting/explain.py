@@ -13,6 +13,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.porting.hypothesis import Hypothesis, Masks
+from jax_transformer.convert.porting.modules import common_module
 from jax_transformer.convert.porting.questions import EPSILONS, MOST_HEADS, SOURCE_MASKS
 from jax_transformer.convert.porting.record import Record
 from jax_transformer.convert.porting.simulate import Fit, Tensors, simulate
@@ -22,7 +23,7 @@ from jax_transformer.errors import InputError
 
 MOST_CHANGES = 3  # a model that needs more is another model
 LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
-# Fields whose values no shape shows, with what they are called in a sentence.
+# Fields whose values no shape shows; the others are tried below.
 FIELDS = (
     *("activation", "norm_placement", "norm", "embedding_scale"),
     *("attention_scale", "output_scale"),
@@ -68,7 +69,8 @@ def explain(
     fit = compared(hypothesis)
     while not fit.complete and len(sentences) < MOST_CHANGES:
         changes = [
-            (compared(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
+            (compared.changed(change.hypothesis, fit), change)
+            for change in _changes(hypothesis, fit)
         ]
         found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
         if found.score[0] <= fit.score[0]:
@@ -85,17 +87,20 @@ class _Compared:
     def __init__(self, tensors: Tensors, record: Record, taps: Mapping[str, str]) -> None:
         self.tensors, self.record, self.taps = tensors, record, taps
 
-    def __call__(self, hypothesis: Hypothesis, before: Fit | None = None) -> Fit:
+    def __call__(self, hypothesis: Hypothesis) -> Fit:
+        """Return the fit."""
+        return simulate(self.tensors, hypothesis, self.record, self.taps)
+
+    def changed(self, hypothesis: Hypothesis, before: Fit) -> Fit:
         """Return the fit; of one that does not improve on `before`, at its first difference."""
+        place = before.points[-1].name
         try:
-            if before is not None:
-                place = before.points[-1].name
-                there = simulate(self.tensors, hypothesis, self.record, self.taps, only=place)
-                if not there.complete:
-                    return there._replace(points=(*before.points[:-1], *there.points))
-            return simulate(self.tensors, hypothesis, self.record, self.taps)
+            there = simulate(self.tensors, hypothesis, self.record, self.taps, only=place)
+            if there.complete:
+                return self(hypothesis)
         except (RuntimeError, IndexError):  # torch: the changed tensors do not fit
-            return before._replace(points=(*before.points[:-1], before.points[-1]))
+            return before
+        return there._replace(points=(*before.points[:-1], *there.points))
 
 
 def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
@@ -103,15 +108,12 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for row in rows:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
-            names.setdefault(f"{match[1]}.layers.{match[2]}", []).append(row.foreign)
-    return {layer: _common_module(found) for layer, found in names.items()}
-
-
-def _common_module(names: list[str]) -> str:
-    """Return the innermost module that holds all tensors of these names."""
-    modules = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, modules)
-    return ".".join(parts[0] for parts in same)
+            layer = names.setdefault(f"{match[1]}.layers.{match[2]}", [])
+            layer.append(row.foreign.rpartition(".")[0])
+    return {
+        layer: common_module(name.rpartition(".")[0] for name in found)
+        for layer, found in names.items()
+    }
 
 
 def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:

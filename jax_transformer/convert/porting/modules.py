@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jax_transformer.config import TransformerConfig
@@ -86,7 +87,7 @@ def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list
         tensors: All tensors.
         exactly: Whether a module must hold no other tensors.
     """
-    inner = _common(own)
+    inner = common_module(tensor.module for tensor in own)
     alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(own)]
     if exactly:
         return alone
@@ -113,13 +114,11 @@ def _tensor(foreign: str, path: str) -> Tensor:
     return Tensor(foreign.rpartition(".")[0], ".".join(parts), last)
 
 
-def _common(tensors: list[Tensor]) -> str:
-    """Return the innermost module that holds all of these tensors."""
-    first, *others = (tensor.module.split(".") for tensor in tensors)
-    for other in others:
-        same = [one == two for one, two in zip(first, other, strict=False)]
-        first = first[: same.index(False) if False in same else len(same)]
-    return ".".join(first)
+def common_module(modules: Iterable[str]) -> str:
+    """Return the innermost module that holds all of these modules."""
+    columns = zip(*(module.split(".") for module in modules), strict=False)
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)
+    return ".".join(parts[0] for parts in same)
 
 
 def _around(module: str) -> list[str]:
