@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from jax_transformer.errors import InputError
 
 Platform = Literal["cpu", "gpu", "tpu"]
-Attention = Literal["plain", "cudnn"]
+Attention = Literal["plain", "cudnn", "flash"]
 Product = Literal["flattened", "batched", "wide_sums"]
 DropoutMask = Literal["packed", "unpacked"]
 Remat = Literal["none", "layers", "dots"]
@@ -24,7 +24,9 @@ class Execution:
 
     Attributes:
         attention: "plain" computes all attention weights. "cudnn" runs NVIDIA's fused kernels,
-            which drop no attention weights; `runtime.attention_backend` knows their limits.
+            "flash" fused kernels for TPU where attention is long, see `attention_of`. These drop
+            no attention weights; `runtime.attention_backend` knows their limits.
+        flash_length: The length from which "flash" runs its kernels.
         product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
@@ -39,13 +41,14 @@ class Execution:
     """
 
     attention: Attention = "plain"
+    flash_length: int = 512
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
     remat: Remat = "none"
     scan_layers: bool = False
 
     @classmethod
-    def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
+    def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
         """Return what suits a platform, with fields replaced.
 
         Args:
@@ -64,6 +67,21 @@ class Execution:
             "dropout_mask": "unpacked" if platform == "tpu" else "packed",
         }
         return cls(**fields | overrides)
+
+    def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
+        """Return how one attention is computed.
+
+        "flash" runs its kernels where there are at least `flash_length`² scores for a row and a
+        head, and where the kernels can be told which query attends to which key.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+            by_segments: Whether the mask is one by segments, or none, and no bias is added.
+        """
+        if self.attention != "flash":
+            return self.attention
+        return "flash" if by_segments and queries * keys >= self.flash_length**2 else "plain"
 
 
 DEFAULT_EXECUTION = Execution()

@@ -30,8 +30,7 @@ def test_cudnn_is_chosen_within_its_limits(change):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"backend": "cpu", "compute_capability": ""}, "cpu; cuDNN needs a GPU"),
-        ({"backend": "tpu", "compute_capability": ""}, "tpu; cuDNN needs a GPU"),
+        ({"backend": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
         ({"compute_capability": "7.5"}, "a GPU 7.5; cuDNN needs NVIDIA's, from 8.0"),
         ({"compute_capability": "gfx942"}, "a GPU gfx942; cuDNN needs NVIDIA's, from 8.0"),
         ({"dtype": "float32"}, "float32; cuDNN needs bfloat16"),
@@ -85,7 +84,10 @@ def test_a_model_drops_no_weights_by_fused_kernels(fused):
         (("cpu", ""), Execution()),
         (("gpu", "9.0"), Execution(attention="cudnn", product="batched")),
         (("gpu", "7.5"), Execution(product="batched")),
-        (("tpu", ""), Execution(product="batched", dropout_mask="unpacked")),
+        (
+            ("tpu", ""),
+            Execution(attention="flash", product="batched", dropout_mask="unpacked"),
+        ),
     ],
 )
 def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
