@@ -373,12 +373,12 @@ def dot_product_attention(
                 "attention='flash' reads masks by segments, and no bias; use attention='plain'"
             )
         return flash_attention(query, key, value, mask, scaled)
+    if implementation == "cudnn":
+        return cudnn_attention(query, key, value, mask, bias, scaled)
     mask = dense(mask, query.shape[2], key.shape[2])
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    if implementation == "cudnn":
-        return cudnn_attention(query, key, value, mask, bias, scaled)
     weights = attention_weights(query, key, mask, bias, scaled)
     if dropout is not None:
         weights = dropout(weights)

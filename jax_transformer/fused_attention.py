@@ -3,13 +3,14 @@
 Letters in shapes: B batch, T queries, S keys, H heads, K head_dim, L length.
 """
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_transformer.masks import SegmentMask
+from jax_transformer.masks import SegmentMask, dense
 from jax_transformer.runtime.sharding import map_rows_and_heads
 
 # Measured for a TPU v5e with heads of 64: longer blocks need fewer cycles, until they take more
@@ -147,22 +148,31 @@ def cudnn_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
     value: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None,
+    mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
     scaled: bool,
 ) -> Float[Array, "B H T K"]:
-    """Return attention by NVIDIA's kernels.
+    """Return attention by NVIDIA's kernels, which skip what a causal `SegmentMask` hides.
 
-    The keys and values that no query may attend to must be 0 already. Arguments as
+    Padding is handed over as a mask and never as lengths, which would have to be known to stand
+    at the end of the rows: ids may hold the pad id anywhere. Arguments as
     `functional.dot_product_attention`.
     """
-    length, even_mask, even_bias = query.shape[2], mask, bias
-    if mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
-        even_mask = mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
-    if mask is not None:
+    length, even_bias = query.shape[2], bias
+    visible = even_mask = dense(mask, length, key.shape[2])
+    if visible is not None:
+        attended = jnp.any(visible, axis=-2)[..., None]
+        key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
+    causal = isinstance(mask, SegmentMask) and mask.causal
+    if causal:
+        rest = dataclasses.replace(mask, causal=False)
+        even_mask = None if mask.keys is None else rest.dense(length, key.shape[2])
+    if even_mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
+        even_mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
+    if even_mask is not None:
         # JAX passes a mask to cuDNN as a bias. The backward pass of cuDNN needs a bias of even
         # lengths that is not broadcast along them.
-        even_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
+        even_mask = jnp.broadcast_to(even_mask, (*even_mask.shape[:2], length, key.shape[2]))
         even_mask = _pad(_pad(even_mask, 2, 2), 3, 2)
         query, key, value = (_pad(x, 2, 2) for x in (query, key, value))
         if bias is not None:
@@ -175,9 +185,10 @@ def cudnn_attention(
         even_bias,
         even_mask,
         scale=None if scaled else 1.0,
+        is_causal=causal,
         implementation="cudnn",
     )
     heads = heads.swapaxes(1, 2)[:, :, :length]
-    if mask is None:
+    if visible is None:
         return heads
-    return jnp.where(jnp.any(mask, axis=-1, keepdims=True), heads, 0)
+    return jnp.where(jnp.any(visible, axis=-1, keepdims=True), heads, 0)
