@@ -20,7 +20,6 @@ LONGEST_QUERY_BLOCK = 1024
 LONGEST_KEY_BLOCK = 2048
 KEYS_AT_ONCE = 512  # a part of a long block of keys, whose scores are computed together
 LANES = 128  # of a TPU's vectors: the length of a block is a multiple
-NO_SEGMENT = -1  # of a query: no key has it
 
 
 def flash_attention(
@@ -58,7 +57,7 @@ def flash_attention(
     heads = map_rows_and_heads(
         lambda *shards: _splash_attention(*shards, query_block, key_block, causal, interpret),
         [_pad(query, 2, query_block), _pad(key, 2, key_block), _pad(value, 2, key_block)],
-        [_pad(query_segments, 1, query_block, NO_SEGMENT), _pad(key_segments, 1, key_block)],
+        [_pad(query_segments, 1, query_block), _pad(key_segments, 1, key_block)],
     )[:, :, :num_queries]
     if mask is None:
         return heads
@@ -126,22 +125,14 @@ def _segments(
     if mask is not None and mask.keys is not None:
         keys = jnp.broadcast_to(mask.keys, keys.shape).astype(jnp.int32)
     if mask is not None and mask.queries is not None:
-        queries = jnp.where(mask.queries > 0, mask.queries, NO_SEGMENT)
+        queries = mask.queries  # what those of segment 0 gather is replaced later
     return queries.astype(jnp.int32), keys.astype(jnp.int32)
 
 
-def _block(length: int) -> int:
-    """Return the length of the blocks that a length, padded to a multiple of it, is cut into."""
-    blocks = -(-length // LONGEST_BLOCK)
-    return -(-length // (blocks * LANES)) * LANES
-
-
-def _pad(
-    x: Shaped[Array, "*shape"], axis: int, multiple: int, value: int = 0
-) -> Shaped[Array, "*padded"]:
-    """Return `x` with `value` at the end of an axis, up to a multiple of a length."""
+def _pad(x: Shaped[Array, "*shape"], axis: int, multiple: int) -> Shaped[Array, "*padded"]:
+    """Return `x` with zeros at the end of an axis, up to a multiple of a length."""
     widths = [(0, -size % multiple if axis == n else 0) for n, size in enumerate(x.shape)]
-    return jnp.pad(x, widths, constant_values=value)
+    return jnp.pad(x, widths)
 
 
 def cudnn_attention(
