@@ -177,6 +177,20 @@ def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed
         assert error(ours, plain) < 1e-5
 
 
+def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpreted):
+    config = small_config("vaswani2017", num_encoder_layers=2, num_decoder_layers=2)
+    params, tokens = random_params(config), random_tokens(config)
+    for fields in ({"remat": "layers"}, {"scan_layers": True}):
+        execution = Execution.for_platform("tpu", attention="flash", flash_length=1, **fields)
+
+        def loss(params, execution=execution):
+            return jnp.sum(apply(params, config, *tokens, execution=execution))
+
+        jax.eval_shape(jax.grad(loss), params)
+        assert {(13, 13), (11, 11), (11, 13)} == set(interpreted)
+        interpreted.clear()
+
+
 def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted):
     config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
     params, (src, tgt) = random_params(config), random_tokens(config)
