@@ -14,7 +14,9 @@ from jax_transformer.errors import InputError
 Platform = Literal["cpu", "gpu", "tpu"]
 Attention = Literal["plain", "cudnn"]
 Product = Literal["flattened", "batched", "wide_sums"]
-DropoutMask = Literal["packed", "unpacked"]
+DropoutMask = Literal["packed", "generated"]
+NormForm = Literal["shifted", "fused"]
+TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
 
 
@@ -30,8 +32,15 @@ class Execution:
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
             a float32 copy of it first. Decoding steps use it; a gradient through it is slow.
-        dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
-            element, "unpacked" one byte or the random bits, which saves the time of packing.
+        dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
+            and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
+            TPU has in hardware; which elements are dropped depends on the mesh.
+        target_logit: How the loss reads a target's logit: "gathered", or "selected" by comparing
+            every id with the target's, which saves a TPU a float32 copy of all logits.
+        norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
+            of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
+            TPU then computes the sums of both inside the products next to the norm. It has no
+            forward-mode derivative.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
@@ -41,6 +50,8 @@ class Execution:
     attention: Attention = "plain"
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
+    target_logit: TargetLogit = "gathered"
+    norm: NormForm = "shifted"
     remat: Remat = "none"
     scan_layers: bool = False
 
@@ -61,7 +72,9 @@ class Execution:
             )
         fields = {
             "product": "flattened" if platform == "cpu" else "batched",
-            "dropout_mask": "unpacked" if platform == "tpu" else "packed",
+            "dropout_mask": "generated" if platform == "tpu" else "packed",
+            "target_logit": "selected" if platform == "tpu" else "gathered",
+            "norm": "fused" if platform == "tpu" else "shifted",
         }
         return cls(**fields | overrides)
 

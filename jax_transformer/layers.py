@@ -18,10 +18,10 @@ import numpy as np
 from flax.core.scope import LazyRng
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer import functional, initialization
+from jax_transformer import functional, initialization, norms
 from jax_transformer.config import TransformerConfig
 from jax_transformer.dropout import dropout
-from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution
+from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
 from jax_transformer.layer_cache import LayerCache, write_slots
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
@@ -65,9 +65,10 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm that the config names, over the last axis."""
+    """The norm that the config names, over the last axis; `form` as `Execution.norm`."""
 
     config: TransformerConfig
+    form: NormForm = "shifted"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
@@ -75,12 +76,12 @@ class Norm(nn.Module):
         config = self.config
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         if config.norm == "rms_norm":
-            return functional.rms_norm(x, scale, config.norm_epsilon)
+            return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
         bias = None
         if config.norm_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        norm = functional.layer_norm if config.norm == "layer_norm" else functional.std_norm
-        return norm(x, scale, bias, config.norm_epsilon)
+        norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
+        return norm(x, scale, bias, config.norm_epsilon, self.form)
 
 
 class Dropout(nn.Module):
@@ -263,7 +264,7 @@ class Residual(nn.Module):
 
     def setup(self) -> None:
         """Declare the norm."""
-        self.norm = Norm(self.config)
+        self.norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
     def __call__(
@@ -342,7 +343,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = MultiHeadAttention(*parts)
         self.cross_attention_residual = Residual(*parts)
         if self.config.memory_norm:
-            self.memory_norm = Norm(self.config)
+            self.memory_norm = Norm(self.config, self.execution.norm)
         self.feed_forward = FeedForward(*parts)
         self.feed_forward_residual = Residual(*parts)
 

@@ -85,7 +85,12 @@ def test_a_model_drops_no_weights_by_fused_kernels(fused):
         (("cpu", ""), Execution()),
         (("gpu", "9.0"), Execution(attention="cudnn", product="batched")),
         (("gpu", "7.5"), Execution(product="batched")),
-        (("tpu", ""), Execution(product="batched", dropout_mask="unpacked")),
+        (
+            ("tpu", ""),
+            Execution(
+                product="batched", dropout_mask="generated", target_logit="selected", norm="fused"
+            ),
+        ),
     ],
 )
 def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
