@@ -182,9 +182,9 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
     )
     for name in ("parameters", "compute_copy", "gradients", "adam_moments"):
-        memory.add_row(name.replace("_", " "), *[_gigabytes(getattr(found, name))] * 3)
-    memory.add_row("activations", *map(_gigabytes, found.activations.values()))
-    memory.add_row("total", *(_gigabytes(found.total(remat)) for remat in found.activations))
+        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(found, name))] * 3)
+    memory.add_row("activations", *map(gigabytes, found.activations.values()))
+    memory.add_row("total", *(gigabytes(found.total(remat)) for remat in found.activations))
     time = Table(
         f"{found.num_devices} x",
         "a step",
@@ -207,7 +207,8 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     return Group(memory, time)
 
 
-def _gigabytes(size: float) -> str:
+def gigabytes(size: float | int) -> str:
+    """Return a number of bytes as text."""
     return f"{size / 1e9:,.2f} GB"
 
 
