@@ -34,7 +34,7 @@ def pytest_configure():
 FIRST = (
     "tests/training/test_mesh.py",
     "tests/training/run/test_kill_resume.py",
-    "tests/test_benchmark_gpu.py",
+    "tests/test_benchmark_device.py",
 )
 
 

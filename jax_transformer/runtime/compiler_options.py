@@ -19,12 +19,13 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int]:
     """Return the options that a training step for a mesh is compiled with.
 
     On TPUs, gradients are reduced while the backward pass runs: by default libtpu joins them into
-    one reduction at its end, which nothing overlaps. The options are arguments of the compilation,
-    so other programs of the process are compiled as before. CPUs and GPUs need none: their
-    compilers refuse TPU options, and XLA reduces asynchronously on NVIDIA GPUs by default.
+    one reduction at its end, which nothing overlaps. It can overlap only reductions among all
+    devices, so a mesh of several axes gets no options. The options are arguments of the
+    compilation: other programs of the process are compiled as before. CPUs and GPUs need none:
+    their compilers refuse TPU options, and XLA reduces asynchronously on NVIDIA GPUs by default.
 
     Args:
         mesh: The devices, of one platform.
     """
-    several_tpus = mesh.size > 1 and mesh.devices.flat[0].platform == "tpu"
-    return dict(TPU_OPTIONS) if several_tpus else {}
+    one_axis = mesh.size > 1 and mesh.size in (mesh.shape["data"], mesh.shape["fsdp"])
+    return dict(TPU_OPTIONS) if one_axis and mesh.devices.flat[0].platform == "tpu" else {}
