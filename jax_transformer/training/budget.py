@@ -20,6 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution, Remat
 from jax_transformer.model import Params, apply, init_params
 from jax_transformer.runtime import sharding
+from jax_transformer.runtime.devices import DEVICES, Device
 from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
 
@@ -44,33 +45,6 @@ class Size(NamedTuple):
 SIZES = {
     "base": Size({}, 100_000),
     "big": Size({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
-}
-
-
-class Device(NamedTuple):
-    """An accelerator, by its vendor's data sheet.
-
-    Attributes:
-        flops: Peak of dense bfloat16 products, FLOP/s, without sparsity.
-        memory: Bytes.
-    """
-
-    flops: float
-    memory: float
-
-
-DEVICES = {
-    # "NVIDIA A100 80GB Tensor Core GPU" data sheet.
-    "A100": Device(312e12, 80e9),
-    # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM; they print
-    # 1,979 teraFLOPS with sparsity, twice as many.
-    "H100": Device(989e12, 80e9),
-    "H200": Device(989e12, 141e9),
-    # Google Cloud, "TPU versions": peak compute and HBM a chip.
-    "TPU-v4": Device(275e12, 32 * 2**30),
-    "TPU-v5e": Device(197e12, 16e9),
-    "TPU-v5p": Device(459e12, 95e9),
-    "TPU-v6e": Device(918e12, 32e9),
 }
 
 
@@ -208,9 +182,9 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
     )
     for name in ("parameters", "compute_copy", "gradients", "adam_moments"):
-        memory.add_row(name.replace("_", " "), *[_gigabytes(getattr(found, name))] * 3)
-    memory.add_row("activations", *map(_gigabytes, found.activations.values()))
-    memory.add_row("total", *(_gigabytes(found.total(remat)) for remat in found.activations))
+        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(found, name))] * 3)
+    memory.add_row("activations", *map(gigabytes, found.activations.values()))
+    memory.add_row("total", *(gigabytes(found.total(remat)) for remat in found.activations))
     time = Table(
         f"{found.num_devices} x",
         "a step",
@@ -233,7 +207,8 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     return Group(memory, time)
 
 
-def _gigabytes(size: float) -> str:
+def gigabytes(size: float | int) -> str:
+    """Return a number of bytes as text."""
     return f"{size / 1e9:,.2f} GB"
 
 

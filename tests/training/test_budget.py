@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 
 import jax
@@ -256,6 +257,50 @@ def test_the_command_prints_the_tables(monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_computed_is_refused_in_one_line(run, options, message):
+    code, out = run(*TINY, *options)
+    assert code.startswith(f"error: {message}")
+    assert out == ""
+
+
+TINY_COMPILED = [*TINY, "--num-encoder-layers", "1", "--num-decoder-layers", "1"]
+
+
+def test_the_command_compiles_the_step_for_a_slice(monkeypatch, capsys):
+    pytest.importorskip("libtpu")
+    options = ["--compile", "v5e:2x2", "--batching", "packed", "--dropout", "0"]
+    monkeypatch.setattr(sys, "argv", ["x", "budget", *TINY_COMPILED, *options])
+    cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on 4 devices (data=4)" in shown
+    assert "v5e:2x2: the step fits: XLA's peak is" in shown
+    assert "of 16.91 GB" in shown
+    assert "all-reduce" in shown
+    assert "nothing was timed" in shown
+    assert "dropout" not in shown  # at 0 none is compiled
+
+
+def test_the_command_says_by_how_much_a_step_does_not_fit(monkeypatch, capsys):
+    pytest.importorskip("libtpu")
+    rows = str(2**25)
+    options = ["--compile", "v5e:1x1", "--batch-rows", rows]
+    monkeypatch.setattr(sys, "argv", ["x", "budget", *TINY_COMPILED, *options])
+    cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"does not fit: XLA needs at least (.*) GB of 16.91 GB \((.*) GB too", shown)
+    needed, excess = (float(number.replace(",", "")) for number in found.groups())
+    assert excess == pytest.approx(needed - 16.91, abs=0.02)
+    assert excess > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--compile", "v5e"], "topology='v5e': a slice of v5e has 2 dimensions"),
+        (["--compile", "v5e:2x4", "--mesh", "data=4"], "mesh='data=4' is 4 devices, but there are"),
+    ],
+)
+def test_a_slice_that_does_not_match_is_refused_before_any_work(run, options, message):
+    pytest.importorskip("libtpu")
     code, out = run(*TINY, *options)
     assert code.startswith(f"error: {message}")
     assert out == ""
