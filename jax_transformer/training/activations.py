@@ -22,6 +22,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.execution import Execution, Remat
 from jax_transformer.model import Params, init_params
+from jax_transformer.runtime.attention_backend import choose
 from jax_transformer.training.objective import batch_loss
 
 # A prime number of rows: an array of a traced step has rows if its size is a multiple of it.
@@ -88,7 +89,11 @@ def bytes_kept(
     """
     fields = {"num_encoder_layers": num_encoder_layers, "num_decoder_layers": num_decoder_layers}
     config = dataclasses.replace(config, max_length=max(length, config.max_length), **fields)
-    execution = Execution.for_platform(PLATFORM, remat=remat, scan_layers=scan_layers)
+    dropped = config.attention_dropout_rate > 0
+    attention = choose(PLATFORM, "", compute_dtype, config.head_dim, dropped).implementation
+    execution = Execution.for_platform(
+        PLATFORM, attention=attention, remat=remat, scan_layers=scan_layers
+    )
 
     def residuals(key: jax.Array, ids: jax.Array) -> list[Any]:
         def loss(params: Params) -> jax.Array:
