@@ -70,7 +70,7 @@ def budget(
         freeze: Patterns of parameters that are not trained: they have no gradients and no moments.
         compile: A TPU slice to compile the step for, such as v5e:2x4, v4:2x2x1 or v6e:1x1.
         remat: With --compile, what the backward pass recomputes to save memory.
-        scan_layers: With --compile, whether the layers are one loop.
+        scan_layers: Whether the layers are one loop, which keeps more.
         batching: With --compile, whether the rows are buckets or packed pairs.
     """
     given = {
@@ -96,13 +96,14 @@ def budget(
         chips = len(topology_devices(compile))
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
-    workload = estimate.Workload(batch_rows, length, compute_dtype, mesh or "data=1", freeze)
+    workload = estimate.Workload(
+        batch_rows, length, compute_dtype, mesh or "data=1", freeze, scan_layers
+    )
     shown = estimate.show(config, workload, paper_steps if steps is None else steps, utilisation)
     console = Console(width=100)
     console.print(shown)
     if compile is not None:
-        choices = {"remat": remat, "scan_layers": scan_layers, "batching": batching}
-        training_config = training_config_of(workload, **choices)
+        training_config = training_config_of(workload, remat=remat, batching=batching)
         with Console(stderr=True).status(f"compiling for {compile}; it takes minutes"):
             compiled = show_compiled(config, training_config, workload, compile)
         console.print(compiled)

@@ -293,7 +293,7 @@ def kind(module: Module, instruction: Instruction) -> str:
 def collectives(module: Module, entry: str) -> tuple[Collective, ...]:
     """Return the exchanges between devices, sorted by kind and dtype."""
     counts, sizes = Counter(), Counter()
-    for name in _scheduled(module, entry):
+    for name in scheduled(module, entry):
         for key, size in _collectives_of(module, name, False):
             counts[key] += 1
             sizes[key] += size
@@ -345,7 +345,7 @@ def wide_arrays(text: str, width: int, dtype: str = "f32") -> Counter[tuple[int,
     """
     module, entry = parse(text)
     found, arguments = Counter(), set()
-    for name in _scheduled(module, entry):
+    for name in scheduled(module, entry):
         for instruction in module[name]:
             for kind_of, shape in instruction.shapes:
                 if kind_of == dtype and width in shape:
@@ -366,7 +366,7 @@ def donated(text: str) -> int:
 def unestimated(module: Module, entry: str) -> dict[str, int]:
     """Return how many operations carry no estimate, by name, collectives left out."""
     counts: Counter[str] = Counter()
-    for name in _scheduled(module, entry):
+    for name in scheduled(module, entry):
         for instruction in module[name]:
             if PALLAS in instruction.line:
                 counts["pallas"] += 1
@@ -375,8 +375,11 @@ def unestimated(module: Module, entry: str) -> dict[str, int]:
     return dict(counts)
 
 
-def _scheduled(module: Module, entry: str) -> Iterator[str]:
-    """Yield the computations whose results are arrays in memory: the first, loops, branches."""
+def scheduled(module: Module, entry: str) -> Iterator[str]:
+    """Yield the computations whose results are arrays in memory: the first, loops, branches.
+
+    Arguments as `unestimated`.
+    """
     seen, left = set(), [entry]
     while left:
         name = left.pop()

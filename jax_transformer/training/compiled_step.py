@@ -19,7 +19,8 @@ from jax_transformer.training.mesh import sharded_train_step, state_shapes
 
 def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConfig:
     """Return the settings of a step of this size, with other fields replaced."""
-    return TrainingConfig(compute_dtype=workload.compute_dtype, freeze=workload.freeze, **fields)
+    shared = {name: getattr(workload, name) for name in ("compute_dtype", "freeze", "scan_layers")}
+    return TrainingConfig(**shared, **fields)
 
 
 def compile_step(
