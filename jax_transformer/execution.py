@@ -16,6 +16,8 @@ Attention = Literal["plain", "cudnn"]
 Product = Literal["flattened", "batched", "wide_sums"]
 DropoutMask = Literal["packed", "unpacked"]
 Remat = Literal["none", "layers", "dots"]
+CacheLayout = Literal["split_heads", "joined_heads"]
+TopK = Literal["batched", "flattened"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,23 @@ class Execution:
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
-            a float32 copy of it first. Decoding steps use it; a gradient through it is slow.
+            a float32 copy of it first. A gradient through it is slow.
         dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
             element, "unpacked" one byte or the random bits, which saves the time of packing.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
             time of one layer. Dropout then draws other masks from the same key.
+        step_product: The products of a decoding step, as `product`.
+        copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
+            loop, which makes the products of a step faster on a CPU.
+        cache: How a decoding step attends to its cache, whose arrays lie as this needs them:
+            "split_heads" multiplies the query of each head by the head's own matrix, "joined_heads"
+            all heads of a source by one matrix of full width. A TPU computes the second in a ninth
+            of the time, because its matrix unit takes at least 8 rows and 128 columns.
+        top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
+            as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
+            for the best of two axes, and sorts the whole vocabulary for three.
     """
 
     attention: Attention = "plain"
@@ -43,6 +55,10 @@ class Execution:
     dropout_mask: DropoutMask = "packed"
     remat: Remat = "none"
     scan_layers: bool = False
+    step_product: Product = "wide_sums"
+    copied_kernels: bool = True
+    cache: CacheLayout = "split_heads"
+    top_k: TopK = "batched"
 
     @classmethod
     def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
@@ -62,6 +78,10 @@ class Execution:
         fields = {
             "product": "flattened" if platform == "cpu" else "batched",
             "dropout_mask": "unpacked" if platform == "tpu" else "packed",
+            "step_product": "wide_sums" if platform == "cpu" else "batched",
+            "copied_kernels": platform == "cpu",
+            "cache": "joined_heads" if platform == "tpu" else "split_heads",
+            "top_k": "flattened" if platform == "tpu" else "batched",
         }
         return cls(**fields | overrides)
 
