@@ -41,6 +41,8 @@ class Execution:
         step_product: The products of a decoding step, as `product`.
         copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
             loop, which makes the products of a step faster on a CPU.
+        wide_norms: Whether a search converts the norms' parameters to float32 before its loop. On
+            a TPU each conversion in the loop costs as much as a small product.
         cache: How a decoding step attends to its cache, whose arrays lie as this needs them:
             "split_heads" multiplies the query of each head by the head's own matrix, "joined_heads"
             all heads of a source by one matrix of full width. A TPU computes the second in a ninth
@@ -57,6 +59,7 @@ class Execution:
     scan_layers: bool = False
     step_product: Product = "wide_sums"
     copied_kernels: bool = True
+    wide_norms: bool = False
     cache: CacheLayout = "split_heads"
     top_k: TopK = "batched"
 
@@ -80,6 +83,7 @@ class Execution:
             "dropout_mask": "unpacked" if platform == "tpu" else "packed",
             "step_product": "wide_sums" if platform == "cpu" else "batched",
             "copied_kernels": platform == "cpu",
+            "wide_norms": platform == "tpu",
             "cache": "joined_heads" if platform == "tpu" else "split_heads",
             "top_k": "flattened" if platform == "tpu" else "batched",
         }

@@ -94,11 +94,15 @@ class SelfOverMemoryLayer(DecoderLayer):
                 memory, cache.keys, cache.values, visible[None, None]
             ),
         )
-        values = cached_values(second.project(second.value, value), self.execution.cache)
         value_here = jax.lax.dynamic_index_in_dim(value, position, axis=1)  # [B, 1, D]
         x = self.cross_attention_residual(
             jnp.broadcast_to(value_here, x.shape),
-            lambda _: second.attend_to_cache(x, cache.memory_keys, values, src_mask),
+            lambda _: second.attend_to_cache(
+                x,
+                cache.memory_keys,
+                cached_values(second.project(second.value, value), self.execution.cache),
+                src_mask,
+            ),
         )
         return self.feed_forward_residual(x, self.feed_forward), cache
 

@@ -234,6 +234,8 @@ def _search(
     memory = encode(params, config, src, src_mask, execution=execution)
     if execution.copied_kernels:
         params, config = _untie(params, config)
+    if execution.wide_norms:
+        params = _widen_norms(params)
     cache = init_cache(
         params,
         config,
@@ -283,3 +285,14 @@ def _untie(params: Params, config: TransformerConfig) -> tuple[Params, Transform
     projection = params.get("output_projection", {}) | {"kernel": kernel}
     config = dataclasses.replace(config, output_projection="linear")
     return params | {"output_projection": projection}, config
+
+
+def _widen_norms(params: Params) -> Params:
+    """Return the parameters with those of norms in at least float32, in which norms compute."""
+
+    def widen(path: tuple[jax.tree_util.DictKey, ...], leaf: Float[Array, "..."]) -> Array:
+        of_a_norm = len(path) > 1 and path[-2].key.endswith("norm")
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if of_a_norm else leaf
+
+    # The barrier keeps XLA from moving the conversions back into the loop.
+    return jax.lax.optimization_barrier(jax.tree_util.tree_map_with_path(widen, params))
