@@ -18,6 +18,8 @@ DropoutMask = Literal["packed", "generated"]
 NormForm = Literal["shifted", "fused"]
 TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
+CacheLayout = Literal["split_heads", "joined_heads"]
+TopK = Literal["batched", "flattened"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Execution:
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
-            a float32 copy of it first. Decoding steps use it; a gradient through it is slow.
+            a float32 copy of it first. A gradient through it is slow.
         dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
             and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
             TPU has in hardware; which elements are dropped depends on the mesh.
@@ -45,6 +47,18 @@ class Execution:
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
             time of one layer. Dropout then draws other masks from the same key.
+        step_product: The products of a decoding step, as `product`.
+        copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
+            loop, which makes the products of a step faster on a CPU.
+        wide_norms: Whether a search converts the norms' parameters to float32 before its loop. On
+            a TPU each conversion in the loop costs as much as a small product.
+        cache: How a decoding step attends to its cache, whose arrays lie as this needs them:
+            "split_heads" multiplies the query of each head by the head's own matrix, "joined_heads"
+            all heads of a source by one matrix of full width. A TPU computes the second in a ninth
+            of the time, because its matrix unit takes at least 8 rows and 128 columns.
+        top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
+            as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
+            for the best of two axes, and sorts the whole vocabulary for three.
     """
 
     attention: Attention = "plain"
@@ -54,6 +68,11 @@ class Execution:
     norm: NormForm = "shifted"
     remat: Remat = "none"
     scan_layers: bool = False
+    step_product: Product = "wide_sums"
+    copied_kernels: bool = True
+    wide_norms: bool = False
+    cache: CacheLayout = "split_heads"
+    top_k: TopK = "batched"
 
     @classmethod
     def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
@@ -75,6 +94,11 @@ class Execution:
             "dropout_mask": "generated" if platform == "tpu" else "packed",
             "target_logit": "selected" if platform == "tpu" else "gathered",
             "norm": "fused" if platform == "tpu" else "shifted",
+            "step_product": "wide_sums" if platform == "cpu" else "batched",
+            "copied_kernels": platform == "cpu",
+            "wide_norms": platform == "tpu",
+            "cache": "joined_heads" if platform == "tpu" else "split_heads",
+            "top_k": "flattened" if platform == "tpu" else "batched",
         }
         return cls(**fields | overrides)
 
