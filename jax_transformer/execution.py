@@ -7,12 +7,11 @@ asks the process which device it has, so one process can trace programs for ever
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 from jax_transformer.errors import InputError
 
-Platform = Literal["cpu", "gpu", "tpu"]
-Attention = Literal["plain", "cudnn"]
+Attention = Literal["plain", "cudnn", "flash"]
 Product = Literal["flattened", "batched", "wide_sums"]
 DropoutMask = Literal["packed", "generated"]
 NormForm = Literal["shifted", "fused"]
@@ -28,7 +27,9 @@ class Execution:
 
     Attributes:
         attention: "plain" computes all attention weights. "cudnn" runs NVIDIA's fused kernels,
-            which drop no attention weights; `runtime.attention_backend` knows their limits.
+            "flash" fused kernels for TPU where attention is long, see `attention_of`. These drop
+            no attention weights; `runtime.attention_backend` knows their limits.
+        flash_length: The length from which "flash" runs its kernels.
         product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
@@ -62,6 +63,7 @@ class Execution:
     """
 
     attention: Attention = "plain"
+    flash_length: int = 512
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
     target_logit: TargetLogit = "gathered"
@@ -75,7 +77,7 @@ class Execution:
     top_k: TopK = "batched"
 
     @classmethod
-    def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
+    def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
         """Return what suits a platform, with fields replaced.
 
         Args:
@@ -85,22 +87,39 @@ class Execution:
         Raises:
             InputError: The platform is unknown.
         """
-        if platform not in get_args(Platform):
-            raise InputError(
-                f"platform={platform!r} is unknown; choose one of {', '.join(get_args(Platform))}"
-            )
         fields = {
-            "product": "flattened" if platform == "cpu" else "batched",
-            "dropout_mask": "generated" if platform == "tpu" else "packed",
-            "target_logit": "selected" if platform == "tpu" else "gathered",
-            "norm": "fused" if platform == "tpu" else "shifted",
-            "step_product": "wide_sums" if platform == "cpu" else "batched",
-            "copied_kernels": platform == "cpu",
-            "wide_norms": platform == "tpu",
-            "cache": "joined_heads" if platform == "tpu" else "split_heads",
-            "top_k": "flattened" if platform == "tpu" else "batched",
+            "cpu": {},
+            "gpu": {"product": "batched", "step_product": "batched", "copied_kernels": False},
+            "tpu": {
+                "product": "batched",
+                "dropout_mask": "generated",
+                "target_logit": "selected",
+                "norm": "fused",
+                "step_product": "batched",
+                "copied_kernels": False,
+                "wide_norms": True,
+                "cache": "joined_heads",
+                "top_k": "flattened",
+            },
         }
-        return cls(**fields | overrides)
+        if platform not in fields:
+            raise InputError(f"platform={platform!r} is unknown; choose one of {', '.join(fields)}")
+        return cls(**fields[platform] | overrides)
+
+    def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
+        """Return how one attention is computed.
+
+        "flash" runs its kernels where there are at least `flash_length`² scores for a row and a
+        head, and where the kernels can be told which query attends to which key.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+            by_segments: Whether the mask is one by segments, or none, and no bias is added.
+        """
+        if self.attention != "flash":
+            return self.attention
+        return "flash" if by_segments and queries * keys >= self.flash_length**2 else "plain"
 
 
 DEFAULT_EXECUTION = Execution()

@@ -32,6 +32,7 @@ from jax_transformer.layer_cache import (
     slot_axes,
     write_slots,
 )
+from jax_transformer.masks import SegmentMask
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
 
@@ -184,7 +185,7 @@ class MultiHeadAttention(nn.Module):
         query: Float[Array, "B T D"],
         key: Float[Array, "B S D"],
         value: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #H #T #S"] | None = None,
+        mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what each query gathers from the values that it may attend to.
@@ -193,12 +194,14 @@ class MultiHeadAttention(nn.Module):
             query: Vectors that attend [B, T, D].
             key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
-            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+            mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
+                everything.
             position_bias: Added to the scores [1, H, T, S]; None adds nothing.
         """
-        implementation = self.execution.attention
+        by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
+        implementation = self.execution.attention_of(query.shape[1], key.shape[1], by_segments)
         # Fused kernels take no dropout at all, not even an inactive one.
-        fused = implementation == "cudnn" and not self.dropout.is_active()
+        fused = implementation != "plain" and not self.dropout.is_active()
         heads = functional.dot_product_attention(
             self.project(self.query, query),
             self.project(self.key, key),
@@ -322,7 +325,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #H #S #S"] | None = None,
+        mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H S S"] | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the layer's output.
@@ -364,8 +367,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | None = None,
-        src_mask: Bool[Array, "#B #H #T #S"] | None = None,
+        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the layer's output.

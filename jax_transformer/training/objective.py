@@ -10,7 +10,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution, TargetLogit
 from jax_transformer.functional import segment_positions
-from jax_transformer.masks import causal_mask, segment_mask
+from jax_transformer.masks import SegmentMask
 from jax_transformer.model import Params, apply, decode, encode
 
 
@@ -75,7 +75,7 @@ def packed_logits(
         params,
         config,
         batch.src,
-        segment_mask(src_segments, src_segments),
+        SegmentMask(src_segments, src_segments),
         src_positions=segment_positions(src_segments),
         dropout_key=dropout_key,
         execution=execution,
@@ -85,8 +85,8 @@ def packed_logits(
         config,
         batch.tgt_in,
         memory,
-        segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt_segments.shape[1]),
-        segment_mask(tgt_segments, src_segments),
+        SegmentMask(tgt_segments, tgt_segments, causal=True),
+        SegmentMask(src_segments, tgt_segments),
         tgt_positions=segment_positions(tgt_segments),
         dropout_key=dropout_key,
         execution=execution,
