@@ -7,15 +7,18 @@ asks the process which device it has, so one process can trace programs for ever
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 from jax_transformer.errors import InputError
 
-Platform = Literal["cpu", "gpu", "tpu"]
 Attention = Literal["plain", "cudnn", "flash"]
 Product = Literal["flattened", "batched", "wide_sums"]
-DropoutMask = Literal["packed", "unpacked"]
+DropoutMask = Literal["packed", "generated"]
+NormForm = Literal["shifted", "fused"]
+TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
+CacheLayout = Literal["split_heads", "joined_heads"]
+TopK = Literal["batched", "flattened"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +34,47 @@ class Execution:
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
-            a float32 copy of it first. Decoding steps use it; a gradient through it is slow.
-        dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
-            element, "unpacked" one byte or the random bits, which saves the time of packing.
+            a float32 copy of it first. A gradient through it is slow.
+        dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
+            and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
+            TPU has in hardware; which elements are dropped depends on the mesh.
+        target_logit: How the loss reads a target's logit: "gathered", or "selected" by comparing
+            every id with the target's, which saves a TPU a float32 copy of all logits.
+        norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
+            of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
+            TPU then computes the sums of both inside the products next to the norm. It has no
+            forward-mode derivative.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
             time of one layer. Dropout then draws other masks from the same key.
+        step_product: The products of a decoding step, as `product`.
+        copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
+            loop, which makes the products of a step faster on a CPU.
+        wide_norms: Whether a search converts the norms' parameters to float32 before its loop. On
+            a TPU each conversion in the loop costs as much as a small product.
+        cache: How a decoding step attends to its cache, whose arrays lie as this needs them:
+            "split_heads" multiplies the query of each head by the head's own matrix, "joined_heads"
+            all heads of a source by one matrix of full width. A TPU computes the second in a ninth
+            of the time, because its matrix unit takes at least 8 rows and 128 columns.
+        top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
+            as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
+            for the best of two axes, and sorts the whole vocabulary for three.
     """
 
     attention: Attention = "plain"
     flash_length: int = 512
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
+    target_logit: TargetLogit = "gathered"
+    norm: NormForm = "shifted"
     remat: Remat = "none"
     scan_layers: bool = False
+    step_product: Product = "wide_sums"
+    copied_kernels: bool = True
+    wide_norms: bool = False
+    cache: CacheLayout = "split_heads"
+    top_k: TopK = "batched"
 
     @classmethod
     def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
@@ -58,15 +87,24 @@ class Execution:
         Raises:
             InputError: The platform is unknown.
         """
-        if platform not in get_args(Platform):
-            raise InputError(
-                f"platform={platform!r} is unknown; choose one of {', '.join(get_args(Platform))}"
-            )
         fields = {
-            "product": "flattened" if platform == "cpu" else "batched",
-            "dropout_mask": "unpacked" if platform == "tpu" else "packed",
+            "cpu": {},
+            "gpu": {"product": "batched", "step_product": "batched", "copied_kernels": False},
+            "tpu": {
+                "product": "batched",
+                "dropout_mask": "generated",
+                "target_logit": "selected",
+                "norm": "fused",
+                "step_product": "batched",
+                "copied_kernels": False,
+                "wide_norms": True,
+                "cache": "joined_heads",
+                "top_k": "flattened",
+            },
         }
-        return cls(**fields | overrides)
+        if platform not in fields:
+            raise InputError(f"platform={platform!r} is unknown; choose one of {', '.join(fields)}")
+        return cls(**fields[platform] | overrides)
 
     def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
         """Return how one attention is computed.

@@ -5,6 +5,7 @@ Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H he
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -175,70 +176,6 @@ def activation(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
     return jax.nn.gelu(x, approximate=kind == "gelu_tanh")
 
 
-def layer_norm(
-    x: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    epsilon: float,
-) -> Float[Array, "*batch D"]:
-    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016).
-
-    Biased variance of the centred values, in at least float32: E[x²] - E[x]² would cancel.
-    """
-    centred = _centre(x)
-    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return _rescale(centred / jnp.sqrt(variance + epsilon), scale, bias, x.dtype)
-
-
-def std_norm(
-    x: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    epsilon: float,
-) -> Float[Array, "*batch D"]:
-    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation.
-
-    The norm of many from-scratch implementations. A constant row has deviation 0, where the
-    square root has no gradient: 0 is taken, as torch.std does.
-    """
-    centred = _centre(x)
-    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (x.shape[-1] - 1)
-    deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return _rescale(centred / (deviation + epsilon), scale, bias, x.dtype)
-
-
-def rms_norm(
-    x: Float[Array, "*batch D"], scale: Float[Array, " D"], epsilon: float
-) -> Float[Array, "*batch D"]:
-    """Return `x / sqrt(mean(x²) + epsilon) * scale` (Zhang and Sennrich 2019).
-
-    The mean square is that of at least float32.
-    """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    return _rescale(wide / jnp.sqrt(mean_square + epsilon), scale, None, x.dtype)
-
-
-def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # XLA's mean of equal numbers may differ from them by rounding; the mean of zeros is exactly 0.
-    # A shift does not change the result, so its gradient is 0.
-    x = x - jax.lax.stop_gradient(x[..., :1])
-    return x - jnp.mean(x, axis=-1, keepdims=True)
-
-
-def _rescale(
-    normed: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    dtype: jnp.dtype,
-) -> Float[Array, "*batch D"]:
-    y = normed * scale
-    if bias is not None:
-        y = y + bias
-    return y.astype(dtype)
-
-
 def split_heads(x: Float[Array, "B L D"], num_heads: int) -> Float[Array, "B H L K"]:
     """Return the columns of each position split into heads of consecutive columns."""
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
@@ -274,20 +211,32 @@ def clear_unattended(
 
 
 @jax.custom_jvp
-def softmax(scores: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
+def softmax(
+    scores: Float[Array, "*batch S"], attends: Bool[Array, "*#batch 1"] | None = None
+) -> Float[Array, "*batch S"]:
     """Return exp(scores) over its sum along the last axis.
 
     `jax.nn.softmax` with another order of operations in its derivative. The gradient of
     `jax.nn.softmax` is weights * g - weights * sum(weights * g): two products that nearly cancel
     where the elements of g are alike. Here it is weights * (g - sum(weights * g)), as in torch,
     which halves the float32 error of the gradients of queries and keys.
+
+    Args:
+        scores: Any finite numbers [*batch, S].
+        attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
     """
-    return jax.nn.softmax(scores)
+    # XLA for TPU recognises this order of operations, and keeps the exponentials. A division of
+    # all of them would be repeated in every product that reads the weights.
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(scores - largest)
+    factor = 1 / jnp.sum(exponentials, axis=-1, keepdims=True)
+    return exponentials * (factor if attends is None else jnp.where(attends, factor, 0))
 
 
 @softmax.defjvp
 def _softmax_jvp(
-    primals: tuple[Float[Array, "*batch S"]], tangents: tuple[Float[Array, "*batch S"]]
+    primals: tuple[Float[Array, "*batch S"], Bool[Array, "*#batch 1"] | None],
+    tangents: tuple[Float[Array, "*batch S"], Any],
 ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
     weights = softmax(*primals)
     product = weights * tangents[0]
@@ -314,7 +263,7 @@ def _weigh(
     scores: Float[Array, "B H T S"],
     head_dim: int,
     mask: Bool[Array, "#B #H #T #S"] | None,
-    bias: Float[Array, "#B H #T S"] | None,
+    bias: Float[Array, "#B #H #T S"] | None,
     scaled: bool,
 ) -> Float[Array, "B H T S"]:
     if scaled:
@@ -324,11 +273,9 @@ def _weigh(
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
     if mask is None:
-        weights = softmax(scores)
-    else:
-        weights = softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
-        weights = jnp.where(mask, weights, 0)
-    return weights.astype(dtype)
+        return softmax(scores).astype(dtype)
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return softmax(scores, jnp.any(mask, axis=-1, keepdims=True)).astype(dtype)
 
 
 def dot_product_attention(
@@ -401,3 +348,40 @@ def cached_attention(
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
     weights = _weigh(scores, query.shape[-1], mask, bias, scaled)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)
+
+
+def joined_attention(
+    query: Float[Array, "B H N K"],
+    keys: Float[Array, "B S D"],
+    values: Float[Array, "B S D"],
+    mask: Bool[Array, "#B #H #N #S"] | None = None,
+    bias: Float[Array, "#B H #N S"] | None = None,
+    scaled: bool = True,
+) -> Float[Array, "B H N K"]:
+    """Return attention over a cache whose heads lie side by side: D is H * K.
+
+    The same as `cached_attention`, computed by one product for all heads of a source: the query of
+    a head stands in the head's columns, with 0 in the columns of the others; of the product with
+    the values each head keeps its own columns. The products have H times as many terms, but a
+    matrix unit computes them in the time that it needs for a single row. Sums are in at least
+    float32.
+
+    Args:
+        query: Queries of the N hypotheses of each source [B, H, N, K].
+        keys: Keys [B, S, D], finite everywhere.
+        values: Values [B, S, D], finite everywhere.
+        mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
+        bias: Added to the scores, broadcastable to [B, H, N, S]; None adds nothing.
+        scaled: Whether the scores are divided by sqrt(K), before the bias.
+    """
+    _, num_heads, _, head_dim = query.shape
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    width = num_heads * head_dim
+    own = jnp.arange(width) // head_dim == jnp.arange(num_heads)[:, None]  # [H, D]
+    queries = jnp.where(own, merge_heads(query)[:, :, None], 0)  # [B, N, H, D]
+    scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
+    mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
+    weights = _weigh(scores, head_dim, mask, bias, scaled).astype(query.dtype)
+    heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
+    joined = jnp.sum(jnp.where(own, heads, 0), axis=2).astype(query.dtype)
+    return split_heads(joined, num_heads)

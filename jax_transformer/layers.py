@@ -13,16 +13,25 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.core.scope import LazyRng
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer import functional, initialization
+from jax_transformer import functional, initialization, norms
 from jax_transformer.config import TransformerConfig
 from jax_transformer.dropout import dropout
-from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution
-from jax_transformer.layer_cache import LayerCache, write_slots
+from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
+from jax_transformer.layer_cache import (
+    Keys,
+    LayerCache,
+    Values,
+    cache_layout,
+    cached_keys,
+    cached_values,
+    empty_slots,
+    slot_axes,
+    write_slots,
+)
 from jax_transformer.masks import SegmentMask
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
@@ -66,9 +75,10 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm that the config names, over the last axis."""
+    """The norm that the config names, over the last axis; `form` as `Execution.norm`."""
 
     config: TransformerConfig
+    form: NormForm = "shifted"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
@@ -76,12 +86,12 @@ class Norm(nn.Module):
         config = self.config
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         if config.norm == "rms_norm":
-            return functional.rms_norm(x, scale, config.norm_epsilon)
+            return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
         bias = None
         if config.norm_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        norm = functional.layer_norm if config.norm == "layer_norm" else functional.std_norm
-        return norm(x, scale, bias, config.norm_epsilon)
+        norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
+        return norm(x, scale, bias, config.norm_epsilon, self.form)
 
 
 class Dropout(nn.Module):
@@ -213,8 +223,8 @@ class MultiHeadAttention(nn.Module):
     def attend_to_cache(
         self,
         query: Float[Array, "B N D"],
-        keys: Float[Array, "B H K S"],
-        values: Float[Array, "B H S K"],
+        keys: Keys,
+        values: Values,
         mask: Bool[Array, "#B #H #N #S"] | None = None,
         position_bias: Float[Array, "1 H 1 S"] | None = None,
     ) -> Float[Array, "B N D"]:
@@ -222,14 +232,18 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: Vectors that attend [B, N, D].
-            keys: Projected keys, in columns [B, H, K, S], finite everywhere.
-            values: Projected values [B, H, S, K], finite everywhere.
+            keys: Projected keys, in columns [B, H, K, S], or joined [B, S, H * K], finite
+                everywhere.
+            values: Projected values [B, H, S, K] or [B, S, H * K], finite everywhere.
             mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
             position_bias: Added to the scores [1, H, 1, S]; None adds nothing.
         """
-        queries = self.project(self.query, query)
         scaled = self.config.attention_scale == "head_dim"
-        heads = functional.cached_attention(queries, keys, values, mask, position_bias, scaled)
+        queries, rest = self.project(self.query, query), (mask, position_bias, scaled)
+        if cache_layout(keys) == "joined_heads":
+            heads = functional.joined_attention(queries, keys, values, *rest)
+        else:
+            heads = functional.cached_attention(queries, keys, values, *rest)
         return self.output(functional.merge_heads(heads))
 
 
@@ -266,7 +280,7 @@ class Residual(nn.Module):
 
     def setup(self) -> None:
         """Declare the norm."""
-        self.norm = Norm(self.config)
+        self.norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
     def __call__(
@@ -345,7 +359,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = MultiHeadAttention(*parts)
         self.cross_attention_residual = Residual(*parts)
         if self.config.memory_norm:
-            self.memory_norm = Norm(self.config)
+            self.memory_norm = Norm(self.config, self.execution.norm)
         self.feed_forward = FeedForward(*parts)
         self.feed_forward_residual = Residual(*parts)
 
@@ -393,14 +407,11 @@ class DecoderLayer(nn.Module):
     def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
         attention, memory = self.cross_attention, self.cross_attention_input(memory)
-        memory_keys = attention.project(attention.key, memory).swapaxes(2, 3)
-        batch, num_heads, head_dim, _ = memory_keys.shape
-        return LayerCache(
-            keys=jnp.zeros((batch, num_heads, head_dim, slots), memory_keys.dtype),
-            values=jnp.zeros((batch, num_heads, slots, head_dim), memory_keys.dtype),
-            memory_keys=memory_keys,
-            memory_values=attention.project(attention.value, memory),
-        )
+        layout = self.execution.cache
+        memory_keys = cached_keys(attention.project(attention.key, memory), layout)
+        keys, values = empty_slots(memory_keys, slots)
+        memory_values = cached_values(attention.project(attention.value, memory), layout)
+        return LayerCache(keys, values, memory_keys, memory_values)
 
     def step(
         self,
@@ -425,10 +436,12 @@ class DecoderLayer(nn.Module):
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
         attention, start = self.self_attention, position * x.shape[1]
         x_in = self.self_attention_residual.sublayer_input(x)
-        new_keys = attention.project(attention.key, x_in).swapaxes(2, 3)
-        new_values = attention.project(attention.value, x_in)
-        keys = write_slots(cache.keys, new_keys, start, axis=3)
-        values = write_slots(cache.values, new_values, start, axis=2)
+        layout = self.execution.cache
+        key_axis, value_axis = slot_axes(layout)
+        new_keys = cached_keys(attention.project(attention.key, x_in), layout)
+        new_values = cached_values(attention.project(attention.value, x_in), layout)
+        keys = write_slots(cache.keys, new_keys, start, key_axis)
+        values = write_slots(cache.values, new_values, start, value_axis)
         x = self.wire(
             x,
             lambda x: attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),

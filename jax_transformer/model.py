@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         if self.config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
         if self.config.final_norm:
-            self.norm = Norm(self.config)
+            self.norm = Norm(self.config, self.execution.norm)
         self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         if self.config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
         if self.config.decoder_has_final_norm:
-            self.norm = Norm(self.config)
+            self.norm = Norm(self.config, self.execution.norm)
         self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
@@ -167,8 +167,8 @@ class Transformer(nn.Module):
             self.source_positions = PositionEmbedding(config)
             self.target_positions = PositionEmbedding(config)
         if config.embedding_norm:
-            self.source_embedding_norm = Norm(config)
-            self.target_embedding_norm = Norm(config)
+            self.source_embedding_norm = Norm(config, self.execution.norm)
+            self.target_embedding_norm = Norm(config, self.execution.norm)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.layer_cache import Keys, cached_keys, cached_values
 from jax_transformer.layers import DecoderLayer
 from jax_transformer.masks import SegmentMask
 
@@ -28,13 +29,13 @@ class OverMemoryCache(NamedTuple):
         memory: The encoder's output [B, S, D].
         keys: Keys of the self-attention, in columns [B, H, K, S].
         values: Values of the self-attention [B, H, S, K].
-        memory_keys: Keys of the second attention, in columns [B, H, K, S].
+        memory_keys: Keys of the second attention, in columns [B, H, K, S], or joined [B, S, D].
     """
 
     memory: Float[Array, "B S D"]
     keys: Float[Array, "B H K S"]
     values: Float[Array, "B H S K"]
-    memory_keys: Float[Array, "B H K S"]
+    memory_keys: Keys
 
 
 class SelfOverMemoryLayer(DecoderLayer):
@@ -67,7 +68,7 @@ class SelfOverMemoryLayer(DecoderLayer):
             memory,
             first.project(first.key, memory).swapaxes(2, 3),
             first.project(first.value, memory),
-            second.project(second.key, memory).swapaxes(2, 3),
+            cached_keys(second.project(second.key, memory), self.execution.cache),
         )
 
     def step(
@@ -98,7 +99,10 @@ class SelfOverMemoryLayer(DecoderLayer):
         x = self.cross_attention_residual(
             jnp.broadcast_to(value_here, x.shape),
             lambda _: second.attend_to_cache(
-                x, cache.memory_keys, second.project(second.value, value), src_mask
+                x,
+                cache.memory_keys,
+                cached_values(second.project(second.value, value), self.execution.cache),
+                src_mask,
             ),
         )
         return self.feed_forward_residual(x, self.feed_forward), cache

@@ -22,6 +22,7 @@ from jax_transformer.decoding.search import (
     next_logits,
     start_sequences,
 )
+from jax_transformer.execution import TopK
 
 
 class _Finished(NamedTuple):
@@ -48,6 +49,7 @@ def beam_search(
     length_penalty: LengthPenalty,
     num_hypotheses: int,
     early_stopping: EarlyStopping,
+    top_k: TopK,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Keep the N most likely open hypotheses of each source, and the F best finished ones.
 
@@ -75,6 +77,7 @@ def beam_search(
         length_penalty: Divisor of the scores of finished targets.
         num_hypotheses: Number K of returned targets.
         early_stopping: The rule by which a source is done.
+        top_k: How the next tokens are ranked, as in `Execution`.
 
     Returns:
         The targets, and the step at which a source's logits were not finite, or -1.
@@ -105,7 +108,7 @@ def beam_search(
 
         allowed = logits - normalizer[..., None]
         allowed = apply_rules(allowed, state.sequences, step, rules)
-        totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates)
+        totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
         sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
         sequences = sequences.at[:, :, step + 1].set(tokens)
 
@@ -158,7 +161,10 @@ def beam_search(
 
 
 def _best_continuations(
-    scores: Float[Array, "B N"], allowed: Float[Array, "B N V"], num_candidates: int
+    scores: Float[Array, "B N"],
+    allowed: Float[Array, "B N V"],
+    num_candidates: int,
+    top_k: TopK,
 ) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
     """Return the C best sums of each source, best first, their hypotheses and tokens.
 
@@ -166,8 +172,14 @@ def _best_continuations(
     open. All C may continue the same hypothesis, so the C best continuations of each hypothesis
     are ranked first.
     """
-    batch = len(allowed)
-    best, tokens = jax.lax.top_k(allowed, num_candidates)
+    batch, count, vocab_size = allowed.shape
+    if top_k == "batched":
+        best, tokens = jax.lax.top_k(allowed, num_candidates)
+    else:  # hypotheses first, as XLA lays them out on a TPU: else it would copy all scores
+        rows = allowed.swapaxes(0, 1).reshape(-1, vocab_size)
+        best, tokens = (
+            x.reshape(count, batch, -1).swapaxes(0, 1) for x in jax.lax.top_k(rows, num_candidates)
+        )
     totals = (scores[..., None] + best).reshape(batch, -1)
     totals, index = jax.lax.top_k(totals, num_candidates)
     tokens = jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)

@@ -4,6 +4,7 @@ Letters in shapes: B batch, N hypotheses of a source, L target positions, S sour
 D d_model, V target vocabulary.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from jax_transformer.checks import check_ids, check_length, check_mask
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.execution import Execution
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.layer_cache import cache_layout
 from jax_transformer.model import DecoderCache, Params, SourceMask, Transformer
 from jax_transformer.self_over_memory import needs_equal_lengths
 
@@ -25,7 +27,6 @@ Tokens = (
     | Float[Array | np.ndarray, "B N D"]
 )
 Logits = Float[Array, "B V"] | Float[Array, "B N V"]
-STEP = Execution(product="wide_sums")  # how a step is executed
 
 
 class Cache(NamedTuple):
@@ -56,6 +57,7 @@ def init_cache(
     src_mask: SourceMask | None = None,
     *,
     beam_size: int = 1,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Cache:
     """Return a cache for `max_new_tokens` positions, with the memory projected for every layer.
 
@@ -67,6 +69,7 @@ def init_cache(
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None attends to the whole
             memory, as in `decode`.
         beam_size: Number N of hypotheses of a source, which share one memory.
+        execution: How the model is executed; names the layout of the cache.
 
     Raises:
         InputError: A size is below 1, the positions exceed the position table or, where
@@ -86,7 +89,7 @@ def init_cache(
     check_mask("src_mask", src_mask, (batch, config.num_heads, 1, source_length))
     params, memory, src_mask = jax.tree.map(jnp.asarray, (params, memory, src_mask))
     slots = max_new_tokens * beam_size
-    layers = Transformer(config).apply(
+    layers = Transformer(config, execution).apply(
         {"params": params}, memory, src_mask, slots, method="init_cache"
     )
     return Cache(
@@ -98,7 +101,12 @@ def init_cache(
 
 
 def decode_step(
-    params: Params, config: TransformerConfig, cache: Cache, tokens: Tokens
+    params: Params,
+    config: TransformerConfig,
+    cache: Cache,
+    tokens: Tokens,
+    *,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Logits, Cache]:
     """Return the logits of the token after each given token, and the cache with it written.
 
@@ -111,6 +119,7 @@ def decode_step(
         cache: As from `init_cache` or an earlier step.
         tokens: One token of each source [B], or of each of its hypotheses [B, N]; vectors [B, D]
             or [B, N, D] where `config.token_embeddings` is "none".
+        execution: How the model is executed. The layout of the cache stays that of `init_cache`.
 
     Returns:
         Logits [B, V] or [B, N, V], hidden states where `config.output_projection` is "none"; and
@@ -136,7 +145,9 @@ def decode_step(
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     own = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
-    logits, layers = Transformer(config, STEP).apply(
+    layout = cache_layout(cache.layers[0].memory_keys)
+    execution = dataclasses.replace(execution, product=execution.step_product, cache=layout)
+    logits, layers = Transformer(config, execution).apply(
         {"params": params},
         tokens[:, None] if single else tokens,
         cache.layers,

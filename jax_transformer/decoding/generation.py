@@ -143,7 +143,7 @@ def generate(
         temperature: Divisor of the logits before tokens are drawn.
         top_k: Draw only from the `top_k` most likely tokens.
         top_p: Draw only from the fewest most likely tokens whose probabilities reach this sum.
-        execution: How the encoder is executed.
+        execution: How the model is executed; the default suits a CPU.
 
     Returns:
         K hypotheses for each source, best first.
@@ -232,21 +232,41 @@ def _search(
     src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
     src, src_mask = pad_source(config, src, src_mask, target_length)
     memory = encode(params, config, src, src_mask, execution=execution)
-    params, config = _untie(params, config)
-    cache = init_cache(params, config, memory, target_length, src_mask, beam_size=beam_size)
-    panels = cut_panels(params, config, len(src) * beam_size)
+    if execution.copied_kernels:
+        params, config = _untie(params, config)
+    if execution.wide_norms:
+        params = _widen_norms(params)
+    cache = init_cache(
+        params,
+        config,
+        memory,
+        target_length,
+        src_mask,
+        beam_size=beam_size,
+        execution=execution,
+    )
+    panels = None
+    if execution.copied_kernels:
+        panels = cut_panels(params, config, len(src) * beam_size)
 
     def advance(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
         # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
         # loop. Only what a step reads of them is converted, in the step.
         here, tokens = jax.lax.optimization_barrier((params, tokens))
         with use_panels(panels):
-            return decode_step(here, config, cache, tokens)
+            return decode_step(here, config, cache, tokens, execution=execution)
 
     if beam_size == 1:
         return greedy_search(advance, cache, config, rules, sampling, length_penalty)
     return beam_search(
-        advance, cache, config, rules, length_penalty, num_hypotheses, early_stopping
+        advance,
+        cache,
+        config,
+        rules,
+        length_penalty,
+        num_hypotheses,
+        early_stopping,
+        execution.top_k,
     )
 
 
@@ -265,3 +285,14 @@ def _untie(params: Params, config: TransformerConfig) -> tuple[Params, Transform
     projection = params.get("output_projection", {}) | {"kernel": kernel}
     config = dataclasses.replace(config, output_projection="linear")
     return params | {"output_projection": projection}, config
+
+
+def _widen_norms(params: Params) -> Params:
+    """Return the parameters with those of norms in at least float32, in which norms compute."""
+
+    def widen(path: tuple[jax.tree_util.DictKey, ...], leaf: Float[Array, "..."]) -> Array:
+        of_a_norm = len(path) > 1 and path[-2].key.endswith("norm")
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if of_a_norm else leaf
+
+    # The barrier keeps XLA from moving the conversions back into the loop.
+    return jax.lax.optimization_barrier(jax.tree_util.tree_map_with_path(widen, params))

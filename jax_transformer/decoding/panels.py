@@ -2,8 +2,9 @@
 
 XLA passes a product to Eigen, which first copies the kernel, part by part, into an order that suits
 the processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels
-of few columns, cut once before the loop, need no copy. A program for another platform multiplies by
-the kernels themselves, and so does one of half-precision parameters.
+of few columns, cut once before the loop, need no copy. A program of half-precision parameters
+multiplies by the kernels themselves, and so does one for another platform, which has no use for
+copies (`Execution.copied_kernels`).
 
 Panels and a transposed table are copies of parameters, so the largest parameters have neither.
 """
@@ -17,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jax_transformer import functional
 from jax_transformer.config import TransformerConfig
 from jax_transformer.model import Params
 from jax_transformer.self_over_memory import needs_equal_lengths
@@ -87,16 +87,10 @@ def use_panels(panels: Panels | None) -> AbstractContextManager[None]:
         x, own = args[0], context.module.variables["params"]
         bias = own.get("bias")
 
-        def by_panels(x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
-            y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
-            y = y[:, : own["kernel"].shape[1]]  # without the padding of the last panel
-            y = y if bias is None else y + bias
-            return y.reshape(*x.shape[:-1], y.shape[1])
-
-        def by_kernel(x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
-            return functional.linear(x, own["kernel"], bias, "batched")
-
-        return jax.lax.platform_dependent(x, cpu=by_panels, default=by_kernel)
+        y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
+        y = y[:, : own["kernel"].shape[1]]  # without the padding of the last panel
+        y = y if bias is None else y + bias
+        return y.reshape(*x.shape[:-1], y.shape[1])
 
     return nn.intercept_methods(multiply)
 

@@ -27,6 +27,7 @@ STATIC = (
     "encoder_no_repeat_ngram_size",
     "renormalize",
     "top_k",
+    "execution",
 )
 WITH_IDS = [name for name in TransformerConfig.presets() if name != "torch_nn"]
 

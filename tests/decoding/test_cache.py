@@ -19,6 +19,7 @@ from jax_transformer import (
     masks,
     select_hypotheses,
 )
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
@@ -81,16 +82,15 @@ def uncached(config, params, src, tokens):
     return jax.lax.map(last, jnp.arange(LENGTH))
 
 
-def cached(config, params, src, tokens):
+def cached(config, params, src, tokens, execution=DEFAULT_EXECUTION):
     """Return the logits after each of the tokens [L, B] or [L, B, N]."""
     memory, mask = remember(config, params, src)
     single = tokens.ndim == 2 + (config.token_embeddings == "none")
-    cache = init_cache(
-        params, config, memory, LENGTH, mask, beam_size=1 if single else tokens.shape[2]
-    )
+    count = 1 if single else tokens.shape[2]
+    cache = init_cache(params, config, memory, LENGTH, mask, beam_size=count, execution=execution)
 
     def step(cache, tokens):
-        logits, cache = decode_step(params, config, cache, tokens)
+        logits, cache = decode_step(params, config, cache, tokens, execution=execution)
         return cache, logits
 
     return jax.lax.scan(step, cache, tokens)[1]
@@ -106,6 +106,32 @@ def test_every_step_is_the_uncached_model(preset, dtype):
     for step in range(LENGTH):
         assert error(found[step], expected[step]) <= bound("logits", dtype), step
     print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "t5", "umt5"])
+@pytest.mark.parametrize("beam_size", [1, BEAM])
+def test_joined_heads_are_split_heads(preset, beam_size, dtype):
+    """Each of the presets decodes in another way."""
+    config, params, src, tokens = setting(preset, dtype, beam_size)
+    tpu = Execution.for_platform("tpu")
+    compare = jax.jit(lambda *args: (cached(config, *args, tpu), cached(config, *args)))
+    found, expected = compare(params, src, tokens)
+    assert found.dtype == dtype
+    assert error(found, expected) <= bound("logits", dtype)
+
+
+def test_a_step_reads_the_layout_off_the_cache():
+    """As `init_cache` made it, whatever the step is told."""
+    config, params, src, tokens = setting("vaswani2017", beam_size=1)
+    memory, mask = remember(config, params, src)
+    tpu = Execution.for_platform("tpu")
+    cache = init_cache(params, config, memory, LENGTH, mask, execution=tpu)
+    width = config.num_heads * config.head_dim
+    assert cache.layers[0].keys.shape == (BATCH, LENGTH, width)
+    one, following = decode_step(params, config, cache, tokens[0, :, 0])
+    other, _ = decode_step(params, config, cache, tokens[0, :, 0], execution=tpu)
+    assert error(one, other) <= bound("logits", "float32")
+    assert jax.tree.map(jnp.shape, following) == jax.tree.map(jnp.shape, cache)
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -99,12 +99,9 @@ def test_a_model_drops_no_weights_by_fused_kernels(fused):
     ("device", "expected"),
     [
         (("cpu", ""), Execution()),
-        (("gpu", "9.0"), Execution(attention="cudnn", product="batched")),
-        (("gpu", "7.5"), Execution(product="batched")),
-        (
-            ("tpu", ""),
-            Execution(attention="flash", product="batched", dropout_mask="unpacked"),
-        ),
+        (("gpu", "9.0"), Execution.for_platform("gpu", attention="cudnn")),
+        (("gpu", "7.5"), Execution.for_platform("gpu")),
+        (("tpu", ""), Execution.for_platform("tpu", attention="flash")),
     ],
 )
 def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
