@@ -44,6 +44,9 @@ class Execution:
             of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
             TPU then computes the sums of both inside the products next to the norm. It has no
             forward-mode derivative.
+        compute_dtype: None computes in the dtype of the parameters. Otherwise the parameters keep
+            theirs and each product casts its kernel to this, so that devices add up gradients in
+            the dtype of the parameters.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
@@ -68,6 +71,7 @@ class Execution:
     dropout_mask: DropoutMask = "packed"
     target_logit: TargetLogit = "gathered"
     norm: NormForm = "shifted"
+    compute_dtype: Literal["bfloat16"] | None = None
     remat: Remat = "none"
     scan_layers: bool = False
     step_product: Product = "wide_sums"

@@ -46,6 +46,46 @@ def linear(
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+def mixed_linear(
+    x: Float[Array, "*batch inputs"],
+    kernel: Float[Array, "inputs outputs"],
+    bias: Float[Array, " outputs"] | None = None,
+) -> Float[Array, "*batch outputs"]:
+    """Return `x @ kernel + bias` in the dtype of `x`, with gradients in those of the parameters.
+
+    A cast of the parameters before the product would give gradients of half precision, which
+    several devices would then add up in half precision.
+    """
+    y = _mixed_product(x, kernel)
+    if bias is not None:
+        y = (y.astype(bias.dtype) + bias).astype(x.dtype)
+    return y
+
+
+@jax.custom_vjp
+def _mixed_product(
+    x: Float[Array, "*batch inputs"], kernel: Float[Array, "inputs outputs"]
+) -> Float[Array, "*batch outputs"]:
+    return x @ kernel.astype(x.dtype)
+
+
+def _mixed_product_forward(
+    x: Float[Array, "*batch inputs"], kernel: Float[Array, "inputs outputs"]
+) -> tuple[Float[Array, "*batch outputs"], tuple[Array, Array]]:
+    return _mixed_product(x, kernel), (x, kernel)
+
+
+def _mixed_product_backward(
+    kept: tuple[Array, Array], gradient: Float[Array, "*batch outputs"]
+) -> tuple[Float[Array, "*batch inputs"], Float[Array, "inputs outputs"]]:
+    x, kernel = kept
+    to_kernel = jnp.einsum("...i,...o->io", x, gradient, preferred_element_type=kernel.dtype)
+    return gradient @ kernel.astype(x.dtype).T, to_kernel
+
+
+_mixed_product.defvjp(_mixed_product_forward, _mixed_product_backward)
+
+
 def linear_by_rows(
     x: Float[Array, "*batch inputs"],
     table: Float[Array, "outputs inputs"],

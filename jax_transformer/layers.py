@@ -71,6 +71,8 @@ class Linear(nn.Module):
         if self.use_bias:
             draw = initialization.bias(self.config, inputs, self.attention)
             bias = self.param("bias", draw, (self.features,))
+        if self.execution.compute_dtype is not None:
+            return functional.mixed_linear(x, kernel, bias)
         return functional.linear(x, kernel, bias, self.execution.product)
 
 
@@ -474,6 +476,8 @@ class OutputProjection(nn.Module):
         if config.output_bias:
             draw = initialization.bias(config, config.d_model)
             bias = self.param("bias", draw, (config.tgt_vocab_size,))
+        if self.execution.compute_dtype is not None:
+            return functional.mixed_linear(x, kernel, bias)
         if tied and self.execution.product == "wide_sums":
             return functional.linear_by_rows(x, table, bias)
         return functional.linear(x, kernel, bias, self.execution.product)

@@ -261,7 +261,8 @@ class Transformer(nn.Module):
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
         table, tokens = self._table(side), jnp.asarray(tokens)
-        return shard_rows(tokens if table is None else table(tokens))
+        x = tokens if table is None else table(tokens)
+        return shard_rows(x.astype(self.execution.compute_dtype or x.dtype))
 
     def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of hidden states, or these where there is no output projection."""
@@ -323,7 +324,7 @@ class Transformer(nn.Module):
             length = x.shape[1] if positions is None else config.max_length
         if config.positions == "learned":
             learned = self.source_positions if side == "source" else self.target_positions
-            table = learned(length)
+            table = learned(length).astype(x.dtype)
         else:
             sizes = length, config.d_model
             table = functional.sinusoidal_positions(

@@ -72,6 +72,10 @@ class TrainingConfig:
     compute_dtype: ComputeDtype = "float32"
     """Dtype that the model computes in; parameters, loss and optimizer are always float32."""
 
+    gradient_dtype: ComputeDtype = "bfloat16"
+    """With compute_dtype "bfloat16", dtype in which devices add up their gradients of kernels and
+    tables; "float32" doubles what they exchange."""
+
     remat: Remat = "none"
     """What the backward pass recomputes, to save memory: "none", whole "layers" from their inputs,
     or "dots", everything except the matrix products with kernels."""
@@ -138,6 +142,7 @@ class TrainingConfig:
         words_of = {
             "schedule": Schedule,
             "compute_dtype": ComputeDtype,
+            "gradient_dtype": ComputeDtype,
             "remat": Remat,
             "batching": Batching,
             "select_by": Criterion,

@@ -14,6 +14,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model import Params, init_params
+from jax_transformer.runtime.sharding import shard_parameters
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss
@@ -179,9 +180,15 @@ def _loss_and_gradients(
     execution = dataclasses.replace(
         execution, remat=training_config.remat, scan_layers=training_config.scan_layers
     )
+    half = training_config.compute_dtype == "bfloat16"
+    wide_gradients = half and training_config.gradient_dtype == "float32"
+    if wide_gradients:
+        execution = dataclasses.replace(execution, compute_dtype="bfloat16")
 
     def share(trained: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
-        whole = _cast(merged(params, trained), training_config)
+        whole = merged(params, trained)
+        if not wide_gradients:
+            whole = _cast(whole, config, training_config)
         total, _ = batch_loss(whole, part, config, smoothing, key, execution=execution)
         return total / count
 
@@ -199,11 +206,12 @@ def _loss_and_gradients(
     return jax.lax.scan(add, zeros, split)[0]
 
 
-def _cast(params: Params, training_config: TrainingConfig) -> Params:
+def _cast(params: Params, config: TransformerConfig, training_config: TrainingConfig) -> Params:
     """Return the parameters in the dtype of the computation; gradients have the original dtype."""
     if training_config.compute_dtype == "float32":
         return params
-    return jax.tree.map(lambda leaf: leaf.astype(training_config.compute_dtype), params)
+    params = jax.tree.map(lambda leaf: leaf.astype(training_config.compute_dtype), params)
+    return shard_parameters(params, config)
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
@@ -231,5 +239,6 @@ def evaluation_step(
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the objective of a batch without dropout, as (sum, count)."""
-    params, smoothing = _cast(params, training_config), training_config.label_smoothing
+    params = _cast(params, config, training_config)
+    smoothing = training_config.label_smoothing
     return batch_loss(params, batch, config, smoothing, execution=execution)

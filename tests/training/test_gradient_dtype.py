@@ -1,0 +1,68 @@
+"""`TrainingConfig.gradient_dtype`: the dtype in which gradients leave the backward pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_transformer import functional
+from jax_transformer.data.batches import Batch
+from jax_transformer.execution import Execution
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.step import _loss_and_gradients
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.measure import error
+
+CONFIG = small_config("vaswani2017", dropout=0.0)
+
+
+def loss_and_gradients(**fields):
+    src, tgt = random_tokens(CONFIG)
+    batch = Batch(src, tgt[:, :-1], tgt[:, 1:])
+    settings = TrainingConfig(**fields)
+    arguments = jax.random.key(0), CONFIG, settings, Execution.for_platform("tpu")
+    params = jax.tree.map(jnp.asarray, random_params(CONFIG))
+    return _loss_and_gradients(params, batch, *arguments)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return loss_and_gradients(compute_dtype="float32")
+
+
+def rounded_to_half(leaf):
+    return np.array_equal(leaf, np.float32(jnp.asarray(leaf, jnp.bfloat16)))
+
+
+def test_gradients_are_rounded_to_the_dtype_that_the_setting_names(exact):
+    found = {
+        dtype: loss_and_gradients(compute_dtype="bfloat16", gradient_dtype=dtype)
+        for dtype in ("bfloat16", "float32")
+    }
+    for loss, gradients in found.values():
+        assert error(np.float32(loss), np.float32(exact[0])) < 1e-2
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
+    assert all(map(rounded_to_half, jax.tree.leaves(found["bfloat16"][1])))
+    assert not any(map(rounded_to_half, jax.tree.leaves(found["float32"][1])))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_both_gradients_are_those_of_float32_up_to_half_precision(exact, dtype):
+    _, gradients = loss_and_gradients(compute_dtype="bfloat16", gradient_dtype=dtype)
+    difference = jax.tree.map(jnp.subtract, gradients, exact[1])
+    assert optax.tree.norm(difference) < 0.05 * optax.tree.norm(exact[1])
+
+
+def test_a_mixed_product_has_the_gradients_of_an_ordinary_one(x64):
+    random = np.random.default_rng(0)
+    x, kernel, bias = (
+        jnp.asarray(random.normal(size=shape)) for shape in ((2, 3, 5), (5, 7), (7,))
+    )
+    cotangent = jnp.asarray(random.normal(size=(2, 3, 7)))
+    results = []
+    for linear in (functional.mixed_linear, functional.linear):
+        y, transpose = jax.vjp(linear, x, kernel, bias)
+        results.append((y, *transpose(cotangent)))
+    for ours, theirs in zip(*results, strict=True):
+        assert error(np.asarray(ours), np.asarray(theirs)) < 1e-12
