@@ -110,7 +110,7 @@ COLLECTIVES = {
     },
     "data=4,fsdp=2": {
         ("all-gather", "bf16", False): (2, 327_680),
-        ("all-gather", "bf16", True): (29, 1_343_488),
+        ("all-gather", "bf16", True): (31, 1_933_312),
         ("all-reduce", "bf16", False): (3, 1_135_108),
         ("all-reduce", "f32", False): (1, 56),
         ("all-reduce", "s32", False): (1, 4),
@@ -118,7 +118,7 @@ COLLECTIVES = {
     },
     "data=2,fsdp=2,tensor=2": {
         ("all-gather", "bf16", False): (2, 163_840),
-        ("all-gather", "bf16", True): (29, 671_744),
+        ("all-gather", "bf16", True): (31, 966_656),
         ("all-reduce", "bf16", False): (15, 2_978_564),
         ("all-reduce", "f32", False): (5, 6_288),
         ("all-reduce", "s32", False): (1, 4),
