@@ -108,6 +108,10 @@ def _splash_attention(
             block_kv_dkv=key_block,
             block_kv_dkv_compute=at_once,
             use_fused_bwd_kernel=True,
+            # The length last: XLA would fill heads of 64 up to the 128 lanes of a vector.
+            q_layout=splash_attention_kernel.QKVLayout.SEQ_MINOR,
+            k_layout=splash_attention_kernel.QKVLayout.SEQ_MINOR,
+            v_layout=splash_attention_kernel.QKVLayout.SEQ_MINOR,
         ),
         head_shards=1,
         q_seq_shards=1,
