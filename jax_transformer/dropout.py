@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt16
 
 from jax_transformer.execution import DropoutMask
+from jax_transformer.runtime.sharding import draw_rows
 
 
 def dropout(
@@ -27,7 +28,7 @@ def dropout(
     if kept_of_all == 0:
         return jnp.zeros_like(x)
     if mask == "generated":
-        kept = _generated_bits(x.shape, key) < kept_of_all
+        kept = draw_rows(_generated_bits, key, x.shape) < kept_of_all
     else:
         kept = _packed_and_unpacked(_halves(x.shape, key) < kept_of_all)
     # The factor is not rounded to half precision, where it would be off by up to 0.4 %.
@@ -46,7 +47,7 @@ def _halves(shape: tuple[int, ...], key: PRNGKeyArray) -> UInt16[Array, "*shape"
     return halves.reshape(*shape[:-1], -1)[..., :length]
 
 
-def _generated_bits(shape: tuple[int, ...], key: PRNGKeyArray) -> UInt16[Array, "*shape"]:
+def _generated_bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt16[Array, "*shape"]:
     """Return 16 random bits for each element, drawn by XLA's RngBitGenerator."""
     words = jnp.tile(jax.random.key_data(key).ravel(), 4)[:4]
     return jax.random.bits(jax.random.wrap_key_data(words, impl="rbg"), shape, jnp.uint16)

@@ -1,4 +1,4 @@
-"""Dropout masks do not depend on how many devices an array is spread over, nor how.
+"""Packed masks do not depend on how many devices an array is spread over; generated ones do.
 
 Run as a module, this file prints what differs: a process of its own can have eight devices.
 """
@@ -13,10 +13,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jax_transformer import apply
 from jax_transformer.dropout import dropout
+from jax_transformer.runtime.sharding import make_mesh, row_sharding
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -79,6 +80,19 @@ def compare_models(key):
     return {"error": float(error(*logits)), "moved": float(error(logits[0], without))}
 
 
+def generated_masks(key):
+    """Return how many rows of a generated mask on a mesh differ, and the share of kept elements."""
+    mesh = make_mesh("data=4,fsdp=2")
+    x = jnp.ones((16, 1000))
+
+    def drop(x, key):
+        with use_abstract_mesh(mesh.abstract_mesh):
+            return dropout(x, RATE, key, "generated")
+
+    kept = np.asarray(jax.jit(drop, in_shardings=(row_sharding(mesh), None))(x, key)) > 0
+    return {"rows": len(np.unique(kept, axis=0)), "kept": float(kept.mean())}
+
+
 def test_masks_do_not_depend_on_the_mesh(request):
     devices = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
@@ -94,10 +108,14 @@ def test_masks_do_not_depend_on_the_mesh(request):
     print(done.stdout)
     report = json.loads(done.stdout)
     assert report["masks"] == {"compared": 32, "unequal": []}
+    # Each device draws its own rows, and no two devices the same.
+    assert report["generated"]["rows"] == 16
+    assert abs(report["generated"]["kept"] - (1 - RATE)) < 0.02  # 5 standard deviations
     assert report["model"]["error"] <= 1e-6
     assert report["model"]["moved"] > 1e-2  # dropout was on
 
 
 if __name__ == "__main__":
     key = jax.random.key(3)
-    print(json.dumps({"masks": compare_masks(key), "model": compare_models(key)}))
+    found = {"masks": compare_masks, "model": compare_models, "generated": generated_masks}
+    print(json.dumps({name: compute(key) for name, compute in found.items()}))

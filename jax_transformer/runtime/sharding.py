@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
@@ -207,6 +207,33 @@ def map_rows_and_heads(
     both, one = PartitionSpec(row_axes, head_axis), PartitionSpec(row_axes)
     specs = (both,) * len(by_rows_and_heads) + (one,) * len(by_rows)
     return jax.shard_map(function, in_specs=specs, out_specs=both, check_vma=False)(*arrays)
+
+
+def draw_rows(
+    draw: Callable[[PRNGKeyArray, tuple[int, ...]], Shaped[Array, "rows *shape"]],
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+) -> Shaped[Array, "rows *shape"]:
+    """Return random numbers of a shape, of which each device draws those of its own rows.
+
+    XLA does not split its RngBitGenerator: without this, each device would draw all rows. Without a
+    mesh of `make_mesh`, and where data and fsdp do not divide the rows, it is `draw(key, shape)`.
+
+    Args:
+        draw: A function of a key and a shape.
+        key: Random key; each device folds its place among the rows into it.
+        shape: Of the result on all devices; its first dimension is rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _is_ours(mesh) or shape[0] % _size(mesh, ROW_AXES):
+        return draw(key, shape)
+    own = (shape[0] // _size(mesh, ROW_AXES), *shape[1:])
+
+    def on_device(key: PRNGKeyArray) -> Shaped[Array, "own_rows *shape"]:
+        return draw(jax.random.fold_in(key, jax.lax.axis_index(ROW_AXES)), own)
+
+    rows = PartitionSpec(ROW_AXES)
+    return jax.shard_map(on_device, in_specs=PartitionSpec(), out_specs=rows, check_vma=False)(key)
 
 
 def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped[Array, "*shape"]:

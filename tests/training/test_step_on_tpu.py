@@ -1,6 +1,7 @@
 """The training step as XLA compiles it for TPU slices: what must be in the program and what not."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax_transformer.runtime.compiled import (
     parse,
     report,
     scheduled,
+    wide_arrays,
 )
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
@@ -60,6 +62,22 @@ def test_the_whole_state_is_donated(found):
     assert found.donated == len(state)
 
 
+def test_no_float32_array_has_the_vocabularys_width(step, mesh):
+    width = VOCAB // 2 if "tensor" in mesh else VOCAB
+    assert not wide_arrays(step.as_text(), width)
+
+
+def test_a_device_draws_random_bits_for_its_own_rows(step, mesh):
+    module, _ = parse(step.as_text())
+    own = ROWS // (4 if "tensor" in mesh else 8)
+    drawn = [
+        one.shapes for rows in module.values() for one in rows if one.opcode == "rng-bit-generator"
+    ]
+    assert drawn
+    for shapes in drawn:
+        assert max(math.prod(shape) for _, shape in shapes) <= own * LENGTH * WIDTH
+
+
 def test_parameters_are_gathered_in_bfloat16(found, mesh):
     gathered = {one.dtype for one in found.collectives if one.kind == "all-gather"}
     assert gathered == (set() if mesh == "data=8" else {"bf16"})
@@ -87,12 +105,12 @@ def test_heads_are_not_copied_to_transpose_them(step):
 # (kind, dtype, asynchronous): (count, bytes on a device)
 COLLECTIVES = {
     "data=8": {
-        ("all-reduce", "bf16", False): (2, 1_085_956),
+        ("all-reduce", "bf16", False): (9, 1_085_956),
         ("all-reduce", "s32", False): (1, 4),
     },
     "data=4,fsdp=2": {
         ("all-gather", "bf16", False): (2, 327_680),
-        ("all-gather", "bf16", True): (29, 1_343_488),
+        ("all-gather", "bf16", True): (31, 1_933_312),
         ("all-reduce", "bf16", False): (3, 1_135_108),
         ("all-reduce", "f32", False): (1, 56),
         ("all-reduce", "s32", False): (1, 4),
@@ -100,7 +118,7 @@ COLLECTIVES = {
     },
     "data=2,fsdp=2,tensor=2": {
         ("all-gather", "bf16", False): (2, 163_840),
-        ("all-gather", "bf16", True): (29, 671_744),
+        ("all-gather", "bf16", True): (31, 966_656),
         ("all-reduce", "bf16", False): (15, 2_978_564),
         ("all-reduce", "f32", False): (5, 6_288),
         ("all-reduce", "s32", False): (1, 4),
