@@ -13,7 +13,7 @@ from jax_transformer.errors import InputError
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Attention = Literal["plain", "cudnn"]
-Product = Literal["flattened", "batched", "wide_sums"]
+Product = Literal["flattened", "batched", "wide_sums", "padded"]
 DropoutMask = Literal["packed", "unpacked"]
 Remat = Literal["none", "layers", "dots"]
 CacheLayout = Literal["split_heads", "joined_heads"]
@@ -31,7 +31,8 @@ class Execution:
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
-            a float32 copy of it first. A gradient through it is slow.
+            a float32 copy of it first. A gradient through it is slow. "padded" is "batched" with
+            at least 8 rows: XLA for a TPU multiplies a single row on the vector unit.
         dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
             element, "unpacked" one byte or the random bits, which saves the time of packing.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
@@ -78,10 +79,11 @@ class Execution:
             raise InputError(
                 f"platform={platform!r} is unknown; choose one of {', '.join(get_args(Platform))}"
             )
+        step_products = {"cpu": "wide_sums", "gpu": "batched", "tpu": "padded"}
         fields = {
             "product": "flattened" if platform == "cpu" else "batched",
             "dropout_mask": "unpacked" if platform == "tpu" else "packed",
-            "step_product": "wide_sums" if platform == "cpu" else "batched",
+            "step_product": step_products[platform],
             "copied_kernels": platform == "cpu",
             "wide_norms": platform == "tpu",
             "cache": "joined_heads" if platform == "tpu" else "split_heads",

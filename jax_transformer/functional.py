@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Attention, Product
 
+FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
+
 
 def linear(
     x: Float[Array, "*batch inputs"],
@@ -29,13 +31,18 @@ def linear(
         bias: Vector [outputs]; None adds nothing.
         product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
             gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
-            "wide_sums" joins them and adds up in at least float32.
+            "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
+            rows of 0 added where there are fewer than 8.
     """
-    rows = x if product == "batched" else x.reshape(-1, x.shape[-1])
+    missing = FEWEST_ROWS - math.prod(x.shape[:-1]) if product == "padded" else 0
+    flattened = product in ("flattened", "wide_sums") or missing > 0
+    rows = x.reshape(-1, x.shape[-1]) if flattened else x
     if product == "wide_sums":
         kind = jnp.result_type(rows, kernel)
         wide = jnp.promote_types(kind, jnp.float32)
         y = jnp.matmul(rows, kernel, preferred_element_type=wide).astype(kind)
+    elif missing > 0:
+        y = (jnp.pad(rows, ((0, missing), (0, 0))) @ kernel)[: len(rows)]
     else:
         y = rows @ kernel
     if bias is not None:
