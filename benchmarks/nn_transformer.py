@@ -13,6 +13,7 @@ import numpy as np
 from jax_transformer import TransformerConfig, convert, functional
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.data.batches import Batch
+from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step
 
@@ -88,15 +89,18 @@ def prepared(prepare: Callable[..., Steps]) -> Callable[..., float]:
 
 
 def our_steps(size: Size, dropout: float, settings: TrainingConfig, steps: int) -> Steps:
-    """Return what makes training steps as train.py does."""
+    """Return what makes training steps as train.py does, on the first device."""
     config = model_config(size, dropout)
+    execution = execution_on(
+        jax.devices()[0], settings.compute_dtype, config.head_dim, dropped=dropout > 0
+    )
     state, batch = init_state(config, settings), jax.device_put(draw_batch(size))
     losses: list[jax.Array] = []
 
     def run() -> float:
         nonlocal state
         for _ in range(steps):
-            state, metrics = train_step(state, batch, config, settings)
+            state, metrics = train_step(state, batch, config, settings, execution)
             losses.append(metrics.loss)
         return float(jax.device_get(losses)[0])
 

@@ -6,7 +6,7 @@ timed.
 
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe, active_children, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -61,9 +61,11 @@ def time_in_turn(
 
 
 def stop(systems: Mapping[str, Connection]) -> None:
-    """End the processes."""
+    """End the processes, and with them their hold on a device."""
     for connection in systems.values():
         connection.send(None)
+    for process in active_children():
+        process.join()
 
 
 def spread(ratios: Float[np.ndarray, " rounds"]) -> str:

@@ -13,6 +13,7 @@ from jaxtyping import Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.masks import SegmentMask
 
 
 def check_ids(name: str, ids: Integer[np.ndarray, "batch length"], vocab_size: int) -> None:
@@ -118,7 +119,7 @@ def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) ->
 
     Args:
         name: Name of the argument, for the message.
-        mask: The mask, of numpy or jax; None is accepted.
+        mask: The mask, of numpy or jax, or by segments; None is accepted.
         shape: (batch, heads, queries, keys) of the attention weights.
 
     Raises:
@@ -126,6 +127,8 @@ def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) ->
     """
     if mask is None:
         return
+    if isinstance(mask, SegmentMask):
+        mask = jax.eval_shape(lambda mask: mask.dense(*shape[2:]), mask)
     if mask.dtype != bool:
         raise InputError(
             f"{name} of dtype {mask.dtype} must be boolean, True = attend; from an additive mask "

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt16
 
 from jax_transformer.execution import DropoutMask
 
@@ -12,29 +12,44 @@ def dropout(
 ) -> Float[Array, "*batch D"]:
     """Return `x` with each element set to 0 with probability `rate`, the others scaled up.
 
-    The probability is exact to 2**-17: two elements of a row share the 32 bits of one random word,
-    because drawing the words is nearly all of the cost.
+    The probability is exact to 2**-17.
 
     Args:
         x: Values [*batch, D].
         rate: Probability of 0, from 0 to 1.
         key: Random key; the same key and shape give the same mask.
-        mask: What the backward pass keeps of the mask: "packed" keeps one bit for each element,
-            "unpacked" leaves the choice to XLA. The elements that are dropped are the same.
+        mask: Where the random bits come from and what the backward pass keeps of them, as
+            `Execution.dropout_mask`.
     """
     kept_of_all = round((1 - rate) * 2**16)
     if kept_of_all == 2**16:
         return x
     if kept_of_all == 0:
         return jnp.zeros_like(x)
-    length = x.shape[-1]
-    words = jax.random.bits(key, (*x.shape[:-1], -(-length // 2)), jnp.uint32)
+    if mask == "generated":
+        kept = _generated_bits(x.shape, key) < kept_of_all
+    else:
+        kept = _packed_and_unpacked(_halves(x.shape, key) < kept_of_all)
+    # The factor is not rounded to half precision, where it would be off by up to 0.4 %.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.where(kept, wide * (1 / (1 - rate)), 0).astype(x.dtype)
+
+
+def _halves(shape: tuple[int, ...], key: PRNGKeyArray) -> UInt16[Array, "*shape"]:
+    """Return 16 random bits for each element.
+
+    Two elements of a row share a word: drawing the words is nearly all of the cost.
+    """
+    length = shape[-1]
+    words = jax.random.bits(key, (*shape[:-1], -(-length // 2)), jnp.uint32)
     halves = jax.lax.bitcast_convert_type(words, jnp.uint16)  # [..., words, 2]
-    halves = halves.reshape(*x.shape[:-1], -1)[..., :length]
-    kept = halves < kept_of_all
-    if mask == "packed":
-        kept = _packed_and_unpacked(kept)
-    return jnp.where(kept, x / (1 - rate), 0)
+    return halves.reshape(*shape[:-1], -1)[..., :length]
+
+
+def _generated_bits(shape: tuple[int, ...], key: PRNGKeyArray) -> UInt16[Array, "*shape"]:
+    """Return 16 random bits for each element, drawn by XLA's RngBitGenerator."""
+    words = jnp.tile(jax.random.key_data(key).ravel(), 4)[:4]
+    return jax.random.bits(jax.random.wrap_key_data(words, impl="rbg"), shape, jnp.uint16)
 
 
 def _packed_and_unpacked(mask: Bool[Array, "*batch D"]) -> Bool[Array, "*batch D"]:

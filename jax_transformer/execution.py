@@ -7,14 +7,15 @@ asks the process which device it has, so one process can trace programs for ever
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 from jax_transformer.errors import InputError
 
-Platform = Literal["cpu", "gpu", "tpu"]
-Attention = Literal["plain", "cudnn"]
+Attention = Literal["plain", "cudnn", "flash"]
 Product = Literal["flattened", "batched", "wide_sums", "padded"]
-DropoutMask = Literal["packed", "unpacked"]
+DropoutMask = Literal["packed", "generated"]
+NormForm = Literal["shifted", "fused"]
+TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
 CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
@@ -26,15 +27,24 @@ class Execution:
 
     Attributes:
         attention: "plain" computes all attention weights. "cudnn" runs NVIDIA's fused kernels,
-            which drop no attention weights; `runtime.attention_backend` knows their limits.
+            "flash" fused kernels for TPU where attention is long, see `attention_of`. These drop
+            no attention weights; `runtime.attention_backend` knows their limits.
+        flash_length: The length from which "flash" runs its kernels.
         product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
             a float32 copy of it first. A gradient through it is slow. "padded" is "batched" with
             at least 8 rows: XLA for a TPU multiplies a single row on the vector unit.
-        dropout_mask: What the backward pass keeps of a dropout mask: "packed" is one bit for each
-            element, "unpacked" one byte or the random bits, which saves the time of packing.
+        dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
+            and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
+            TPU has in hardware; which elements are dropped depends on the mesh.
+        target_logit: How the loss reads a target's logit: "gathered", or "selected" by comparing
+            every id with the target's, which saves a TPU a float32 copy of all logits.
+        norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
+            of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
+            TPU then computes the sums of both inside the products next to the norm. It has no
+            forward-mode derivative.
         remat: What the backward pass recomputes to save memory: nothing ("none"), whole layers
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
@@ -54,8 +64,11 @@ class Execution:
     """
 
     attention: Attention = "plain"
+    flash_length: int = 512
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
+    target_logit: TargetLogit = "gathered"
+    norm: NormForm = "shifted"
     remat: Remat = "none"
     scan_layers: bool = False
     step_product: Product = "wide_sums"
@@ -65,7 +78,7 @@ class Execution:
     top_k: TopK = "batched"
 
     @classmethod
-    def for_platform(cls, platform: str, **overrides: str | bool) -> Execution:
+    def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
         """Return what suits a platform, with fields replaced.
 
         Args:
@@ -75,21 +88,39 @@ class Execution:
         Raises:
             InputError: The platform is unknown.
         """
-        if platform not in get_args(Platform):
-            raise InputError(
-                f"platform={platform!r} is unknown; choose one of {', '.join(get_args(Platform))}"
-            )
-        step_products = {"cpu": "wide_sums", "gpu": "batched", "tpu": "padded"}
         fields = {
-            "product": "flattened" if platform == "cpu" else "batched",
-            "dropout_mask": "unpacked" if platform == "tpu" else "packed",
-            "step_product": step_products[platform],
-            "copied_kernels": platform == "cpu",
-            "wide_norms": platform == "tpu",
-            "cache": "joined_heads" if platform == "tpu" else "split_heads",
-            "top_k": "flattened" if platform == "tpu" else "batched",
+            "cpu": {},
+            "gpu": {"product": "batched", "step_product": "batched", "copied_kernels": False},
+            "tpu": {
+                "product": "batched",
+                "dropout_mask": "generated",
+                "target_logit": "selected",
+                "norm": "fused",
+                "step_product": "padded",
+                "copied_kernels": False,
+                "wide_norms": True,
+                "cache": "joined_heads",
+                "top_k": "flattened",
+            },
         }
-        return cls(**fields | overrides)
+        if platform not in fields:
+            raise InputError(f"platform={platform!r} is unknown; choose one of {', '.join(fields)}")
+        return cls(**fields[platform] | overrides)
+
+    def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
+        """Return how one attention is computed.
+
+        "flash" runs its kernels where there are at least `flash_length`² scores for a row and a
+        head, and where the kernels can be told which query attends to which key.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+            by_segments: Whether the mask is one by segments, or none, and no bias is added.
+        """
+        if self.attention != "flash":
+            return self.attention
+        return "flash" if by_segments and queries * keys >= self.flash_length**2 else "plain"
 
 
 DEFAULT_EXECUTION = Execution()

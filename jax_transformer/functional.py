@@ -5,14 +5,17 @@ Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H he
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Attention, Product
+from jax_transformer.fused_attention import cudnn_attention, flash_attention
+from jax_transformer.masks import SegmentMask, dense
 
 FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
 
@@ -180,70 +183,6 @@ def activation(x: Float[Array, "*shape"], kind: str) -> Float[Array, "*shape"]:
     return jax.nn.gelu(x, approximate=kind == "gelu_tanh")
 
 
-def layer_norm(
-    x: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    epsilon: float,
-) -> Float[Array, "*batch D"]:
-    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016).
-
-    Biased variance of the centred values, in at least float32: E[x²] - E[x]² would cancel.
-    """
-    centred = _centre(x)
-    variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-    return _rescale(centred / jnp.sqrt(variance + epsilon), scale, bias, x.dtype)
-
-
-def std_norm(
-    x: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    epsilon: float,
-) -> Float[Array, "*batch D"]:
-    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation.
-
-    The norm of many from-scratch implementations. A constant row has deviation 0, where the
-    square root has no gradient: 0 is taken, as torch.std does.
-    """
-    centred = _centre(x)
-    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (x.shape[-1] - 1)
-    deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return _rescale(centred / (deviation + epsilon), scale, bias, x.dtype)
-
-
-def rms_norm(
-    x: Float[Array, "*batch D"], scale: Float[Array, " D"], epsilon: float
-) -> Float[Array, "*batch D"]:
-    """Return `x / sqrt(mean(x²) + epsilon) * scale` (Zhang and Sennrich 2019).
-
-    The mean square is that of at least float32.
-    """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean_square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    return _rescale(wide / jnp.sqrt(mean_square + epsilon), scale, None, x.dtype)
-
-
-def _centre(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # XLA's mean of equal numbers may differ from them by rounding; the mean of zeros is exactly 0.
-    # A shift does not change the result, so its gradient is 0.
-    x = x - jax.lax.stop_gradient(x[..., :1])
-    return x - jnp.mean(x, axis=-1, keepdims=True)
-
-
-def _rescale(
-    normed: Float[Array, "*batch D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    dtype: jnp.dtype,
-) -> Float[Array, "*batch D"]:
-    y = normed * scale
-    if bias is not None:
-        y = y + bias
-    return y.astype(dtype)
-
-
 def split_heads(x: Float[Array, "B L D"], num_heads: int) -> Float[Array, "B H L K"]:
     """Return the columns of each position split into heads of consecutive columns."""
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
@@ -256,7 +195,7 @@ def merge_heads(x: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
 
 
 def clear_unattended(
-    x: Float[Array, "B L D"], mask: Bool[Array, "#B #H _ #L"] | None
+    x: Float[Array, "B L D"], mask: Bool[Array, "#B #H _ #L"] | SegmentMask | None
 ) -> Float[Array, "B L D"]:
     """Return `x`, with NaN and very large numbers replaced by 0 at positions no query attends to.
 
@@ -271,25 +210,40 @@ def clear_unattended(
     if mask is None:
         return x
     limit = math.sqrt(jnp.finfo(x.dtype).max)
-    attended = jnp.any(mask, axis=(1, 2))[..., None]  # [B, L, 1]
-    return jnp.where(attended | (jnp.abs(x) < limit), x, 0)
+    if isinstance(mask, SegmentMask):
+        attended = mask.attended(x.shape[1])
+    else:
+        attended = jnp.any(mask, axis=(1, 2))
+    return jnp.where(attended[..., None] | (jnp.abs(x) < limit), x, 0)
 
 
 @jax.custom_jvp
-def softmax(scores: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
+def softmax(
+    scores: Float[Array, "*batch S"], attends: Bool[Array, "*#batch 1"] | None = None
+) -> Float[Array, "*batch S"]:
     """Return exp(scores) over its sum along the last axis.
 
     `jax.nn.softmax` with another order of operations in its derivative. The gradient of
     `jax.nn.softmax` is weights * g - weights * sum(weights * g): two products that nearly cancel
     where the elements of g are alike. Here it is weights * (g - sum(weights * g)), as in torch,
     which halves the float32 error of the gradients of queries and keys.
+
+    Args:
+        scores: Any finite numbers [*batch, S].
+        attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
     """
-    return jax.nn.softmax(scores)
+    # XLA for TPU recognises this order of operations, and keeps the exponentials. A division of
+    # all of them would be repeated in every product that reads the weights.
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(scores - largest)
+    factor = 1 / jnp.sum(exponentials, axis=-1, keepdims=True)
+    return exponentials * (factor if attends is None else jnp.where(attends, factor, 0))
 
 
 @softmax.defjvp
 def _softmax_jvp(
-    primals: tuple[Float[Array, "*batch S"]], tangents: tuple[Float[Array, "*batch S"]]
+    primals: tuple[Float[Array, "*batch S"], Bool[Array, "*#batch 1"] | None],
+    tangents: tuple[Float[Array, "*batch S"], Any],
 ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
     weights = softmax(*primals)
     product = weights * tangents[0]
@@ -326,18 +280,16 @@ def _weigh(
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
     if mask is None:
-        weights = softmax(scores)
-    else:
-        weights = softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
-        weights = jnp.where(mask, weights, 0)
-    return weights.astype(dtype)
+        return softmax(scores).astype(dtype)
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return softmax(scores, jnp.any(mask, axis=-1, keepdims=True)).astype(dtype)
 
 
 def dot_product_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
     value: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None = None,
+    mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
     implementation: Attention = "plain",
     bias: Float[Array, "#B H T S"] | None = None,
@@ -352,73 +304,39 @@ def dot_product_attention(
         query: Queries [B, H, T, K].
         key: Keys [B, H, S, K].
         value: Values [B, H, S, K].
-        mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+        mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
+            everything.
         dropout: Applied to the attention weights, where given.
-        implementation: "plain" computes the weights; "cudnn" runs NVIDIA's fused kernels on a GPU.
+        implementation: "plain" computes the weights; "flash" runs fused kernels on a TPU, and
+            needs a mask by segments and no bias; "cudnn" runs NVIDIA's fused kernels on a GPU.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
 
     Raises:
-        InputError: "cudnn" is asked to drop attention weights, which its kernels cannot do.
+        InputError: A fused kernel is asked to drop attention weights, or "flash" to read a mask
+            that is not by segments or a bias, which they cannot do.
     """
+    if implementation != "plain" and dropout is not None:
+        raise InputError(
+            f"attention={implementation!r} cannot drop attention weights; use attention='plain', "
+            "or set attention_dropout=0"
+        )
+    if implementation == "flash":
+        if bias is not None or not (mask is None or isinstance(mask, SegmentMask)):
+            raise InputError(
+                "attention='flash' reads masks by segments, and no bias; use attention='plain'"
+            )
+        return flash_attention(query, key, value, mask, scaled)
+    if implementation == "cudnn":
+        return cudnn_attention(query, key, value, mask, bias, scaled)
+    mask = dense(mask, query.shape[2], key.shape[2])
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    if implementation == "cudnn":
-        if dropout is not None:
-            raise InputError(
-                "attention='cudnn' cannot drop attention weights; use attention='plain', or set "
-                "attention_dropout=0"
-            )
-        return _cudnn_attention(query, key, value, mask, bias, scaled)
     weights = attention_weights(query, key, mask, bias, scaled)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)
-
-
-def _cudnn_attention(
-    query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None,
-    bias: Float[Array, "#B H T S"] | None,
-    scaled: bool,
-) -> Float[Array, "B H T K"]:
-    """Return attention by kernels that never materialise the weights.
-
-    The keys and values that no query may attend to must be 0 already.
-    """
-    length, even_mask, even_bias = query.shape[2], mask, bias
-    if mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
-        even_mask = mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
-    if mask is not None:
-        # JAX passes a mask to cuDNN as a bias. The backward pass of cuDNN needs a bias of even
-        # lengths that is not broadcast along them.
-        even_mask = jnp.broadcast_to(mask, (*mask.shape[:2], length, key.shape[2]))
-        even_mask = _pad_to_even(_pad_to_even(even_mask, 2), 3)
-        query, key, value = (_pad_to_even(x, 2) for x in (query, key, value))
-        if bias is not None:
-            even_bias = _pad_to_even(_pad_to_even(bias, 2), 3)
-    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, L, H, K]
-    heads = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        even_bias,
-        even_mask,
-        scale=None if scaled else 1.0,
-        implementation="cudnn",
-    )
-    heads = heads.swapaxes(1, 2)[:, :, :length]
-    if mask is None:
-        return heads
-    return jnp.where(jnp.any(mask, axis=-1, keepdims=True), heads, 0)
-
-
-def _pad_to_even(x: Shaped[Array, "*shape"], axis: int) -> Shaped[Array, "*padded"]:
-    """Return `x` with a 0 at the end of an axis of odd length."""
-    return jnp.pad(x, [(0, size % 2 if axis == n else 0) for n, size in enumerate(x.shape)])
 
 
 def cached_attention(

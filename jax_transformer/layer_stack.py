@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jax_transformer.execution import Remat
+from jax_transformer.masks import SegmentMask
 from jax_transformer.runtime.sharding import shard_rows
 
 
@@ -20,7 +21,7 @@ def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
 
 
 def run_layers(
-    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | None
+    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | SegmentMask | None
 ) -> Float[Array, "B L D"]:
     """Return the output of the last layer; each layer reads the output of the one before.
 
@@ -35,7 +36,7 @@ def run_layers(
 
 
 def scan_layers(
-    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | None
+    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | SegmentMask | None
 ) -> Float[Array, "B L D"]:
     """Return the same as `run_layers`, computed by one loop over stacked parameters.
 

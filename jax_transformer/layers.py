@@ -17,10 +17,10 @@ import numpy as np
 from flax.core.scope import LazyRng
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer import functional, initialization
+from jax_transformer import functional, initialization, norms
 from jax_transformer.config import TransformerConfig
 from jax_transformer.dropout import dropout
-from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution
+from jax_transformer.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
 from jax_transformer.layer_cache import (
     Keys,
     LayerCache,
@@ -32,6 +32,7 @@ from jax_transformer.layer_cache import (
     slot_axes,
     write_slots,
 )
+from jax_transformer.masks import SegmentMask
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
 
@@ -74,9 +75,10 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """The norm that the config names, over the last axis."""
+    """The norm that the config names, over the last axis; `form` as `Execution.norm`."""
 
     config: TransformerConfig
+    form: NormForm = "shifted"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
@@ -84,12 +86,12 @@ class Norm(nn.Module):
         config = self.config
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         if config.norm == "rms_norm":
-            return functional.rms_norm(x, scale, config.norm_epsilon)
+            return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
         bias = None
         if config.norm_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        norm = functional.layer_norm if config.norm == "layer_norm" else functional.std_norm
-        return norm(x, scale, bias, config.norm_epsilon)
+        norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
+        return norm(x, scale, bias, config.norm_epsilon, self.form)
 
 
 class Dropout(nn.Module):
@@ -183,7 +185,7 @@ class MultiHeadAttention(nn.Module):
         query: Float[Array, "B T D"],
         key: Float[Array, "B S D"],
         value: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #H #T #S"] | None = None,
+        mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what each query gathers from the values that it may attend to.
@@ -192,12 +194,14 @@ class MultiHeadAttention(nn.Module):
             query: Vectors that attend [B, T, D].
             key: Vectors that the queries are compared with [B, S, D].
             value: Vectors that are gathered [B, S, D].
-            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
+            mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
+                everything.
             position_bias: Added to the scores [1, H, T, S]; None adds nothing.
         """
-        implementation = self.execution.attention
+        by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
+        implementation = self.execution.attention_of(query.shape[1], key.shape[1], by_segments)
         # Fused kernels take no dropout at all, not even an inactive one.
-        fused = implementation == "cudnn" and not self.dropout.is_active()
+        fused = implementation != "plain" and not self.dropout.is_active()
         heads = functional.dot_product_attention(
             self.project(self.query, query),
             self.project(self.key, key),
@@ -276,7 +280,7 @@ class Residual(nn.Module):
 
     def setup(self) -> None:
         """Declare the norm."""
-        self.norm = Norm(self.config)
+        self.norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
     def __call__(
@@ -321,7 +325,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #H #S #S"] | None = None,
+        mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H S S"] | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the layer's output.
@@ -355,7 +359,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention = MultiHeadAttention(*parts)
         self.cross_attention_residual = Residual(*parts)
         if self.config.memory_norm:
-            self.memory_norm = Norm(self.config)
+            self.memory_norm = Norm(self.config, self.execution.norm)
         self.feed_forward = FeedForward(*parts)
         self.feed_forward_residual = Residual(*parts)
 
@@ -363,8 +367,8 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | None = None,
-        src_mask: Bool[Array, "#B #H #T #S"] | None = None,
+        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the layer's output.

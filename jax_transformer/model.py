@@ -35,8 +35,8 @@ from jax_transformer.self_over_memory import OverMemoryCache, check_equal_length
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
 Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
-SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"]
-TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"]
+SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | masks.SegmentMask
+TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | masks.SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
 DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
@@ -56,11 +56,13 @@ class Encoder(nn.Module):
         if self.config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
         if self.config.final_norm:
-            self.norm = Norm(self.config)
+            self.norm = Norm(self.config, self.execution.norm)
         self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
-        self, x: Float[Array, "B S D"], src_mask: Bool[Array, "#B #H #S #S"] | None = None
+        self,
+        x: Float[Array, "B S D"],
+        src_mask: Bool[Array, "#B #H #S #S"] | masks.SegmentMask | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
         x, position_bias = functional.clear_unattended(x, src_mask), None
@@ -85,15 +87,15 @@ class Decoder(nn.Module):
         if self.config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
         if self.config.decoder_has_final_norm:
-            self.norm = Norm(self.config)
+            self.norm = Norm(self.config, self.execution.norm)
         self.dropout = final_dropout(self.config, self.execution)
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | None = None,
-        src_mask: Bool[Array, "#B #H #T #S"] | None = None,
+        tgt_mask: Bool[Array, "#B #H #T #T"] | masks.SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | masks.SegmentMask | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the hidden states of embedded targets."""
         x, position_bias = functional.clear_unattended(x, tgt_mask), None
@@ -165,8 +167,8 @@ class Transformer(nn.Module):
             self.source_positions = PositionEmbedding(config)
             self.target_positions = PositionEmbedding(config)
         if config.embedding_norm:
-            self.source_embedding_norm = Norm(config)
-            self.target_embedding_norm = Norm(config)
+            self.source_embedding_norm = Norm(config, self.execution.norm)
+            self.target_embedding_norm = Norm(config, self.execution.norm)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)
@@ -185,7 +187,8 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
         if src_mask is None:
-            src_mask = masks.source_mask(src, self.config)
+            src_mask = masks.source_segments(src, self.config)
+        src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
         x = self.add_positions(self.embed(src, "source"), "source", src_positions)
         x = self._norm_embeddings(x, "source", src_mask)
         return self.encoder(self.source_dropout(x), src_mask)
@@ -201,7 +204,9 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
         if tgt_mask is None:
-            tgt_mask = masks.target_mask(tgt, self.config)
+            tgt_mask = masks.target_segments(tgt, self.config)
+        tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
+        src_mask = self._readable(src_mask, tgt.shape[1], memory.shape[1])
         x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
         x = self._norm_embeddings(x, "target", tgt_mask)
         return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
@@ -218,7 +223,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
         if src_mask is None:
-            src_mask = masks.source_mask(src, self.config)
+            src_mask = masks.source_segments(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
 
@@ -267,11 +272,20 @@ class Transformer(nn.Module):
         table = self._table("target")
         return self.output_projection(x, table.embedding if table else None)
 
+    def _readable(
+        self,
+        mask: Bool[Array, "#B #H _ _"] | masks.SegmentMask | None,
+        queries: int,
+        keys: int,
+    ) -> Bool[Array, "#B #H _ _"] | masks.SegmentMask | None:
+        """Return a mask as attention reads it: without fused kernels, one array for all layers."""
+        return masks.dense(mask, queries, keys) if self.execution.attention == "plain" else mask
+
     def _norm_embeddings(
         self,
         x: Float[Array, "B L D"],
         side: Literal["source", "target"],
-        mask: Bool[Array, "#B #H _ #L"] | None,
+        mask: Bool[Array, "#B #H _ #L"] | masks.SegmentMask | None,
     ) -> Float[Array, "B L D"]:
         """Return what enters a stack: `x`, normed where the config says so."""
         if not self.config.embedding_norm:
@@ -450,7 +464,7 @@ def _run(
     config: TransformerConfig,
     execution: Execution,
     dropout_key: PRNGKeyArray | None,
-    *args: Array | np.ndarray | None,
+    *args: Array | np.ndarray | masks.SegmentMask | None,
     method: str | None = None,
     **positions: Array | np.ndarray | None,
 ) -> Float[Array, "B L _"]:

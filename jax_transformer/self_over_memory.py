@@ -19,6 +19,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.layer_cache import Keys, cached_keys, cached_values
 from jax_transformer.layers import DecoderLayer
+from jax_transformer.masks import SegmentMask
 
 
 class OverMemoryCache(NamedTuple):
@@ -44,8 +45,8 @@ class SelfOverMemoryLayer(DecoderLayer):
         self,
         x: Float[Array, "B L D"],
         memory: Float[Array, "B L D"],
-        tgt_mask: Bool[Array, "#B #H #L #L"] | None = None,
-        src_mask: Bool[Array, "#B #H #L #L"] | None = None,
+        tgt_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
         position_bias: None = None,
     ) -> Float[Array, "B L D"]:
         """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.

@@ -20,6 +20,9 @@ MAX_MAPPINGS = 20_000
 
 def pytest_configure():
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
+    # With libtpu installed, JAX would look for a TPU and complain on stderr that there is none.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     for name, value in CACHE.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)  # for the programs that tests start
@@ -31,7 +34,7 @@ def pytest_configure():
 FIRST = (
     "tests/training/test_mesh.py",
     "tests/training/run/test_kill_resume.py",
-    "tests/test_benchmark_gpu.py",
+    "tests/test_benchmark_device.py",
 )
 
 

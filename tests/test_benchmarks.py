@@ -5,12 +5,14 @@ from multiprocessing import Pipe, get_context
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
-from benchmarks import machine, memory, training
+from benchmarks import accelerators, machine, memory, training
 from benchmarks.cost import nearest_line
 from benchmarks.nn_transformer import Size, our_steps, torch_steps
 from jax_transformer import TransformerConfig, decode_step, init_cache, init_params
 from jax_transformer.decoding.cache import select_hypotheses
+from jax_transformer.runtime.sharding import parse_sizes
 
 MEGABYTE = 2**20
 
@@ -116,3 +118,17 @@ def test_gathered_slots_are_those_that_the_ancestors_name():
         ancestor = cache.ancestors[row, hypothesis, position]
         expected = slots[row, :, position, ancestor]
         np.testing.assert_array_equal(own[position][row, hypothesis], expected)
+
+
+@pytest.mark.parametrize("chips", [1, 8, 256])
+def test_every_mesh_of_the_compiled_steps_takes_all_chips(chips):
+    for quick in (False, True):
+        for task in accelerators.tasks(chips, quick):
+            assert np.prod(parse_sizes(task.mesh, chips)) == chips
+            assert accelerators.configuration(task).num_decoder_layers == task.layers
+
+
+def test_a_step_that_does_not_fit_is_shown_with_its_size(capsys):
+    result = {"task": "big", "needed": 20e9, "available": 16.9e9}
+    accelerators.show(Console(), result, 1.5e9)
+    assert "big: does not fit, XLA needs at least 20.00 GB of 16.90 GB" in capsys.readouterr().out

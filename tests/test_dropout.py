@@ -459,12 +459,28 @@ def test_rates_zero_and_one_are_the_identity_and_nothing():
     assert dropout(x, 0.0, jax.random.key(0)).tobytes() == x.tobytes()
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 9, 6)])
-def test_how_a_mask_is_stored_changes_no_element(shape):
-    x, key = jnp.linspace(1, 2, math.prod(shape)).reshape(shape), jax.random.key(4)
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_generated_masks_drop_at_the_rate_and_the_gradient_has_the_same_mask(rate):
+    x = jnp.linspace(1, 2, 40_000).reshape(4, 100, 100)
 
-    def run(mask):
-        return jax.value_and_grad(lambda x: jnp.sum(dropout(x, 0.4, key, mask) ** 2))(x)
+    def run(key):
+        y, transpose = jax.vjp(lambda x: dropout(x, rate, key, "generated"), x)
+        return np.asarray(y), np.asarray(transpose(jnp.ones_like(x))[0])
 
-    for packed, unpacked in zip(run("packed"), run("unpacked"), strict=True):
-        np.testing.assert_array_equal(packed, unpacked)
+    y, gradient = run(jax.random.key(4))
+    kept = y != 0
+    assert abs(kept.mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / x.size)
+    np.testing.assert_allclose(y, np.where(kept, x / (1 - rate), 0), rtol=1e-6)
+    np.testing.assert_allclose(gradient, np.where(kept, 1 / (1 - rate), 0), rtol=1e-6)
+    np.testing.assert_array_equal(run(jax.random.key(4))[0], y)
+    both = kept & (run(jax.random.key(5))[0] != 0)
+    assert abs(both.mean() - (1 - rate) ** 2) < 0.02  # another key drops independently
+
+
+@pytest.mark.parametrize("mask", ["packed", "generated"])
+def test_half_precision_does_not_round_the_scale(mask):
+    x = jnp.full((400, 100), 1.0, jnp.bfloat16)
+    y = np.float64(dropout(x, 0.1, jax.random.key(0), mask))
+    assert set(np.unique(y)) == {0.0, np.float64(jnp.bfloat16(1 / 0.9))}
+    twice = np.float64(dropout(x * 1.0078125, 0.1, jax.random.key(0), mask))
+    assert twice.max() == np.float64(jnp.bfloat16(1.0078125 / 0.9))

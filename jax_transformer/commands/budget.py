@@ -4,12 +4,18 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+import jax
 from rich.console import Console
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.errors import InputError
+from jax_transformer.execution import Remat
+from jax_transformer.runtime.sharding import parse_sizes
+from jax_transformer.runtime.topologies import topology_devices
 from jax_transformer.training import budget as estimate
+from jax_transformer.training.compiled_step import show_compiled, training_config_of
+from jax_transformer.training.config import Batching
 
 
 def budget(
@@ -22,15 +28,23 @@ def budget(
     d_ff: int | None = None,
     num_encoder_layers: int | None = None,
     num_decoder_layers: int | None = None,
-    mesh: str = "data=1",
+    dropout: float | None = None,
+    mesh: str | None = None,
     batch_rows: int = 256,
     length: int = 96,
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16",
     steps: int | None = None,
     utilisation: float = 0.4,
     freeze: tuple[str, ...] = (),
+    compile: str | None = None,
+    remat: Remat = "none",
+    scan_layers: bool = False,
+    batching: Batching = "buckets",
 ) -> None:
     """Print the estimated memory, FLOPs and time of training a model; nothing is run.
+
+    With --compile the step is also compiled for a TPU slice, which takes minutes and no TPU, and
+    XLA's own memory, cycles and collectives are printed.
 
     The batch is by default the paper's, about 25,000 source and 25,000 target tokens (section 5.1).
 
@@ -45,13 +59,19 @@ def budget(
         d_ff: Inner width of the feed-forward networks.
         num_encoder_layers: Layers of the encoder.
         num_decoder_layers: Layers of the decoder.
-        mesh: Sizes of the mesh's axes, as in data=8,fsdp=4; their product is the devices.
+        dropout: Probability of dropout; if None, the preset's.
+        mesh: Sizes of the mesh's axes, as in data=8,fsdp=4; their product is the devices. If None,
+            data takes the devices of --compile, or is 1.
         batch_rows: Rows of the batch on all devices together.
         length: Length of a source and of a target, in tokens.
         compute_dtype: Dtype that the model computes in; parameters and optimizer are float32.
         steps: Steps of the training; if None, the paper's.
         utilisation: Share of the peak of a device that is reached.
         freeze: Patterns of parameters that are not trained: they have no gradients and no moments.
+        compile: A TPU slice to compile the step for, such as v5e:2x4, v4:2x2x1 or v6e:1x1.
+        remat: With --compile, what the backward pass recomputes to save memory.
+        scan_layers: Whether the layers are one loop, which keeps more.
+        batching: With --compile, whether the rows are buckets or packed pairs.
     """
     given = {
         "src_vocab_size": vocab_size,
@@ -61,6 +81,7 @@ def budget(
         "d_ff": d_ff,
         "num_encoder_layers": num_encoder_layers,
         "num_decoder_layers": num_decoder_layers,
+        "dropout": dropout,
     }
     given = {name: value for name, value in given.items() if value is not None}
     fields, paper_steps = estimate.SIZES[size]
@@ -70,6 +91,19 @@ def budget(
         config = dataclasses.replace(read_model_config(model), **given)
     else:
         raise InputError(f"--model {model} takes the place of --size and --preset; leave them out")
-    workload = estimate.Workload(batch_rows, length, compute_dtype, mesh, freeze)
+    if compile is not None:
+        jax.config.update("jax_platforms", "cpu")  # libtpu is asked to compile, not for a TPU
+        chips = len(topology_devices(compile))
+        mesh = mesh or f"data={chips}"
+        parse_sizes(mesh, chips)
+    workload = estimate.Workload(
+        batch_rows, length, compute_dtype, mesh or "data=1", freeze, scan_layers
+    )
     shown = estimate.show(config, workload, paper_steps if steps is None else steps, utilisation)
-    Console(width=100).print(shown)
+    console = Console(width=100)
+    console.print(shown)
+    if compile is not None:
+        training_config = training_config_of(workload, remat=remat, batching=batching)
+        with Console(stderr=True).status(f"compiling for {compile}; it takes minutes"):
+            compiled = show_compiled(config, training_config, workload, compile)
+        console.print(compiled)

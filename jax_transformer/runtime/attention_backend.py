@@ -1,22 +1,26 @@
 """Which implementation computes attention: a rule over facts known before a program is traced."""
 
 import re
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from jax_transformer.execution import Execution
+from jax_transformer.execution import Attention, Execution
+
+LONGEST_FLASH_HEAD = 128  # compiled for v5e up to here, in both dtypes and for all blocks
 
 
 class Choice(NamedTuple):
     """An implementation of `functional.dot_product_attention`.
 
     Attributes:
-        implementation: "cudnn", NVIDIA's fused kernels, or "plain", products and a softmax.
-        reason: Why it is the plain one, in a few words; else empty.
+        implementation: "cudnn", NVIDIA's fused kernels; "flash", fused kernels for TPU where
+            attention is long; or "plain", products and a softmax.
+        reason: Why it is the plain one, or from which length "flash" runs its kernels, in a few
+            words; else empty.
     """
 
-    implementation: Literal["cudnn", "plain"]
+    implementation: Attention
     reason: str = ""
 
     def __str__(self) -> str:
@@ -26,10 +30,10 @@ class Choice(NamedTuple):
 def choose(
     backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
 ) -> Choice:
-    """Return the implementation: cuDNN wherever its limits allow.
+    """Return the implementation: fused kernels wherever their limits allow.
 
-    The limits are those of `jax.nn.dot_product_attention`, which drops no weights, and of the
-    backward pass in cuDNN's support matrix of scaled dot product attention.
+    The limits of cuDNN are those of `jax.nn.dot_product_attention`, which drops no weights, and of
+    the backward pass in cuDNN's support matrix of scaled dot product attention.
 
     Args:
         backend: Platform of the device, as `jax.Device.platform`.
@@ -38,8 +42,10 @@ def choose(
         head_dim: Their length.
         dropped: Whether dropout is applied to the attention weights.
     """
+    if backend == "tpu":
+        return _choose_on_tpu(dtype, head_dim, dropped)
     if backend != "gpu":
-        return Choice("plain", f"{backend}; cuDNN needs a GPU")
+        return Choice("plain", f"{backend}; fused kernels need a GPU or a TPU")
     capability = re.fullmatch(r"(\d+)\.\d+", compute_capability)
     generation = int(capability[1]) if capability else 0
     if generation < 8:
@@ -53,6 +59,17 @@ def choose(
     if dropped:
         return Choice("plain", "attention weights are dropped; cuDNN through JAX drops none")
     return Choice("cudnn")
+
+
+def _choose_on_tpu(dtype: str, head_dim: int, dropped: bool) -> Choice:
+    if dtype not in ("bfloat16", "float32"):
+        return Choice("plain", f"{dtype}; flash needs bfloat16 or float32")
+    if head_dim > LONGEST_FLASH_HEAD:
+        return Choice("plain", f"head_dim={head_dim}; flash needs at most {LONGEST_FLASH_HEAD}")
+    if dropped:
+        return Choice("plain", "attention weights are dropped; flash drops none")
+    shorter = "shorter, with a mask of the caller's or with relative positions: plain"
+    return Choice("flash", f"from length {Execution.flash_length}; {shorter}")
 
 
 def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Choice:

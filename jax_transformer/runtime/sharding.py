@@ -7,7 +7,7 @@ splits heads, inner features and vocabulary (Megatron-LM, Shoeybi et al. 2019).
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -165,6 +165,33 @@ def shard_rows(x: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows *shape"]:
     return constrain(x, ROW_AXES)
 
 
+def map_rows_and_heads(
+    function: Callable[..., Shaped[Array, "rows heads *shape"]],
+    by_rows_and_heads: Sequence[Shaped[Array, "rows heads *_"]],
+    by_rows: Sequence[Shaped[Array, "rows *_"]],
+) -> Shaped[Array, "rows heads *shape"]:
+    """Return a function's result, of which each device computes its own rows and heads.
+
+    XLA cannot split a kernel that is written by hand: without this, each device would gather all
+    rows. Rows are split over data and fsdp, heads over tensor, where these divide them. Without a
+    mesh of `make_mesh`, the function is called on the arrays as they are.
+
+    Args:
+        function: Of the arrays in order; no row and no head depends on another.
+        by_rows_and_heads: Arrays whose first dimensions are rows and heads.
+        by_rows: Arrays whose first dimension is rows.
+    """
+    mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
+    if not _is_ours(mesh):
+        return function(*arrays)
+    rows, heads = by_rows_and_heads[0].shape[:2]
+    row_axes = ROW_AXES if rows % _size(mesh, ROW_AXES) == 0 else None
+    head_axis = "tensor" if heads % _size(mesh, "tensor") == 0 else None
+    both, one = PartitionSpec(row_axes, head_axis), PartitionSpec(row_axes)
+    specs = (both,) * len(by_rows_and_heads) + (one,) * len(by_rows)
+    return jax.shard_map(function, in_specs=specs, out_specs=both, check_vma=False)(*arrays)
+
+
 def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped[Array, "*shape"]:
     """Return `x` with its first dimension split over mesh axes, and the others not split.
 
@@ -172,10 +199,14 @@ def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped
     the identity. Where the axes do not divide the first dimension, XLA chooses its sharding.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if (mesh.axis_names, mesh.axis_types) != (AXES, AXIS_TYPES):
+    if not _is_ours(mesh):
         return x
     first = axes if x.shape[0] % _size(mesh, axes) == 0 else PartitionSpec.UNCONSTRAINED
     return jax.lax.with_sharding_constraint(x, PartitionSpec(first, *[None] * (x.ndim - 1)))
+
+
+def _is_ours(mesh: AbstractMesh) -> bool:
+    return (mesh.axis_names, mesh.axis_types) == (AXES, AXIS_TYPES)
 
 
 def _size(mesh: Mesh | AbstractMesh, axes: str | tuple[str, ...]) -> int:

@@ -6,25 +6,22 @@ Nothing is computed on a device: shapes are traced, and no array is created.
 import dataclasses
 import math
 import re
-from functools import cache, partial
-from typing import NamedTuple, get_args
+from functools import partial
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from rich.console import Group
 from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.execution import Execution, Remat
-from jax_transformer.model import Params, apply, init_params
+from jax_transformer.model import Params, init_params
 from jax_transformer.runtime import sharding
+from jax_transformer.runtime.devices import DEVICES, Device
+from jax_transformer.training.activations import activations_per_row
 from jax_transformer.training.freeze import trainable
-from jax_transformer.training.objective import cross_entropy
 
-# A prime number of rows: an array of a traced step has rows if its size is a multiple of it.
-ROWS = 10_007
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
 
@@ -47,33 +44,6 @@ SIZES = {
 }
 
 
-class Device(NamedTuple):
-    """An accelerator, by its vendor's data sheet.
-
-    Attributes:
-        flops: Peak of dense bfloat16 products, FLOP/s, without sparsity.
-        memory: Bytes.
-    """
-
-    flops: float
-    memory: float
-
-
-DEVICES = {
-    # "NVIDIA A100 80GB Tensor Core GPU" data sheet.
-    "A100": Device(312e12, 80e9),
-    # "NVIDIA H100 Tensor Core GPU" and "NVIDIA H200 Tensor Core GPU" data sheets, SXM; they print
-    # 1,979 teraFLOPS with sparsity, twice as many.
-    "H100": Device(989e12, 80e9),
-    "H200": Device(989e12, 141e9),
-    # Google Cloud, "TPU versions": peak compute and HBM a chip.
-    "TPU-v4": Device(275e12, 32 * 2**30),
-    "TPU-v5e": Device(197e12, 16e9),
-    "TPU-v5p": Device(459e12, 95e9),
-    "TPU-v6e": Device(918e12, 32e9),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """The size of a training step.
@@ -84,6 +54,7 @@ class Workload:
         compute_dtype: As `TrainingConfig.compute_dtype`.
         mesh: Sizes of the mesh's axes, as in "data=8,fsdp=4".
         freeze: As `TrainingConfig.freeze`: frozen parameters have no gradients and no moments.
+        scan_layers: As `TrainingConfig.scan_layers`.
     """
 
     rows: int
@@ -91,6 +62,7 @@ class Workload:
     compute_dtype: str = "bfloat16"
     mesh: str = "data=1"
     freeze: tuple[str, ...] = ()
+    scan_layers: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "length"):
@@ -109,8 +81,7 @@ class Budget(NamedTuple):
         num_devices: Devices of the mesh.
         rows: Rows of the global batch, after padding.
         parameters: Bytes of the parameters, float32.
-        compute_copy: Bytes of their copy in the compute dtype; 0 if that is float32.
-        gradients: Bytes of the gradients of the trained parameters, float32.
+        gradients: Bytes of the gradients of the trained parameters, in the compute dtype.
         adam_moments: Bytes of Adam's moments of the trained parameters, float32.
         activations: Bytes kept for the backward pass, for each value of `TrainingConfig.remat`.
         flops: FLOPs of the matrix products of a step on all devices, as if nothing were frozen.
@@ -121,7 +92,6 @@ class Budget(NamedTuple):
     num_devices: int
     rows: int
     parameters: float
-    compute_copy: float
     gradients: float
     adam_moments: float
     activations: dict[str, float]
@@ -130,7 +100,7 @@ class Budget(NamedTuple):
 
     def total(self, remat: str) -> float:
         """Return all bytes on a device."""
-        state = self.parameters + self.compute_copy + self.gradients + self.adam_moments
+        state = self.parameters + self.gradients + self.adam_moments
         return state + self.activations[remat]
 
     def seconds(self, device: Device, utilisation: float) -> float:
@@ -144,7 +114,8 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     Parameters, gradients and moments are counted as `sharding.shardings` places them: a dimension
     that its mesh axis does not divide is whole on each device. That is about
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
-    vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count.
+    vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count, nor do
+    copies of the parameters in the compute dtype: XLA casts them where it reads them.
 
     Raises:
         InputError: The mesh is not valid, the model takes vectors in the place of token ids, or
@@ -158,18 +129,20 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
     per_row = activations_per_row(
-        config, workload.length, workload.compute_dtype, mesh.shape["tensor"]
+        config,
+        workload.length,
+        workload.compute_dtype,
+        mesh.shape["tensor"],
+        workload.scan_layers,
     )
     rows_on_device = rows // sharding.row_shards(mesh)
-    width = BYTES[workload.compute_dtype]
     flops = step_flops(config, rows, workload.length)
     return Budget(
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         num_devices=mesh.size,
         rows=rows,
         parameters=4 * on_device,
-        compute_copy=0.0 if width == 4 else width * on_device,
-        gradients=4 * trained,
+        gradients=BYTES[workload.compute_dtype] * trained,
         adam_moments=4 * ADAM_MOMENTS * trained,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
         flops=flops,
@@ -207,10 +180,10 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         title=f"{found.num_parameters:,} parameters; {found.rows} x {workload.length} tokens a "
         f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
     )
-    for name in ("parameters", "compute_copy", "gradients", "adam_moments"):
-        memory.add_row(name.replace("_", " "), *[_gigabytes(getattr(found, name))] * 3)
-    memory.add_row("activations", *map(_gigabytes, found.activations.values()))
-    memory.add_row("total", *(_gigabytes(found.total(remat)) for remat in found.activations))
+    for name in ("parameters", "gradients", "adam_moments"):
+        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(found, name))] * 3)
+    memory.add_row("activations", *map(gigabytes, found.activations.values()))
+    memory.add_row("total", *(gigabytes(found.total(remat)) for remat in found.activations))
     time = Table(
         f"{found.num_devices} x",
         "a step",
@@ -233,7 +206,8 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     return Group(memory, time)
 
 
-def _gigabytes(size: float) -> str:
+def gigabytes(size: float | int) -> str:
+    """Return a number of bytes as text."""
     return f"{size / 1e9:,.2f} GB"
 
 
@@ -256,73 +230,6 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
     decoder = config.num_decoder_layers * (2 * attention + feed_forward)
     products = encoder + decoder + config.d_model * config.tgt_vocab_size
     return 3.0 * 2 * products * rows * length
-
-
-def activations_per_row(
-    config: TransformerConfig, length: int, compute_dtype: str, tensor: int
-) -> dict[str, float]:
-    """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
-
-    They are the residuals that `jax.vjp` keeps of the loss and, with rematerialisation, the
-    residuals of the one layer that the backward pass recomputes at a time. This is an upper bound:
-    XLA removes duplicates and reuses memory. On a CPU it took half as much.
-
-    Args:
-        config: The shape of the model.
-        length: Length of a source and of a target.
-        compute_dtype: What the model computes in.
-        tensor: Devices among which heads, inner features and vocabulary are divided.
-    """
-    # Without the numbers of layers, so that models that differ in nothing else share the traces.
-    shallow = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
-    traced = partial(_residuals, shallow, length, compute_dtype, tensor)
-    kept, layers = {}, {}
-    for remat in get_args(Remat):
-        least = traced(1, 1, remat)
-        encoder, decoder = traced(2, 1, remat) - least, traced(1, 2, remat) - least
-        kept[remat] = least + (config.num_encoder_layers - 1) * encoder
-        kept[remat] += (config.num_decoder_layers - 1) * decoder
-        layers[remat] = max(encoder, decoder)
-    return {remat: size + layers["none"] - layers[remat] for remat, size in kept.items()}
-
-
-@cache
-def _residuals(
-    config: TransformerConfig,
-    length: int,
-    compute_dtype: str,
-    tensor: int,
-    num_encoder_layers: int,
-    num_decoder_layers: int,
-    remat: Remat,
-) -> float:
-    """Return the bytes that a model with these numbers of layers keeps for a row of a batch."""
-    fields = {"num_encoder_layers": num_encoder_layers, "num_decoder_layers": num_decoder_layers}
-    config = dataclasses.replace(config, max_length=max(length, config.max_length), **fields)
-
-    def keep(key: jax.Array, ids: jax.Array) -> object:
-        def loss(params: Params) -> jax.Array:
-            params = jax.tree.map(lambda leaf: leaf.astype(compute_dtype), params)
-            logits = apply(
-                params, config, ids, ids, dropout_key=key, execution=Execution(remat=remat)
-            )
-            return cross_entropy(logits, ids, config.pad_id, 0.1)[0]
-
-        return jax.vjp(loss, init_params(key, config))[1]
-
-    ids = jax.ShapeDtypeStruct((ROWS, length), jnp.int32)
-    residuals = jax.eval_shape(keep, jax.eval_shape(jax.random.key, 0), ids)
-    leaves = jax.tree.leaves(residuals)
-    return sum(_bytes_on_device(leaf, config, tensor) for leaf in leaves) / ROWS
-
-
-def _bytes_on_device(leaf: jax.ShapeDtypeStruct, config: TransformerConfig, tensor: int) -> float:
-    size = math.prod(leaf.shape)
-    if not size or size % ROWS:
-        return 0.0  # a parameter, or a number
-    has_heads = len(leaf.shape) == 4 and leaf.shape[1] == config.num_heads
-    wide = leaf.shape[-1] in {config.d_ff, config.tgt_vocab_size} - {config.d_model}
-    return size * leaf.dtype.itemsize / (tensor if has_heads or wide else 1)
 
 
 def _abstract_mesh(sizes: str) -> AbstractMesh:

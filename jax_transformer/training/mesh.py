@@ -21,6 +21,7 @@ from jax_transformer.data.batches import (
 )
 from jax_transformer.model import Params
 from jax_transformer.runtime.attention_backend import execution_on
+from jax_transformer.runtime.compiler_options import compiler_options
 from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards, shardings
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import (
@@ -89,6 +90,7 @@ def sharded_train_step(
         in_shardings=(state, row_sharding(mesh)),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
+        compiler_options=compiler_options(mesh),
     )
 
 

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
-from jax_transformer.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.execution import DEFAULT_EXECUTION, Execution, TargetLogit
 from jax_transformer.functional import segment_positions
-from jax_transformer.masks import causal_mask, segment_mask
+from jax_transformer.masks import SegmentMask
 from jax_transformer.model import Params, apply, decode, encode
 
 
@@ -41,7 +41,8 @@ def batch_loss(
         logits = apply(params, config, *inputs, dropout_key=dropout_key, execution=execution)
     else:
         logits = packed_logits(params, batch, config, dropout_key, execution)
-    return cross_entropy(logits, batch.tgt_out, config.pad_id, label_smoothing)
+    smoothing, target_logit = label_smoothing, execution.target_logit
+    return cross_entropy(logits, batch.tgt_out, config.pad_id, smoothing, target_logit)
 
 
 def check_packs(config: TransformerConfig) -> None:
@@ -74,7 +75,7 @@ def packed_logits(
         params,
         config,
         batch.src,
-        segment_mask(src_segments, src_segments),
+        SegmentMask(src_segments, src_segments),
         src_positions=segment_positions(src_segments),
         dropout_key=dropout_key,
         execution=execution,
@@ -84,8 +85,8 @@ def packed_logits(
         config,
         batch.tgt_in,
         memory,
-        segment_mask(tgt_segments, tgt_segments) & causal_mask(tgt_segments.shape[1]),
-        segment_mask(tgt_segments, src_segments),
+        SegmentMask(tgt_segments, tgt_segments, causal=True),
+        SegmentMask(src_segments, tgt_segments),
         tgt_positions=segment_positions(tgt_segments),
         dropout_key=dropout_key,
         execution=execution,
@@ -97,6 +98,7 @@ def cross_entropy(
     targets: Int[Array | np.ndarray, "batch length"],
     pad_id: int,
     label_smoothing: float = 0.0,
+    target_logit: TargetLogit = "gathered",
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the summed cross-entropy of the targets and their number.
 
@@ -109,12 +111,17 @@ def cross_entropy(
         targets: Token ids [batch, length].
         pad_id: Id of the targets that do not count.
         label_smoothing: s, from 0 to 1.
+        target_logit: As `Execution.target_logit`.
 
     Returns:
         (sum, count): the loss in nats, and the number of targets that are not padding.
     """
     logits = jnp.asarray(logits, jnp.promote_types(logits.dtype, jnp.float32))
-    gold = jnp.take_along_axis(logits, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
+    ids = jnp.asarray(targets)[..., None]
+    if target_logit == "gathered":
+        gold = jnp.take_along_axis(logits, ids, axis=-1)[..., 0]
+    else:
+        gold = jnp.sum(logits, axis=-1, where=jnp.arange(logits.shape[-1]) == ids)
     loss = jax.nn.logsumexp(logits, axis=-1) - (1 - label_smoothing) * gold
     if label_smoothing:
         loss -= label_smoothing * jnp.mean(logits, axis=-1)

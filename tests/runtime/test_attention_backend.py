@@ -13,6 +13,7 @@ from jax_transformer import apply, functional
 from jax_transformer.commands import train
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution
+from jax_transformer.masks import SegmentMask
 from jax_transformer.runtime.attention_backend import Choice, choose, choose_for, execution_on
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
@@ -20,6 +21,7 @@ from tests.parity.ladder import error
 BATCH, HEADS, HEAD_DIM = 3, 2, 8
 HOPPER = {"backend": "gpu", "compute_capability": "9.0", "dtype": "bfloat16", "head_dim": 64}
 HOPPER |= {"dropped": False}
+TPU = {"backend": "tpu", "compute_capability": ""}
 
 
 @pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"head_dim": 256}, {"head_dim": 8}])
@@ -30,8 +32,10 @@ def test_cudnn_is_chosen_within_its_limits(change):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"backend": "cpu", "compute_capability": ""}, "cpu; cuDNN needs a GPU"),
-        ({"backend": "tpu", "compute_capability": ""}, "tpu; cuDNN needs a GPU"),
+        ({"backend": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
+        (TPU | {"dtype": "float16"}, "float16; flash needs bfloat16 or float32"),
+        (TPU | {"head_dim": 136}, "head_dim=136; flash needs at most 128"),
+        (TPU | {"dropped": True}, "attention weights are dropped; flash drops none"),
         ({"compute_capability": "7.5"}, "a GPU 7.5; cuDNN needs NVIDIA's, from 8.0"),
         ({"compute_capability": "gfx942"}, "a GPU gfx942; cuDNN needs NVIDIA's, from 8.0"),
         ({"dtype": "float32"}, "float32; cuDNN needs bfloat16"),
@@ -53,6 +57,18 @@ def test_beyond_them_attention_is_plain_and_says_why(change, reason):
     choice = choose(**HOPPER | change)
     assert choice == Choice("plain", reason)
     assert str(choice) == f"attention: plain ({reason})"
+
+
+def test_on_a_tpu_long_attention_is_flash():
+    choice = choose(**HOPPER | TPU | {"dtype": "float32"})
+    assert str(choice) == (
+        "attention: flash (from length 512; shorter, with a mask of the caller's or with relative "
+        "positions: plain)"
+    )
+    execution = Execution.for_platform("tpu", attention=choice.implementation)
+    assert execution.attention_of(512, 512, by_segments=True) == "flash"
+    assert execution.attention_of(511, 512, by_segments=True) == "plain"
+    assert execution.attention_of(512, 512, by_segments=False) == "plain"
 
 
 def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
@@ -85,7 +101,7 @@ def test_a_model_drops_no_weights_by_fused_kernels(fused):
         (("cpu", ""), Execution()),
         (("gpu", "9.0"), Execution.for_platform("gpu", attention="cudnn")),
         (("gpu", "7.5"), Execution.for_platform("gpu")),
-        (("tpu", ""), Execution.for_platform("tpu")),
+        (("tpu", ""), Execution.for_platform("tpu", attention="flash")),
     ],
 )
 def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
@@ -104,11 +120,12 @@ def fused(monkeypatch):
     """Let XLA compute what cuDNN is called for; return the shapes of the masks."""
     shapes, attention = [], jax.nn.dot_product_attention
 
-    def by_xla(query, key, value, bias, mask, *, scale, implementation):
+    def by_xla(query, key, value, bias, mask, *, scale, is_causal, implementation):
         assert implementation == "cudnn"
         shapes.append(None if mask is None else mask.shape)
         assert bias is None or bias.shape[2] % 2 == bias.shape[3] % 2 == 0
-        return attention(query, key, value, bias, mask, scale=scale, implementation="xla")
+        how = {"scale": scale, "is_causal": is_causal, "implementation": "xla"}
+        return attention(query, key, value, bias, mask, **how)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
     return shapes
@@ -197,6 +214,21 @@ def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(f
         assert np.isfinite(array).all()
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("length", [6, 7])
+def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
+    """It then reads a mask of padding alone, or none."""
+    inputs = draw(length, length, "float32")
+    keys = masks(length, length)["padding"][:, 0, 0] if padded else None
+    mask = SegmentMask(keys, causal=True)
+    expected = attend_and_differentiate(*inputs, mask)
+    found = attend_and_differentiate(*inputs, mask, "cudnn")
+    for ours, plain in zip(found, expected, strict=True):
+        assert error(ours, plain) < 1e-6
+    even = length + length % 2
+    assert fused == [(BATCH, 1, even, even) if padded else None]
+
+
 @pytest.mark.parametrize("lengths", [(12, 10), (13, 11)])
 def test_a_model_lowers_to_cudnns_kernels(monkeypatch, lengths):
     config = small_config("vaswani2017", d_model=48, num_encoder_layers=2, num_decoder_layers=1)
@@ -217,3 +249,6 @@ def test_a_model_lowers_to_cudnns_kernels(monkeypatch, lengths):
         sorted(kernels)
         == ["fmhaScaleBiasSoftmax"] * attentions + ["fmhaScaleBiasSoftmaxBackward"] * attentions
     )
+    # The decoder's own attention, forward and backward; the others have no order.
+    kinds = re.findall(r"mask_type\\22: \\22(\w+)\\22", program)
+    assert sorted(kinds) == ["CAUSAL"] * 2 + ["NO_MASK"] * 2 * (attentions - 1)

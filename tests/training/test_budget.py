@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 
 import jax
@@ -16,12 +17,11 @@ from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.errors import InputError
 from jax_transformer.model import apply, init_params
 from jax_transformer.training import budget as estimate
+from jax_transformer.training.activations import activations_per_row, bytes_kept
 from jax_transformer.training.budget import (
     DEVICES,
     SIZES,
     Workload,
-    _residuals,
-    activations_per_row,
     budget,
     step_flops,
 )
@@ -29,7 +29,7 @@ from jax_transformer.training.objective import cross_entropy
 
 ROWS, LENGTH = 4, 32
 FLOPS_FACTOR = 1.05  # XLA counts sums, norms and softmax too
-MEMORY_FACTOR = 3  # XLA shares memory, and finds what is kept twice
+MEMORY_FACTOR = 1.15
 
 
 def make_config(**fields):
@@ -69,11 +69,11 @@ def test_flops_are_those_of_the_compiled_step(compiled):
     assert 1 <= ratio < FLOPS_FACTOR
 
 
-def test_activations_are_an_upper_bound_of_the_compiled_steps_memory(compiled):
+def test_activations_are_the_compiled_steps_memory(compiled):
     expected = ROWS * activations_per_row(make_config(), LENGTH, "float32", 1)["none"]
     ratio = compiled.memory_analysis().temp_size_in_bytes / expected
     print(f"XLA wants {ratio:.2f} times the residuals")
-    assert 1 / MEMORY_FACTOR < ratio <= 1
+    assert 1 / MEMORY_FACTOR < ratio < MEMORY_FACTOR
 
 
 @pytest.mark.parametrize("remat", ["none", "layers", "dots"])
@@ -81,7 +81,7 @@ def test_any_number_of_layers_is_extrapolated_from_two(remat):
     few = make_config(dropout=0.1)
     config = dataclasses.replace(few, num_encoder_layers=3, num_decoder_layers=4)
     found = activations_per_row(config, LENGTH, "bfloat16", 1)
-    traced = _residuals(config, LENGTH, "bfloat16", 1, 3, 4, remat)
+    traced = bytes_kept(config, LENGTH, "bfloat16", 1, 3, 4, remat)
     again = found[remat] - traced  # of the layer that the backward pass is in
     assert again == 0 if remat == "none" else again > 0
     assert found["layers"] < found["dots"] < found["none"]
@@ -110,9 +110,8 @@ def test_parameters_of_the_papers_models_are_counted_exactly(monkeypatch):
         found = budget(config, Workload(rows=1, length=2))
         print(f"{name}: {found.num_parameters:,}")
         assert found.num_parameters == expected
-        assert found.parameters == found.gradients == 4 * expected
+        assert found.parameters == 2 * found.gradients == 4 * expected
         assert found.adam_moments == 8 * expected
-        assert found.compute_copy == 2 * expected
 
 
 # Counted in transformers' models of these sizes, built without memory: their parameters without
@@ -202,8 +201,8 @@ def test_frozen_parameters_have_neither_gradients_nor_moments():
     alone = budget(config, Workload(7, LENGTH))
     frozen = budget(config, Workload(7, LENGTH, freeze=("*coder/*",)))
     table = 252 * 128  # the only parameter that is left
-    assert (frozen.gradients, frozen.adam_moments) == (4 * table, 8 * table)
-    assert frozen.total("none") == alone.total("none") - 12 * (alone.num_parameters - table)
+    assert (frozen.gradients, frozen.adam_moments) == (2 * table, 8 * table)
+    assert frozen.total("none") == alone.total("none") - 10 * (alone.num_parameters - table)
 
 
 def test_time_is_flops_over_what_the_devices_reach():
@@ -256,6 +255,50 @@ def test_the_command_prints_the_tables(monkeypatch, capsys):
     ],
 )
 def test_what_cannot_be_computed_is_refused_in_one_line(run, options, message):
+    code, out = run(*TINY, *options)
+    assert code.startswith(f"error: {message}")
+    assert out == ""
+
+
+TINY_COMPILED = [*TINY, "--num-encoder-layers", "1", "--num-decoder-layers", "1"]
+
+
+def test_the_command_compiles_the_step_for_a_slice(monkeypatch, capsys):
+    pytest.importorskip("libtpu")
+    options = ["--compile", "v5e:2x2", "--batching", "packed", "--dropout", "0"]
+    monkeypatch.setattr(sys, "argv", ["x", "budget", *TINY_COMPILED, *options])
+    cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on 4 devices (data=4)" in shown
+    assert "v5e:2x2: the step fits: XLA's peak is" in shown
+    assert "of 16.91 GB" in shown
+    assert "all-reduce" in shown
+    assert "nothing was timed" in shown
+    assert "dropout" not in shown  # at 0 none is compiled
+
+
+def test_the_command_says_by_how_much_a_step_does_not_fit(monkeypatch, capsys):
+    pytest.importorskip("libtpu")
+    rows = str(2**25)
+    options = ["--compile", "v5e:1x1", "--batch-rows", rows]
+    monkeypatch.setattr(sys, "argv", ["x", "budget", *TINY_COMPILED, *options])
+    cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"does not fit: XLA needs at least (.*) GB of 16.91 GB \((.*) GB too", shown)
+    needed, excess = (float(number.replace(",", "")) for number in found.groups())
+    assert excess == pytest.approx(needed - 16.91, abs=0.02)
+    assert excess > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--compile", "v5e"], "topology='v5e': a slice of v5e has 2 dimensions"),
+        (["--compile", "v5e:2x4", "--mesh", "data=4"], "mesh='data=4' is 4 devices, but there are"),
+    ],
+)
+def test_a_slice_that_does_not_match_is_refused_before_any_work(run, options, message):
+    pytest.importorskip("libtpu")
     code, out = run(*TINY, *options)
     assert code.startswith(f"error: {message}")
     assert out == ""

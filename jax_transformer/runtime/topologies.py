@@ -1,0 +1,121 @@
+"""The devices of a TPU slice on a machine that has none, to compile programs for them.
+
+The compiler is in libtpu, a library that works without a TPU. A program is lowered and compiled
+for shapes that are sharded over these devices; it cannot be run.
+"""
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.devices import DEVICES, Device
+
+
+class Generation(NamedTuple):
+    """How slices of a generation of TPUs are cut.
+
+    Attributes:
+        dimensions: Dimensions of a slice, as in 2x4.
+        whole_host: Most chips of a slice on a single host.
+        most: Chips of the largest slice (Google Cloud, "TPU versions").
+        chip_config: What libtpu calls a chip whose two TensorCores are one device; None where a
+            chip is one device by itself.
+    """
+
+    dimensions: int
+    whole_host: int
+    most: int
+    chip_config: str | None = None
+
+
+GENERATIONS = {
+    "v4": Generation(3, 4, 4096, "megacore"),
+    "v5e": Generation(2, 8, 256),
+    "v5p": Generation(3, 4, 8960),
+    "v6e": Generation(2, 8, 256),
+}
+
+HOST = (2, 2, 1)  # chips of one of several hosts, along each dimension, in every generation
+
+# What libtpu looks for on a TPU's host. Without these values it asks a server of Google Cloud, and
+# only one process at a time may load it.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:2x4, v5p:2x2x1 and v6e:2x4"
+
+
+def topology_devices(name: str) -> Sequence[jax.Device]:
+    """Return the devices of a TPU slice, one for each chip, without a TPU.
+
+    Args:
+        name: Generation and chips along each dimension, as in "v5e:2x4" or "v4:2x2x1".
+
+    Raises:
+        InputError: The generation is unknown, its slices have other dimensions, there is no such
+            slice, or libtpu is not installed.
+    """
+    generation, sizes = _parse(name)
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(
+            f"topology={name!r} needs libtpu, which is not installed: "
+            'pip install "jax-transformer[tpu-compile]"'
+        )
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    single = math.prod(sizes) <= generation.whole_host
+    options = {} if generation.chip_config is None else {"chip_config_name": generation.chip_config}
+    try:
+        return topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=name,
+            chips_per_host_bounds=(*sizes, 1)[:3] if single else HOST,
+            **options,
+        ).devices
+    except jax.errors.JaxRuntimeError as error:
+        line = " ".join(str(error).split())
+        raise InputError(f"topology={name!r} cannot be made ({line}); try {EXAMPLES}") from error
+
+
+def data_sheet(name: str) -> Device:
+    """Return what one chip of a slice can do.
+
+    Raises:
+        InputError: As `topology_devices`, except for libtpu.
+    """
+    _parse(name)
+    return DEVICES[f"TPU-{name.partition(':')[0]}"]
+
+
+def _parse(name: str) -> tuple[Generation, tuple[int, ...]]:
+    """Return the generation of a topology and its chips along each dimension."""
+    word, _, sizes = name.partition(":")
+    if word not in GENERATIONS:
+        known = ", ".join(GENERATIONS)
+        raise InputError(f"topology={name!r}: {word!r} must be one of {known}; as in {EXAMPLES}")
+    generation = GENERATIONS[word]
+    pattern = "x".join(["[1-9][0-9]*"] * generation.dimensions)
+    if not re.fullmatch(pattern, sizes, re.ASCII):
+        raise InputError(
+            f"topology={name!r}: a slice of {word} has {generation.dimensions} dimensions, each "
+            f"at least 1; as in {EXAMPLES}"
+        )
+    chips = tuple(map(int, sizes.split("x")))
+    if math.prod(chips) > generation.most:
+        raise InputError(
+            f"topology={name!r} has {math.prod(chips):,} chips, but the largest slice of {word} "
+            f"has {generation.most:,}"
+        )
+    return generation, chips

@@ -1,0 +1,94 @@
+"""`generate` as XLA compiles it for one TPU chip: greedy and beam search, sampling, translate's."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from jax_transformer import generate
+from jax_transformer.config import TransformerConfig
+from jax_transformer.model import init_params
+from jax_transformer.runtime.attention_backend import execution_on
+from jax_transformer.runtime.compiled import compile_for_topology, parse, report, scheduled
+from jax_transformer.runtime.topologies import topology_devices
+
+pytest.importorskip("libtpu")
+
+ROWS, SOURCE, TARGET, VOCAB = 16, 40, 48, 1152
+CONFIG = TransformerConfig.preset(
+    "vaswani2017",
+    d_model=128,
+    num_heads=2,
+    d_ff=384,
+    src_vocab_size=VOCAB,
+    tgt_vocab_size=VOCAB,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+)
+SEARCHES = {
+    "greedy": {},
+    "beam": {"beam_size": 4, "num_hypotheses": 4, "length_penalty": 0.6},
+    "sampling": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    # The rules that folders of Hugging Face models ask `translate` for.
+    "translate": {
+        "beam_size": 4,
+        "length_penalty": 1.0,
+        "length_normalization": "power",
+        "early_stopping": True,
+        "forced_last_token": 2,
+        "banned_tokens": (0,),
+        "no_repeat_ngram_size": 3,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SEARCHES)
+def search(request):
+    """A search that is compiled for one chip, in bfloat16."""
+    (device,) = topology_devices("v5e:1x1")
+    execution = execution_on(device, "bfloat16", CONFIG.head_dim, dropped=False)
+    options = SEARCHES[request.param]
+
+    def run(params, src, key):
+        key = key if request.param == "sampling" else None
+        return generate(
+            params, CONFIG, src, max_new_tokens=TARGET, key=key, execution=execution, **options
+        )
+
+    def place(leaf, dtype):
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=SingleDeviceSharding(device))
+
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), CONFIG))
+    params = jax.tree.map(lambda leaf: place(leaf, jnp.bfloat16), params)
+    src = place(jax.ShapeDtypeStruct((ROWS, SOURCE), jnp.int32), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    lowered = jax.jit(run).lower(params, src, place(key, key.dtype))
+    return compile_for_topology(lowered)
+
+
+def test_the_search_is_one_loop_of_estimated_steps(search):
+    (loop,) = report(search).loops
+    assert "while" in loop.path
+    assert loop.cycles["products"] > 0
+    assert loop.cycles["attention"] > 0
+
+
+def test_a_step_writes_the_cache_in_place(search):
+    module, entry = parse(search.as_text())
+    size = ROWS * TARGET * CONFIG.d_model * 2  # bytes of the keys of a layer, of one beam
+    outside = {one.name for one in module[entry]}
+    views = ("parameter", "get-tuple-element", "tuple", "bitcast")
+    written = [
+        one
+        for name in scheduled(module, entry)
+        for one in module[name]
+        if one.name not in outside and one.opcode not in views
+        if one.num_bytes >= size and not any(VOCAB in shape for _, shape in one.shapes)
+    ]
+    assert len(written) == 2  # keys and values
+    for one in written:
+        called = re.search(r"calls=%([\w.\-]+)", one.line)
+        inside = module[called[1]] if called else [one]
+        assert inside[-1].opcode == "dynamic-update-slice"

@@ -1,0 +1,91 @@
+"""Devices of TPU slices on a machine without a TPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.devices import DEVICES
+from jax_transformer.runtime.topologies import ENVIRONMENT, data_sheet, topology_devices
+
+SLICES = {
+    "v4:2x2x1": (4, "TPU v4"),
+    "v5e:1x1": (1, "TPU v5 lite"),
+    "v5e:2x4": (8, "TPU v5 lite"),
+    "v5e:16x16": (256, "TPU v5 lite"),
+    "v5p:2x2x1": (4, "TPU v5"),
+    "v6e:2x4": (8, "TPU v6 lite"),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_has_one_device_for_each_chip(name):
+    pytest.importorskip("libtpu")
+    devices = topology_devices(name)
+    assert (len(devices), devices[0].device_kind) == SLICES[name]
+    assert {device.platform for device in devices} == {"tpu"}
+
+
+def test_variables_that_the_user_has_set_stay():
+    pytest.importorskip("libtpu")
+    code = (
+        "import os; from jax_transformer.runtime.topologies import topology_devices;"
+        "topology_devices('v5e:1x1');"
+        "print(*(os.environ[name] for name in ('TPU_WORKER_HOSTNAMES', 'TPU_SKIP_MDS_QUERY')))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"TPU_WORKER_HOSTNAMES": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "127.0.0.1 1\n"
+    assert done.stderr == ""  # libtpu is quiet
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v9:2x4", "topology='v9:2x4': 'v9' must be one of v4, v5e, v5p, v6e; as in"),
+        ("v5e", "topology='v5e': a slice of v5e has 2 dimensions, each at least 1; as in"),
+        ("v5e:0x4", "topology='v5e:0x4': a slice of v5e has 2 dimensions, each at least 1"),
+        ("v4:2x2", "topology='v4:2x2': a slice of v4 has 3 dimensions, each at least 1"),
+        ("v5e:64x64", "topology='v5e:64x64' has 4,096 chips, but the largest slice of v5e has 256"),
+    ],
+)
+def test_a_name_of_no_slice_is_refused_in_one_line(name, message):
+    for function in (topology_devices, data_sheet):
+        with pytest.raises(InputError) as refused:
+            function(name)
+        assert str(refused.value).startswith(message)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_slice_that_libtpu_cannot_cut_is_refused_in_one_line():
+    pytest.importorskip("libtpu")
+    with pytest.raises(InputError) as refused:
+        topology_devices("v5e:3x5")
+    assert str(refused.value).startswith("topology='v5e:3x5' cannot be made (INVALID_ARGUMENT")
+    assert "\n" not in str(refused.value)
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install \"jax-transformer\[tpu-compile\]\""):
+        topology_devices("v5e:1x1")
+
+
+def test_the_clock_times_the_matrix_units_is_the_peak():
+    units = {"v4": 8 * 128**2, "v5e": 4 * 128**2, "v5p": 8 * 128**2, "v6e": 4 * 256**2}
+    for generation, multipliers in units.items():
+        device = DEVICES[f"TPU-{generation}"]
+        assert device.flops_per_cycle == pytest.approx(2 * multipliers, rel=3e-3)
+
+
+def test_a_slice_has_the_data_sheet_of_its_generation():
+    assert data_sheet("v5p:2x2x1") == DEVICES["TPU-v5p"]

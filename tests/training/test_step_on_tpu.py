@@ -1,0 +1,148 @@
+"""The training step as XLA compiles it for TPU slices: what must be in the program and what not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.batches import Batch
+from jax_transformer.runtime.compiled import (
+    compile_for_topology,
+    parse,
+    report,
+    scheduled,
+)
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.runtime.topologies import topology_devices
+from jax_transformer.training.budget import Workload
+from jax_transformer.training.compiled_step import compile_step
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.mesh import sharded_evaluation_step, state_shapes
+
+pytest.importorskip("libtpu")
+
+SLICE = "v5e:2x4"
+VOCAB, WIDTH, HEADS, INNER, LENGTH, ROWS = 1152, 128, 4, 384, 64, 32
+CONFIG = TransformerConfig.preset(
+    "vaswani2017",
+    d_model=WIDTH,
+    num_heads=HEADS,
+    d_ff=INNER,
+    src_vocab_size=VOCAB,
+    tgt_vocab_size=VOCAB,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+)
+BFLOAT16 = TrainingConfig(compute_dtype="bfloat16")
+MESHES = ("data=8", "data=4,fsdp=2", "data=2,fsdp=2,tensor=2")
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def mesh(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def step(mesh):
+    """The compiled step on one of the meshes."""
+    return compile_step(CONFIG, BFLOAT16, Workload(ROWS, LENGTH, mesh=mesh), SLICE)
+
+
+@pytest.fixture(scope="module")
+def found(step):
+    return report(step)
+
+
+def test_the_whole_state_is_donated(found):
+    state = jax.tree.leaves(state_shapes(CONFIG, BFLOAT16))
+    assert found.donated == len(state)
+
+
+def test_parameters_are_gathered_in_bfloat16(found, mesh):
+    gathered = {one.dtype for one in found.collectives if one.kind == "all-gather"}
+    assert gathered == (set() if mesh == "data=8" else {"bf16"})
+
+
+def test_gradients_are_exchanged_in_bfloat16(found):
+    sums = {one.dtype: one for one in found.collectives if "reduce" in one.kind}
+    assert sums["bf16"].num_bytes > 100_000
+    assert "f32" not in sums or sums["f32"].num_bytes < 10_000  # norms, counts and the loss
+
+
+def test_heads_are_not_copied_to_transpose_them(step):
+    module, entry = parse(step.as_text())
+    head_dim = WIDTH // HEADS
+    copied = [
+        (instruction.opcode, instruction.shapes)
+        for name in scheduled(module, entry)
+        for instruction in module[name]
+        if instruction.opcode in ("copy", "transpose")
+        and any(len(shape) == 4 and head_dim in shape for _, shape in instruction.shapes)
+    ]
+    assert copied == []
+
+
+# (kind, dtype, asynchronous): (count, bytes on a device)
+COLLECTIVES = {
+    "data=8": {
+        ("all-reduce", "bf16", False): (2, 1_085_956),
+        ("all-reduce", "s32", False): (1, 4),
+    },
+    "data=4,fsdp=2": {
+        ("all-gather", "bf16", False): (2, 327_680),
+        ("all-gather", "bf16", True): (29, 1_343_488),
+        ("all-reduce", "bf16", False): (3, 1_135_108),
+        ("all-reduce", "f32", False): (1, 56),
+        ("all-reduce", "s32", False): (1, 4),
+        ("reduce-scatter", "bf16", False): (1, 1_081_344),
+    },
+    "data=2,fsdp=2,tensor=2": {
+        ("all-gather", "bf16", False): (2, 163_840),
+        ("all-gather", "bf16", True): (29, 671_744),
+        ("all-reduce", "bf16", False): (15, 2_978_564),
+        ("all-reduce", "f32", False): (5, 6_288),
+        ("all-reduce", "s32", False): (1, 4),
+        ("reduce-scatter", "bf16", False): (1, 491_520),
+    },
+}
+
+
+def test_the_collectives_are_those_of_the_golden_list(found, mesh):
+    counted = {
+        (one.kind, one.dtype, one.asynchronous): (one.count, one.num_bytes)
+        for one in found.collectives
+    }
+    print(counted)
+    assert counted == COLLECTIVES[mesh]
+
+
+VARIANTS = {
+    "packed": {"batching": "packed"},
+    "rematerialised layers": {"remat": "layers"},
+    "one loop over two layers": {"scan_layers": True},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_steps_compile_and_donate_their_state(name):
+    config, fields = CONFIG, VARIANTS[name]
+    if name == "one loop over two layers":
+        config = dataclasses.replace(CONFIG, num_encoder_layers=2, num_decoder_layers=2)
+    training_config = dataclasses.replace(BFLOAT16, **fields)
+    step = compile_step(config, training_config, Workload(4, LENGTH), "v5e:1x1")
+    assert report(step).donated == len(jax.tree.leaves(state_shapes(config, training_config)))
+    loops = sum(one.opcode == "while" for rows in parse(step.as_text())[0].values() for one in rows)
+    assert loops == (4 if "loop" in name else 0)  # two stacks, forward and backward
+
+
+def test_the_evaluation_step_compiles_and_changes_nothing():
+    mesh = make_mesh("data=8", topology_devices(SLICE))
+    ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
+    params = state_shapes(CONFIG, BFLOAT16).params
+    step = sharded_evaluation_step(mesh, CONFIG, BFLOAT16)
+    found = report(compile_for_topology(step.lower(params, Batch(ids, ids, ids))))
+    assert found.donated == 0
+    assert {one.kind for one in found.collectives} == {"all-reduce"}  # of sum and count
+    assert sum(one.num_bytes for one in found.collectives) == 8
