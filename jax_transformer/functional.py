@@ -384,7 +384,7 @@ def joined_attention(
     _, num_heads, _, head_dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
     width = num_heads * head_dim
-    own = jnp.arange(width) // head_dim == jnp.arange(num_heads)[:, None]  # [H, D]
+    own = np.arange(width) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
     queries = jnp.where(own, merge_heads(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
