@@ -12,7 +12,7 @@ from typing import Literal
 from jax_transformer.errors import InputError
 
 Attention = Literal["plain", "cudnn", "flash"]
-Product = Literal["flattened", "batched", "wide_sums"]
+Product = Literal["flattened", "batched", "wide_sums", "padded"]
 DropoutMask = Literal["packed", "generated"]
 NormForm = Literal["shifted", "fused"]
 TargetLogit = Literal["gathered", "selected"]
@@ -34,7 +34,8 @@ class Execution:
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
-            a float32 copy of it first. A gradient through it is slow.
+            a float32 copy of it first. A gradient through it is slow. "padded" is "batched" with
+            at least 8 rows: XLA for a TPU multiplies a single row on the vector unit.
         dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
             and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
             TPU has in hardware; which elements are dropped depends on the mesh.
@@ -99,7 +100,7 @@ class Execution:
                 "dropout_mask": "generated",
                 "target_logit": "selected",
                 "norm": "fused",
-                "step_product": "batched",
+                "step_product": "padded",
                 "copied_kernels": False,
                 "wide_norms": True,
                 "cache": "joined_heads",

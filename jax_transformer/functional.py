@@ -17,6 +17,8 @@ from jax_transformer.execution import Attention, Product
 from jax_transformer.fused_attention import cudnn_attention, flash_attention
 from jax_transformer.masks import SegmentMask, dense
 
+FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
+
 
 def linear(
     x: Float[Array, "*batch inputs"],
@@ -32,13 +34,18 @@ def linear(
         bias: Vector [outputs]; None adds nothing.
         product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
             gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
-            "wide_sums" joins them and adds up in at least float32.
+            "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
+            rows of 0 added where there are fewer than 8.
     """
-    rows = x if product == "batched" else x.reshape(-1, x.shape[-1])
+    missing = FEWEST_ROWS - math.prod(x.shape[:-1]) if product == "padded" else 0
+    flattened = product in ("flattened", "wide_sums") or missing > 0
+    rows = x.reshape(-1, x.shape[-1]) if flattened else x
     if product == "wide_sums":
         kind = jnp.result_type(rows, kernel)
         wide = jnp.promote_types(kind, jnp.float32)
         y = jnp.matmul(rows, kernel, preferred_element_type=wide).astype(kind)
+    elif missing > 0:
+        y = (jnp.pad(rows, ((0, missing), (0, 0))) @ kernel)[: len(rows)]
     else:
         y = rows @ kernel
     if bias is not None:
@@ -417,7 +424,7 @@ def joined_attention(
     _, num_heads, _, head_dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
     width = num_heads * head_dim
-    own = jnp.arange(width) // head_dim == jnp.arange(num_heads)[:, None]  # [H, D]
+    own = np.arange(width) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
     queries = jnp.where(own, merge_heads(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))

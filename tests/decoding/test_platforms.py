@@ -1,13 +1,17 @@
 """What another platform executes in a search: the same tokens and scores, computed on a CPU."""
 
 import functools
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_transformer import functional
 from jax_transformer.execution import Execution
 from tests.decoding.plain import quick_generate, random_model
+from tests.parity.ladder import bound, error
 
 # Presets of which each decodes in another way: tied and separate tables, shared projections of the
 # heads and targets that attend to the memory alone, a relative bias of the stack or of each layer.
@@ -32,3 +36,22 @@ def test_a_search_finds_the_same_targets_by_the_forms_of_any_platform(preset, pl
         np.testing.assert_array_equal(found.tokens, expected.tokens, name)
         np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5, err_msg=name)
         assert len(np.unique(found.tokens)) > 3
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9])
+def test_padded_rows_change_no_product(count):
+    random = np.random.default_rng(count)
+    shapes = (count, 1, 5), (5, 3), (3,)
+    x, kernel, bias = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+    found = functional.linear(x, kernel, bias, "padded")
+    assert error(found, x @ kernel + bias) <= bound("block", "float32")
+
+
+def test_a_single_source_is_multiplied_as_eight_rows():
+    config, params, src = random_model("vaswani2017")
+    tpu = Execution.for_platform("tpu")
+    program = quick_generate.lower(params, config, src[:1], max_new_tokens=5, execution=tpu)
+    loop = program.as_text().partition("stablehlo.while")[2]
+    kernels = rf"tensor<\d+x({config.d_model}|{config.d_ff}|{config.tgt_vocab_size})xf32>"
+    rows = re.findall(rf"dot_general.*: \(tensor<(\S+)x\d+xf32>, {kernels}\)", loop)
+    assert [left for left, _ in rows] == ["8"] * 9

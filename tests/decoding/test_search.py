@@ -121,9 +121,9 @@ def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size)
     src, _ = sequences(4, seed=3, longest=4)
     steps = []
 
-    def counted(*args):
+    def counted(*args, **options):
         jax.debug.callback(lambda: steps.append(1))
-        return decode_step(*args)
+        return decode_step(*args, **options)
 
     decode_step = generation.decode_step
     monkeypatch.setattr(generation, "decode_step", counted)
