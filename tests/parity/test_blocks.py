@@ -9,7 +9,7 @@ import torch
 
 import torch_reference.functional
 import torch_reference.masks
-from jax_transformer import functional, layers, masks, model, relative_positions
+from jax_transformer import functional, layers, masks, model, norms, relative_positions
 from jax_transformer.self_over_memory import decoder_layer
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
@@ -185,7 +185,7 @@ def test_norm_far_from_zero_is_exact(x64, norm):
     # At mean 1e3 the fast variance E[x²] - E[x]² is wrong in the tenth digit of float64.
     x = 1e3 + np.random.default_rng(0).normal(size=(BATCH, 43))
     scale, epsilon = np.ones(43), 1e-5
-    actual = getattr(functional, norm)(*map(jax.numpy.asarray, (x, scale)), None, epsilon)
+    actual = getattr(norms, norm)(*map(jax.numpy.asarray, (x, scale)), None, epsilon)
     expected = getattr(torch_reference.functional, norm)(*map(to_torch, (x, scale)), None, epsilon)
     assert error(actual, expected) <= 1e-12
 
@@ -193,7 +193,7 @@ def test_norm_far_from_zero_is_exact(x64, norm):
 @pytest.mark.parametrize("norm", ["layer_norm", "std_norm"])
 def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, norm):
     x, ones = jax.numpy.full((1, 7), 3.0, dtype), jax.numpy.ones(7, dtype)
-    normed, back = jax.vjp(lambda x: getattr(functional, norm)(x, ones, None, 1e-5), x)
+    normed, back = jax.vjp(lambda x: getattr(norms, norm)(x, ones, None, 1e-5), x)
     (gradient,) = back(ones[None])
     assert not normed.any()
     assert np.isfinite(gradient).all()
