@@ -1,6 +1,7 @@
 """`generate` as XLA compiles it for one TPU chip: greedy and beam search, sampling, translate's."""
 
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,26 @@ SEARCHES = {
 }
 
 
+class Search(NamedTuple):
+    """A search for one chip, in bfloat16: its options, lowered text, and what XLA made of it."""
+
+    options: dict
+    lowered: str
+    compiled: jax.stages.Compiled
+
+    @property
+    def count(self):
+        """Number of hypotheses of a source."""
+        return self.options.get("beam_size", 1)
+
+    @property
+    def lowered_loop(self):
+        """The lowered text from the loop on."""
+        return self.lowered[self.lowered.index("stablehlo.while") :]
+
+
 @pytest.fixture(scope="module", params=SEARCHES)
 def search(request):
-    """A search that is compiled for one chip, in bfloat16."""
     (device,) = topology_devices("v5e:1x1")
     execution = execution_on(device, "bfloat16", CONFIG.head_dim, dropped=False)
     options = SEARCHES[request.param]
@@ -65,18 +83,18 @@ def search(request):
     src = place(jax.ShapeDtypeStruct((ROWS, SOURCE), jnp.int32), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     lowered = jax.jit(run).lower(params, src, place(key, key.dtype))
-    return compile_for_topology(lowered)
+    return Search(options, lowered.as_text(), compile_for_topology(lowered))
 
 
 def test_the_search_is_one_loop_of_estimated_steps(search):
-    (loop,) = report(search).loops
+    (loop,) = report(search.compiled).loops
     assert "while" in loop.path
     assert loop.cycles["products"] > 0
     assert loop.cycles["attention"] > 0
 
 
 def test_a_step_writes_the_cache_in_place(search):
-    module, entry = parse(search.as_text())
+    module, entry = parse(search.compiled.as_text())
     size = ROWS * TARGET * CONFIG.d_model * 2  # bytes of the keys of a layer, of one beam
     outside = {one.name for one in module[entry]}
     views = ("parameter", "get-tuple-element", "tuple", "bitcast")
@@ -92,3 +110,24 @@ def test_a_step_writes_the_cache_in_place(search):
         called = re.search(r"calls=%([\w.\-]+)", one.line)
         inside = module[called[1]] if called else [one]
         assert inside[-1].opcode == "dynamic-update-slice"
+
+
+def test_no_form_of_a_cpu_enters_the_loop(search):
+    """Rows are not flattened, nor cut into panels, and a product serves all heads."""
+    loop, width = search.lowered_loop, CONFIG.d_model
+    products = re.findall(r"dot_general.*: \(tensor<(\S+)>, tensor<(\S+)>\) ->", loop)
+    caches = [f"{ROWS}x{length}x{width}xbf16" for length in (TARGET * search.count, SOURCE)]
+    assert [right for _, right in products if right.count("x") != 2] == [
+        cache for cache in caches for _ in ("keys", "values")
+    ]
+    assert all(left.startswith(f"{ROWS}x{search.count}x") for left, _ in products)
+
+
+def test_norms_read_float32_and_convert_nothing_in_the_loop(search):
+    narrow = rf"convert .*: \(tensor<{CONFIG.d_model}xbf16>\)"
+    assert not re.findall(narrow, search.lowered_loop)
+
+
+def test_only_top_p_sorts_the_vocabulary(search):
+    sorts = re.findall(rf"\[\S*{VOCAB}\]\S* sort\(", search.compiled.as_text())
+    assert bool(sorts) == ("top_p" in search.options)
