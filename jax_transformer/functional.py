@@ -272,6 +272,8 @@ def softmax(
         scores: Any finite numbers [*batch, S].
         attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
     """
+    if not scores.shape[-1]:
+        return scores
     # XLA for TPU recognises this order of operations, and keeps the exponentials. A division of
     # all of them would be repeated in every product that reads the weights.
     largest = jnp.max(scores, axis=-1, keepdims=True)

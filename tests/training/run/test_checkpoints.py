@@ -123,6 +123,7 @@ OTHER = {
     "keep_checkpoints": 5,
     "schedule": "constant",
     "compute_dtype": "bfloat16",
+    "gradient_dtype": "float32",
     "batching": "packed",
     "remat": "layers",
     "select_by": "bleu",
