@@ -30,13 +30,13 @@ def dropout(
     if mask == "generated":
         kept = draw_rows(_generated_bits, key, x.shape) < kept_of_all
     else:
-        kept = _packed_and_unpacked(_halves(x.shape, key) < kept_of_all)
+        kept = _packed_and_unpacked(_halves(key, x.shape) < kept_of_all)
     # The factor is not rounded to half precision, where it would be off by up to 0.4 %.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.where(kept, wide * (1 / (1 - rate)), 0).astype(x.dtype)
 
 
-def _halves(shape: tuple[int, ...], key: PRNGKeyArray) -> UInt16[Array, "*shape"]:
+def _halves(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt16[Array, "*shape"]:
     """Return 16 random bits for each element.
 
     Two elements of a row share a word: drawing the words is nearly all of the cost.

@@ -7,7 +7,7 @@ import jax
 
 from jax_transformer.execution import Attention, Execution
 
-LONGEST_FLASH_HEAD = 128  # compiled for v5e up to here, in both dtypes and for all blocks
+LONGEST_FLASH_HEAD = 128  # the longest that was compiled for v5e in float32 and bfloat16
 
 
 class Choice(NamedTuple):
