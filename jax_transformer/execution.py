@@ -19,6 +19,7 @@ TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
 CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
+Exponentials = Literal["wide", "as_scores"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Execution:
         dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
             and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
             TPU has in hardware; which elements are dropped depends on the mesh.
+        exponentials: What the backward pass of plain attention keeps of a softmax: exponentials in
+            at least float32 ("wide"), or rounded to the dtype of the scores ("as_scores"), which is
+            half the memory where a TPU computes in half precision.
+        loss_parts: Parts of the target's length of whose logits the loss keeps one at a time: it
+            computes value and gradient of one part after the other, and nothing twice. A mesh that
+            divides more than the rows has one part.
         target_logit: How the loss reads a target's logit: "gathered", or "selected" by comparing
             every id with the target's, which saves a TPU a float32 copy of all logits.
         norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
@@ -70,6 +77,8 @@ class Execution:
     flash_length: int = 512
     product: Product = "flattened"
     dropout_mask: DropoutMask = "packed"
+    exponentials: Exponentials = "wide"
+    loss_parts: int = 1
     target_logit: TargetLogit = "gathered"
     norm: NormForm = "shifted"
     compute_dtype: Literal["bfloat16"] | None = None
@@ -94,10 +103,18 @@ class Execution:
         """
         fields = {
             "cpu": {},
-            "gpu": {"product": "batched", "step_product": "batched", "copied_kernels": False},
+            "gpu": {
+                "product": "batched",
+                "exponentials": "as_scores",
+                "loss_parts": 4,
+                "step_product": "batched",
+                "copied_kernels": False,
+            },
             "tpu": {
                 "product": "batched",
                 "dropout_mask": "generated",
+                "exponentials": "as_scores",
+                "loss_parts": 4,
                 "target_logit": "selected",
                 "norm": "fused",
                 "step_product": "padded",

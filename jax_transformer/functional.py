@@ -5,6 +5,7 @@ Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H he
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import InputError
-from jax_transformer.execution import Attention, Product
+from jax_transformer.execution import Attention, Exponentials, Product
 from jax_transformer.fused_attention import cudnn_attention, flash_attention
 from jax_transformer.masks import SegmentMask, dense
 
@@ -257,9 +258,11 @@ def clear_unattended(
     return jnp.where(attended[..., None] | (jnp.abs(x) < limit), x, 0)
 
 
-@jax.custom_jvp
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def softmax(
-    scores: Float[Array, "*batch S"], attends: Bool[Array, "*#batch 1"] | None = None
+    scores: Float[Array, "*batch S"],
+    attends: Bool[Array, "*#batch 1"] | None = None,
+    kept: jnp.dtype | None = None,
 ) -> Float[Array, "*batch S"]:
     """Return exp(scores) over its sum along the last axis.
 
@@ -271,6 +274,8 @@ def softmax(
     Args:
         scores: Any finite numbers [*batch, S].
         attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
+        kept: The dtype that the exponentials are rounded to, after they are summed; None is that
+            of the scores.
     """
     if not scores.shape[-1]:
         return scores
@@ -279,15 +284,18 @@ def softmax(
     largest = jnp.max(scores, axis=-1, keepdims=True)
     exponentials = jnp.exp(scores - largest)
     factor = 1 / jnp.sum(exponentials, axis=-1, keepdims=True)
+    if kept is not None:
+        exponentials = exponentials.astype(kept).astype(scores.dtype)
     return exponentials * (factor if attends is None else jnp.where(attends, factor, 0))
 
 
 @softmax.defjvp
 def _softmax_jvp(
+    kept: jnp.dtype | None,
     primals: tuple[Float[Array, "*batch S"], Bool[Array, "*#batch 1"] | None],
     tangents: tuple[Float[Array, "*batch S"], Any],
 ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
-    weights = softmax(*primals)
+    weights = softmax(*primals, kept)
     product = weights * tangents[0]
     return weights, product - weights * jnp.sum(product, axis=-1, keepdims=True)
 
@@ -298,6 +306,7 @@ def attention_weights(
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     bias: Float[Array, "#B H #T S"] | None = None,
     scaled: bool = True,
+    exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T S"]:
     """Return softmax(query keyᵀ / sqrt(head_dim) + bias) over the keys (section 3.2.1).
 
@@ -305,7 +314,7 @@ def attention_weights(
     nothing has weight 0 everywhere, with finite gradients. Arguments as `dot_product_attention`.
     """
     scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
-    return _weigh(scores, query.shape[-1], mask, bias, scaled)
+    return _weigh(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
 
 
 def _weigh(
@@ -315,6 +324,7 @@ def _weigh(
     bias: Float[Array, "#B #H #T S"] | None,
     scaled: bool,
     by_rows: bool = True,
+    exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T S"]:
     """Return the weights of scores.
 
@@ -327,12 +337,13 @@ def _weigh(
         scores = scores + bias
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
+    kept = dtype if exponentials == "as_scores" else None
     if mask is None:
-        return softmax(scores).astype(dtype)
+        return softmax(scores, None, kept).astype(dtype)
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     if not by_rows:
         return jnp.where(mask, softmax(scores), 0).astype(dtype)
-    return softmax(scores, jnp.any(mask, axis=-1, keepdims=True)).astype(dtype)
+    return softmax(scores, jnp.any(mask, axis=-1, keepdims=True), kept).astype(dtype)
 
 
 def dot_product_attention(
@@ -344,6 +355,7 @@ def dot_product_attention(
     implementation: Attention = "plain",
     bias: Float[Array, "#B H T S"] | None = None,
     scaled: bool = True,
+    exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T K"]:
     """Return the values averaged by their attention weights (section 3.2.1).
 
@@ -361,6 +373,7 @@ def dot_product_attention(
             needs a mask by segments and no bias; "cudnn" runs NVIDIA's fused kernels on a GPU.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
+        exponentials: What "plain" keeps of its softmax, as `Execution.exponentials`.
 
     Raises:
         InputError: A fused kernel is asked to drop attention weights, or "flash" to read a mask
@@ -383,7 +396,7 @@ def dot_product_attention(
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    weights = attention_weights(query, key, mask, bias, scaled)
+    weights = attention_weights(query, key, mask, bias, scaled, exponentials)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)

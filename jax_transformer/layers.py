@@ -213,6 +213,7 @@ class MultiHeadAttention(nn.Module):
             implementation,
             position_bias,
             self.config.attention_scale == "head_dim",
+            self.execution.exponentials,
         )
         return self.output(functional.merge_heads(heads))
 

@@ -270,8 +270,8 @@ class Transformer(nn.Module):
             return x
         if self.config.output_scale == "inverse_sqrt_d_model":
             x = x * self.config.d_model**-0.5
-        table = self._table("target")
-        return self.output_projection(x, table.embedding if table else None)
+        tied = self.config.output_projection == "tied"
+        return self.output_projection(x, self._table("target").embedding if tied else None)
 
     def _readable(
         self,

@@ -14,7 +14,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution
 from jax_transformer.masks import SegmentMask
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
-from jax_transformer.training.objective import packed_logits
+from jax_transformer.training.objective import decode_packed
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -142,7 +142,7 @@ def logits_and_gradient(params, config, tokens, execution):
     def run(params):
         def logits(params):
             if isinstance(tokens, Batch):
-                return packed_logits(params, tokens, config, execution=execution)
+                return decode_packed(params, tokens, config, execution=execution)
             return apply(params, config, *tokens, execution=execution)
 
         output, transpose = jax.vjp(logits, params)

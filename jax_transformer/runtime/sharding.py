@@ -8,7 +8,7 @@ splits heads, inner features and vocabulary (Megatron-LM, Shoeybi et al. 2019).
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -17,6 +17,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 
+Sums, Rows, Whole = TypeVar("Sums"), TypeVar("Rows"), TypeVar("Whole")  # trees of arrays
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
 # XLA infers the sharding of intermediate results; explicit axes would need it written down.
@@ -207,6 +208,39 @@ def map_rows_and_heads(
     both, one = PartitionSpec(row_axes, head_axis), PartitionSpec(row_axes)
     specs = (both,) * len(by_rows_and_heads) + (one,) * len(by_rows)
     return jax.shard_map(function, in_specs=specs, out_specs=both, check_vma=False)(*arrays)
+
+
+def divides_rows_alone(rows: int) -> bool:
+    """Return whether the current mesh, if there is one, divides `rows` evenly, and nothing else."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not _is_ours(mesh) or (mesh.shape["data"] == mesh.size and rows % mesh.size == 0)
+
+
+def map_own_rows(
+    function: Callable[..., tuple[Sums, Rows]], whole: Whole, *by_rows: Shaped[Array, "rows *_"]
+) -> tuple[Sums, Rows]:
+    """Return (shares, rows) of a function that each device computes for its own rows.
+
+    XLA would add up the devices' shares of each sum where the function computes it. Here the
+    shares stay apart, along a new first axis, and are added up where the caller does so.
+
+    Args:
+        function: Of the arrays in order; returns arrays to be added up, and arrays of rows.
+        whole: Arrays that each device has whole.
+        *by_rows: Arrays whose first dimension is rows; `divides_rows_alone` is true of them.
+    """
+
+    def on_device(*arrays: Whole | Shaped[Array, "own_rows *_"]) -> tuple[Sums, Rows]:
+        sums, rows = function(*arrays)
+        return jax.tree.map(lambda leaf: leaf[None], sums), rows
+
+    if not _is_ours(jax.sharding.get_abstract_mesh()):
+        return on_device(whole, *by_rows)
+    rows = PartitionSpec(ROW_AXES)
+    specs = (PartitionSpec(), *(rows for _ in by_rows))
+    return jax.shard_map(on_device, in_specs=specs, out_specs=rows, check_vma=False)(
+        whole, *by_rows
+    )
 
 
 def draw_rows(

@@ -27,7 +27,7 @@ from jax_transformer.training.objective import batch_loss
 
 # A prime number of rows: an array of a traced step has rows if its size is a multiple of it.
 ROWS = 10_007
-PLATFORM = "tpu"  # whose choices are traced; a GPU's differ by the dropout masks
+PLATFORM = "tpu"  # whose choices are traced; a GPU's differ by the masks of dropout and the norms
 # Operations whose results XLA does not compute again; every other one is cheap.
 KEPT = {
     *("checkpoint", "remat", "remat2", "scan", "while", "cond"),
@@ -44,6 +44,7 @@ def activations_per_row(
     compute_dtype: str,
     tensor: int,
     scan_layers: bool = False,
+    loss_parts: int = 1,
 ) -> dict[str, float]:
     """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
 
@@ -56,10 +57,12 @@ def activations_per_row(
         compute_dtype: What the model computes in.
         tensor: Devices among which heads, inner features and vocabulary are divided.
         scan_layers: As `Execution.scan_layers`.
+        loss_parts: As `Execution.loss_parts`; with several, no logits are kept.
     """
     # Without the numbers of layers, so that models that differ in nothing else share the traces.
     shallow = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
-    traced = partial(bytes_kept, shallow, length, compute_dtype, tensor, scan_layers=scan_layers)
+    forms = {"scan_layers": scan_layers, "loss_parts": loss_parts}
+    traced = partial(bytes_kept, shallow, length, compute_dtype, tensor, **forms)
     kept, layers = {}, {}
     fewest = 2 if scan_layers else 1  # one layer is no loop
     for remat in get_args(Remat):
@@ -82,6 +85,7 @@ def bytes_kept(
     num_decoder_layers: int,
     remat: Remat,
     scan_layers: bool = False,
+    loss_parts: int = 1,
 ) -> float:
     """Return the bytes that a model with these numbers of layers keeps for a row of a batch.
 
@@ -91,9 +95,8 @@ def bytes_kept(
     config = dataclasses.replace(config, max_length=max(length, config.max_length), **fields)
     dropped = config.attention_dropout_rate > 0
     attention = choose(PLATFORM, "", compute_dtype, config.head_dim, dropped).implementation
-    execution = Execution.for_platform(
-        PLATFORM, attention=attention, remat=remat, scan_layers=scan_layers
-    )
+    forms = {"remat": remat, "scan_layers": scan_layers, "loss_parts": loss_parts}
+    execution = Execution.for_platform(PLATFORM, attention=attention, **forms)
 
     def residuals(key: jax.Array, ids: jax.Array) -> list[Any]:
         def loss(params: Params) -> jax.Array:

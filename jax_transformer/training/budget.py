@@ -16,10 +16,11 @@ from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.execution import Execution
 from jax_transformer.model import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
-from jax_transformer.training.activations import activations_per_row
+from jax_transformer.training.activations import PLATFORM, activations_per_row
 from jax_transformer.training.freeze import trainable
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -83,6 +84,8 @@ class Budget(NamedTuple):
         parameters: Bytes of the parameters, float32.
         gradients: Bytes of the gradients of the trained parameters, in the compute dtype.
         adam_moments: Bytes of Adam's moments of the trained parameters, float32.
+        loss: Bytes of the loss: where it is computed in parts, the logits of one part and the
+            float32 sum of the gradients of the last product; else 0, and the logits are kept.
         activations: Bytes kept for the backward pass, for each value of `TrainingConfig.remat`.
         flops: FLOPs of the matrix products of a step on all devices, as if nothing were frozen.
         flops_per_token: FLOPs for each target token, padding included.
@@ -94,6 +97,7 @@ class Budget(NamedTuple):
     parameters: float
     gradients: float
     adam_moments: float
+    loss: float
     activations: dict[str, float]
     flops: float
     flops_per_token: float
@@ -101,7 +105,7 @@ class Budget(NamedTuple):
     def total(self, remat: str) -> float:
         """Return all bytes on a device."""
         state = self.parameters + self.gradients + self.adam_moments
-        return state + self.activations[remat]
+        return state + self.loss + self.activations[remat]
 
     def seconds(self, device: Device, utilisation: float) -> float:
         """Return the time of a step at a share of the devices' peak."""
@@ -128,14 +132,21 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     on_device = _parameters_on_device(params, mesh, config)
     trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
+    rows_on_device = rows // sharding.row_shards(mesh)
+    parts, loss = 1, 0
+    if mesh.shape["data"] == mesh.size:  # no parameter is divided
+        parts = min(Execution.for_platform(PLATFORM).loss_parts, workload.length)
+        logits = rows_on_device * math.ceil(workload.length / parts) * config.tgt_vocab_size
+        head = config.d_model * config.tgt_vocab_size
+        loss = BYTES[workload.compute_dtype] * logits + 4 * head
     per_row = activations_per_row(
         config,
         workload.length,
         workload.compute_dtype,
         mesh.shape["tensor"],
         workload.scan_layers,
+        parts,
     )
-    rows_on_device = rows // sharding.row_shards(mesh)
     flops = step_flops(config, rows, workload.length)
     return Budget(
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -144,6 +155,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         parameters=4 * on_device,
         gradients=BYTES[workload.compute_dtype] * trained,
         adam_moments=4 * ADAM_MOMENTS * trained,
+        loss=loss,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
         flops=flops,
         flops_per_token=flops / (rows * workload.length),
@@ -180,7 +192,7 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         title=f"{found.num_parameters:,} parameters; {found.rows} x {workload.length} tokens a "
         f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
     )
-    for name in ("parameters", "gradients", "adam_moments"):
+    for name in ("parameters", "gradients", "adam_moments", "loss"):
         memory.add_row(name.replace("_", " "), *[gigabytes(getattr(found, name))] * 3)
     memory.add_row("activations", *map(gigabytes, found.activations.values()))
     memory.add_row("total", *(gigabytes(found.total(remat)) for remat in found.activations))

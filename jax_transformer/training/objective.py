@@ -1,5 +1,9 @@
 """The training objective: cross-entropy with label smoothing, as a sum and a count."""
 
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +15,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution, TargetLogit
 from jax_transformer.functional import segment_positions
 from jax_transformer.masks import SegmentMask
-from jax_transformer.model import Params, apply, decode, encode
+from jax_transformer.model import Params, Transformer, apply, decode, encode
+from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
 
 
 def batch_loss(
@@ -36,13 +41,111 @@ def batch_loss(
         InputError: The batch is packed, and the model takes vectors or its targets do not attend
             to each other.
     """
+    body = dataclasses.replace(
+        config, output_projection="none", output_bias=False, output_scale="none"
+    )
     if batch.src_segments is None:
         inputs = (batch.src, batch.tgt_in)
-        logits = apply(params, config, *inputs, dropout_key=dropout_key, execution=execution)
+        hidden = apply(params, body, *inputs, dropout_key=dropout_key, execution=execution)
     else:
-        logits = packed_logits(params, batch, config, dropout_key, execution)
-    smoothing, target_logit = label_smoothing, execution.target_logit
-    return cross_entropy(logits, batch.tgt_out, config.pad_id, smoothing, target_logit)
+        hidden = decode_packed(params, batch, body, dropout_key, execution)
+
+    def loss(
+        head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
+    ) -> Float[Array, ""]:
+        model = Transformer(config, execution)
+        logits = model.apply({"params": head}, hidden, method="project")
+        return cross_entropy(
+            logits, targets, config.pad_id, label_smoothing, execution.target_logit
+        )[0]
+
+    targets = jnp.asarray(batch.tgt_out)
+    parts = min(execution.loss_parts, targets.shape[1])
+    head = _head(params, config)
+    if parts > 1 and divides_rows_alone(len(targets)):
+        total = _sum_of_parts(loss, parts, head, hidden, targets)
+    else:
+        total = loss(head, hidden, targets)
+    return total, jnp.sum(targets != config.pad_id)
+
+
+def _head(params: Params, config: TransformerConfig) -> Params:
+    """Return the parameters that turn hidden states into logits."""
+    names = ["output_projection"]
+    if config.output_projection == "tied":
+        shared = config.token_embeddings == "shared"
+        names.append("token_embedding" if shared else "target_embedding")
+    return {name: jax.tree.map(jnp.asarray, params[name]) for name in names if name in params}
+
+
+PartLoss = Callable[
+    [Params, Float[Array, "rows part D"], Int[Array, "rows part"]], Float[Array, ""]
+]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sum_of_parts(
+    loss: PartLoss,
+    parts: int,
+    head: Params,
+    hidden: Float[Array, "rows length D"],
+    targets: Int[Array, "rows length"],
+) -> Float[Array, ""]:
+    """Return the sum of a loss over parts of the length; its gradient holds one part at a time.
+
+    The forward pass computes the gradient of each part with its value, so that the logits of a
+    part are gone before those of the next one are computed, and none is computed again.
+    """
+    pieces = zip(*(jnp.array_split(side, parts, axis=1) for side in (hidden, targets)), strict=True)
+    return sum(loss(head, *piece) for piece in pieces)
+
+
+def _sum_of_parts_forward(
+    loss: PartLoss,
+    parts: int,
+    head: Params,
+    hidden: Float[Array, "rows length D"],
+    targets: Int[Array, "rows length"],
+) -> tuple[Float[Array, ""], tuple[Params, Float[Array, "rows length D"]]]:
+    differentiate = jax.value_and_grad(loss, argnums=(0, 1))
+
+    def own_rows(
+        head: Params, hidden: Float[Array, "own_rows length D"], targets: Int[Array, "own_rows _"]
+    ) -> tuple[tuple[Float[Array, ""], Params], Float[Array, "own_rows length D"]]:
+        # Summed in at least float32: each part's gradient alone is rounded.
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), (jnp.zeros(()), head))
+        to_hidden = []
+        split = (jnp.array_split(side, parts, axis=1) for side in (hidden, targets))
+        for piece, ids in zip(*split, strict=True):
+            # XLA may not compute the parts at the same time.
+            piece, sums = jax.lax.optimization_barrier((piece, sums))
+            total, (to_head, to_piece) = differentiate(head, piece, ids)
+            sums = jax.tree.map(jnp.add, sums, (total, to_head))
+            to_hidden.append(to_piece)
+        total, to_head = sums
+        to_head = jax.tree.map(lambda sum_, leaf: sum_.astype(leaf.dtype), to_head, head)
+        return (total, to_head), jnp.concatenate(to_hidden, axis=1)
+
+    (totals, to_head), to_hidden = map_own_rows(own_rows, head, hidden, targets)
+    return jnp.sum(totals), (to_head, to_hidden)
+
+
+def _sum_of_parts_backward(
+    loss: PartLoss,
+    parts: int,
+    gradients: tuple[Params, Float[Array, "rows length D"]],
+    factor: Float[Array, ""],
+) -> tuple[Params, Float[Array, "rows length D"], None]:
+    # XLA adds up the devices' shares together with those of other uses of the same parameter.
+    shares, to_hidden = jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), gradients)
+    return jax.tree.map(partial(jnp.sum, axis=0), shares), to_hidden, None
+
+
+_sum_of_parts.defvjp(_sum_of_parts_forward, _sum_of_parts_backward)
+
+
+def _wide(x: Array) -> jnp.dtype:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def check_packs(config: TransformerConfig) -> None:
@@ -57,14 +160,14 @@ def check_packs(config: TransformerConfig) -> None:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
 
 
-def packed_logits(
+def decode_packed(
     params: Params,
     batch: Batch,
     config: TransformerConfig,
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> Float[Array, "batch length vocab"]:
-    """Return the logits of a packed batch; each pair has the logits that it has alone.
+) -> Float[Array, "batch length _"]:
+    """Return what `decode` returns for a packed batch; each pair has what it has alone.
 
     Attention stays inside a segment: a target segment attends to the source segment of the same
     number. Positions start at 0 in each segment. Arguments and errors as `batch_loss`.

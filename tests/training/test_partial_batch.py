@@ -10,8 +10,10 @@ import sys
 
 import jax
 import numpy as np
+from jax.sharding import use_abstract_mesh
 
 from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
+from jax_transformer.execution import Execution
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches
@@ -21,8 +23,11 @@ from tests.models import random_params, small_config
 ROWS, DEVICES, LENGTH = 60, 8, 9
 
 
-def compare(batching):
-    """Return by how much loss and gradient on eight devices differ from those on one."""
+def compare(batching, sizes, parts):
+    """Return by how much loss and gradient on eight devices differ from those on one.
+
+    The loss on eight is computed in parts.
+    """
     config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
     random = np.random.default_rng(0)
     sides = [
@@ -37,16 +42,20 @@ def compare(batching):
     )
     plan = plan_epoch(corpus, settings, epoch=0)[:1]
     (whole,) = training_batches(corpus, plan)
-    mesh = make_mesh(f"data={DEVICES}")
+    mesh = make_mesh(sizes)
     (spread,) = sharded_batches(mesh, corpus, fill_rows(plan, mesh, num_microbatches=1))
     assert len(spread.src.sharding.device_set) == DEVICES
 
-    def mean_loss(params, batch):
-        total, count = batch_loss(params, batch, config, 0.1)
-        return total / count
+    def run(batch, execution):
+        def mean_loss(params, batch):
+            total, count = batch_loss(params, batch, config, 0.1, execution=execution)
+            return total / count
 
-    run = jax.jit(jax.value_and_grad(mean_loss))
-    one, many = (run(random_params(config), batch) for batch in (whole, spread))
+        return jax.jit(jax.value_and_grad(mean_loss))(random_params(config), batch)
+
+    one = run(whole, Execution())
+    with use_abstract_mesh(mesh.abstract_mesh):
+        many = run(spread, Execution(loss_parts=parts))
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(one[1]))
     leaves = zip(*(jax.tree.leaves(gradients) for _, gradients in (one, many)), strict=True)
     return {
@@ -76,4 +85,8 @@ def test_sixty_rows_on_eight_devices_are_sixty_rows_on_one(request):
 
 
 if __name__ == "__main__":
-    print(json.dumps({batching: compare(batching) for batching in ("buckets", "packed")}))
+    found = {}
+    for batching in ("buckets", "packed"):
+        for sizes, parts in ((f"data={DEVICES}", 1), (f"data={DEVICES}", 4), ("data=2,fsdp=4", 4)):
+            found[f"{batching} {sizes} {parts}"] = compare(batching, sizes, parts)
+    print(json.dumps(found))
