@@ -55,9 +55,10 @@ WRONG_MASKS = {
 
 @pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
 def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
-    def weights(query, key, mask, bias, scaled):
+    def weights(query, key, mask, bias, scaled, exponentials):
         assert bias is None
         assert scaled
+        assert exponentials == "wide"
         scores = jnp.einsum("bhtk,bhsk->bhts", query, key) / query.shape[-1] ** 0.5
         return jax.nn.softmax(WRONG_MASKS[wrong](scores, mask))
 
