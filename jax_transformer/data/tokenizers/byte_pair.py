@@ -173,6 +173,11 @@ class BytePairTokenizer:
         kept = [int(token_id) for token_id in ids if token_id not in specials]
         return self._tokenizer.decode(kept, skip_special_tokens=False)
 
+    def words(self, text: str) -> list[str]:
+        """Return the words of a text, each of which is encoded by itself; spaces begin a word."""
+        pieces = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        return [word for word, _ in pieces]
+
     def source_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token with the space that it begins with; `<s>` as "<s>"."""
         # Decoding removes the space of the first token, so another token comes before each.

@@ -1,0 +1,66 @@
+"""Lines to train a tokenizer on: a bounded sample of a corpus, without overlong lines."""
+
+from collections.abc import Iterable, Iterator
+
+import grain
+import numpy as np
+from jaxtyping import Int64
+
+from jax_transformer.errors import InputError
+
+
+def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, " sampled"]:
+    """Return which pairs of a corpus belong to a random sample without repetition.
+
+    The sample is the start of a permutation that is computed index by index: time and memory
+    depend on the size of the sample and not on that of the corpus.
+
+    Args:
+        count: Most pairs of the sample.
+        pairs: Number of pairs of the corpus.
+        seed: Decides the sample; from 0 to 2^32 - 1.
+
+    Returns:
+        The numbers of the pairs in ascending order [sampled]: `count` of them, or all pairs if
+        there are not more.
+
+    Raises:
+        InputError: `count` is not positive, or the seed is out of range.
+    """
+    if count < 1:
+        raise InputError(f"a sample of {count} pairs is no text to train on; name 1 or more")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"the seed of the sample is {seed}; it must be from 0 to {2**32 - 1}")
+    if pairs <= count:
+        return np.arange(pairs, dtype=np.int64)
+    permutation = grain.MapDataset.range(pairs).shuffle(seed=seed)
+    indices = np.fromiter((permutation[i] for i in range(count)), np.int64, count)
+    indices.sort()
+    return indices
+
+
+class LinesWithin:
+    """Yields the lines that are not too long to train a tokenizer on.
+
+    One line of megabytes without a space would be one word, which costs the trainer minutes.
+
+    Attributes:
+        left_out: Number of lines that were left out so far.
+    """
+
+    def __init__(self, lines: Iterable[str], most_characters: int) -> None:
+        """Read `lines` as they are asked for.
+
+        Args:
+            lines: The lines.
+            most_characters: Most characters of a line.
+        """
+        self._lines, self._most = lines, most_characters
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            if len(line) <= self._most:
+                yield line
+            else:
+                self.left_out += 1
