@@ -1,11 +1,9 @@
-import gzip
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from jax_transformer.data.corpus import ParallelCorpus, read_lines, read_parallel
+from jax_transformer.data.corpus import ParallelCorpus, read_parallel
+from jax_transformer.data.text_files import LONGEST_LINE
 from jax_transformer.errors import InputError
 
 
@@ -17,81 +15,6 @@ def write(tmp_path):
         return path
 
     return write_file
-
-
-@pytest.mark.parametrize("last_end", [b"", b"\n"])
-def test_plain_and_gzip_files_read_alike_whatever_their_names(write, last_end):
-    content = "Ein Haus.\n\nzwei Bäume".encode() + last_end
-    expected = ["Ein Haus.", "", "zwei Bäume"]
-    assert read_lines(write("plain.gz", content)) == expected
-    assert read_lines(write("packed.txt", gzip.compress(content))) == expected
-    two_members = gzip.compress(content[:7]) + gzip.compress(content[7:])
-    assert read_lines(write("members.txt", two_members)) == expected
-
-
-@pytest.mark.parametrize(
-    "character", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\r"]
-)
-def test_only_newline_ends_a_line(write, character):
-    content = f"a{character}b\n{character}c\nd".encode()
-    lines = read_lines(write("text", content))
-    assert lines == [f"a{character}b", f"{character}c", "d"]
-
-
-def test_crlf_ends_are_stripped_of_one_carriage_return(write):
-    assert read_lines(write("text", b"a\r\nb\r\r\n\r\nc\r")) == ["a", "b\r", "", "c"]
-
-
-@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0")))
-def test_line_count_is_that_of_newlines(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("lines") / "text"
-    path.write_bytes(text.encode())
-    unfinished = bool(text) and not text.endswith("\n")
-    assert len(read_lines(path)) == text.count("\n") + unfinished
-
-
-def test_only_the_byte_order_mark_at_the_start_is_dropped(write):
-    assert read_lines(write("text", "\ufeffa\n\ufeffb".encode())) == ["a", "\ufeffb"]
-    assert read_lines(write("text", b"\xef\xbb\xbf")) == [""]
-    assert read_lines(write("text", b"")) == []
-
-
-@pytest.mark.parametrize(
-    ("content", "place"),
-    [
-        (b"a\nb\xff\n", "2:2"),
-        (b"\xef\xbb\xbfab\xffc\n", "1:6"),
-        ("äö".encode() + b"\xc3\n", "1:5"),
-        (b"a\nb\nc\0d", "3:2"),
-        ("ä\0\n".encode(), "1:3"),
-        ("a\n".encode("utf-16"), "1:1"),
-    ],
-)
-def test_bytes_that_are_no_text_are_refused_by_place(write, content, place):
-    path = write("text", content)
-    with pytest.raises(InputError) as refusal:
-        read_lines(path)
-    assert str(refusal.value).startswith(f"{path}:{place}: ")
-
-
-@pytest.mark.parametrize("kind", ["missing", "directory", "truncated", "flipped", "header only"])
-def test_an_unreadable_file_is_refused_by_name(tmp_path, write, kind):
-    packed = bytearray(gzip.compress(b"a line of text\n" * 100))
-    if kind == "missing":
-        path = tmp_path / "nowhere"
-    elif kind == "directory":
-        path = tmp_path
-    elif kind == "truncated":
-        path = write("text.gz", packed[:-9])
-    elif kind == "flipped":
-        packed[-6] ^= 1  # in the checksum
-        path = write("text.gz", packed)
-    else:
-        path = write("text.gz", packed[:2])
-    with pytest.raises(InputError) as refusal:
-        read_lines(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-    assert "\n" not in str(refusal.value)
 
 
 def test_pairs_are_never_shifted_by_an_empty_side(write):
@@ -141,3 +64,20 @@ def test_files_without_a_pair_are_refused(write, source, target):
 
 def test_a_corpus_made_by_code_reports_no_drops():
     assert ParallelCorpus(("a",), ("b",)).report() == "1 pairs read, 0 dropped for an empty side"
+
+
+def test_several_files_and_pairs_of_a_tsv_file_read_alike(write):
+    sources = [write("source1", b"a\n"), write("source2", b" \nc\n")]
+    targets = [write("target1", b"A\n"), write("target2", b"B\nC\n")]
+    pairs = [write("pairs1.tsv", b"a\tA\n"), write("pairs2.tsv", b" \tB\nc\tC\n")]
+    expected = ParallelCorpus(("a", "c"), ("A", "C"), dropped_empty=1)
+    assert read_parallel(sources, targets) == expected
+    assert read_parallel(pairs) == expected
+    assert read_parallel(str(pairs[0])) == ParallelCorpus(("a",), ("A",))
+
+
+def test_an_overlong_line_is_refused_by_place(write):
+    source, target = write("source", b"a\nb\n"), write("target", b"a\n" + b"b" * (LONGEST_LINE + 1))
+    with pytest.raises(InputError) as refusal:
+        read_parallel(source, target)
+    assert str(refusal.value).startswith(f"{source} or {target}:2: is longer than 1,048,576 bytes")

@@ -1,0 +1,283 @@
+"""Lines of UTF-8 text files: plain, or compressed with gzip, xz or zstd."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError
+
+MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+# Frames that hold no text, with which parallel zstd programs start a file (RFC 8878, section 3.1.2)
+MAGICS |= {bytes([low]) + b"\x2a\x4d\x18": "zstd" for low in range(0x50, 0x60)}
+COMPRESSED_CHUNK = 2**13  # bytes; zstd makes up to 2**15 times as many of them
+TEXT_CHUNK = 2**18  # bytes of text that are read at once; at most LONGEST_LINE
+LONGEST_LINE = 2**20  # bytes of a line that `LineReader` keeps
+
+
+def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a text file for `decode_lines`.
+
+    Raises:
+        InputError: The file cannot be opened.
+    """
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise InputError(
+            f"{os.fspath(path)}: {error.strerror}; name a readable text file"
+        ) from error
+
+
+def unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
+    """Return the bytes of the text: of the file itself, or decompressed as they are read.
+
+    The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
+    compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
+
+    Raises:
+        InputError: The file is compressed with zstd, for which no package is installed, or its
+            start cannot be read. Errors of reading on come from the stream; see `reading`.
+    """
+    with reading(name):
+        start = file.peek(max(map(len, MAGICS)))
+    for magic, kind in MAGICS.items():
+        if start.startswith(magic):
+            return io.BufferedReader(_Decompressed(file, kind, name), TEXT_CHUNK)
+    return file
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raise `InputError` with the name of a text in place of an error of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror or error}; name a readable text file") from error
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read the lines of a UTF-8 text file, plain or compressed; see `decode_lines`.
+
+    Raises:
+        InputError: The file cannot be read, or `decode_lines` refuses it.
+    """
+    with open_text(path) as file:
+        return list(decode_lines(file, os.fspath(path)))
+
+
+def count_lines(path: str | os.PathLike[str]) -> int:
+    """Return the number of lines that `decode_lines` yields of a file, which it need not accept."""
+    with open_text(path) as file:
+        return count_line_ends(file, os.fspath(path))
+
+
+def count_line_ends(file: io.BufferedReader, name: str) -> int:
+    r"""Return the number of lines of an open text: of "\n", and of text after the last one.
+
+    Raises:
+        InputError: The file cannot be read or decompressed.
+    """
+    count, last = 0, b"\n"
+    stream = unpacked(file, name)
+    with reading(name):
+        while chunk := stream.read(TEXT_CHUNK):
+            count, last = count + chunk.count(b"\n"), chunk[-1:]
+    return count + (last != b"\n")
+
+
+def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None) -> Iterator[str]:
+    r"""Yield the lines of UTF-8 text, plain or compressed (see `unpacked`), as they are read.
+
+    Only "\n" ends a line: a lone "\r", U+0085 or U+2028 is an ordinary character, so that two files
+    stay aligned. A byte-order mark at the start and a "\r" before "\n" are removed. The last line
+    may lack its "\n".
+
+    Args:
+        file: The file, open for reading bytes.
+        name: Name of the text in error messages.
+        longest: Most bytes of a line; None sets no limit.
+
+    Yields:
+        The lines without "\n", as many as `grep -c ''` counts.
+
+    Raises:
+        InputError: The file cannot be read or decompressed, or a line is too long, not UTF-8 or
+            contains a NUL character; the message names such a line as FILE:LINE:BYTE, counted
+            from 1.
+    """
+    most = -1 if longest is None else longest + 1
+    stream = unpacked(file, name)
+    number = 0
+    while True:
+        with reading(name):
+            line = stream.readline(most)
+        if not line:
+            return
+        number += 1
+        line = line.removesuffix(b"\n")
+        if longest is not None and len(line) > longest:
+            raise overlong_line(name, number, longest)
+        yield decode_line(line, name, number)
+
+
+def decode_line(line: bytes, name: str, number: int) -> str:
+    r"""Return the text of a line without "\n"; see `decode_lines`.
+
+    Args:
+        line: The bytes of the line.
+        name: Name of the text in error messages.
+        number: Number of the line in its file, from 1.
+
+    Raises:
+        InputError: The line is not UTF-8 or contains a NUL character.
+    """
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}:{number}:{error.start + 1}: byte 0x{line[error.start]:02x} is not UTF-8; "
+            "convert the file to UTF-8"
+        ) from error
+    if "\0" in text:
+        column = line.index(0) + 1
+        raise InputError(f"{name}:{number}:{column}: NUL character; name a text file")
+    return text.removeprefix("\ufeff") if number == 1 else text
+
+
+def overlong_line(name: str, number: int, longest: int) -> InputError:
+    """Return the error for a line of more than `longest` bytes, by its number from 1."""
+    return InputError(f"{name}:{number}: is longer than {longest:,} bytes; split the line")
+
+
+class LineReader:
+    r"""The lines of an open text as bytes without "\n", some at a time; only "\n" ends a line.
+
+    Args:
+        file: The file, open for reading bytes; see `unpacked`.
+        name: Name of the text in error messages.
+    """
+
+    def __init__(self, file: io.BufferedReader, name: str) -> None:
+        self._stream = unpacked(file, name)
+        self._name = name
+        self._lines: list[bytes | None] = []  # were read and not yet taken
+        self._begun: bytes | None = b""  # of the line whose end is still to be read
+
+    def take(self, count: int) -> list[bytes | None]:
+        """Return the next `count` lines, fewer at the end; None for one above `LONGEST_LINE` bytes.
+
+        Raises:
+            InputError: The file cannot be read or decompressed.
+        """
+        while len(self._lines) < count and self._read():
+            pass
+        taken = self._lines[:count]
+        del self._lines[:count]
+        return taken
+
+    def drop_rest(self) -> int:
+        """Read to the end and return the number of lines that were not taken."""
+        count = 0
+        while lines := self.take(TEXT_CHUNK):
+            count += len(lines)
+        return count
+
+    def _read(self) -> bool:
+        with reading(self._name):
+            chunk = self._stream.read(TEXT_CHUNK)
+        if not chunk:
+            if self._begun != b"":
+                self._lines.append(self._begun)
+                self._begun = b""
+            return False
+        lines: list[bytes | None] = list(chunk.split(b"\n"))
+        lines[0] = self._continued(lines[0])  # no other line is longer than the chunk
+        self._begun = lines.pop()
+        self._lines += lines
+        return True
+
+    def _continued(self, piece: bytes) -> bytes | None:
+        if self._begun is None or len(self._begun) + len(piece) > LONGEST_LINE:
+            return None
+        return self._begun + piece
+
+
+class _Decompressed(io.RawIOBase):
+    """Text decompressed from a file as it is read; a damaged or cut file raises `InputError`."""
+
+    def __init__(self, file: io.BufferedReader, kind: str, name: str) -> None:
+        self._file, self._kind, self._name = file, kind, name
+        self._new_decompressor, self._error = _decompression(kind, name)
+        self._decompressor: Any = None  # of the part that is being read; None between two parts
+        self._packed = b""  # was read and not yet decompressed
+        self._text = memoryview(b"")  # was decompressed and not yet read
+
+    def readable(self) -> bool:
+        """Return True: the stream is for reading."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the start of the buffer; return the number of bytes, 0 at the end of the text."""
+        while not self._text:
+            packed = self._packed or self._file.read1(COMPRESSED_CHUNK)
+            self._packed = b""
+            if not packed:
+                if self._decompressor is not None:
+                    raise self._damaged("it ends too early")
+                return 0
+            self._decompress(packed)
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def _decompress(self, packed: bytes) -> None:
+        if self._decompressor is None:
+            packed = packed.lstrip(b"\0")
+            if not packed:
+                return
+            self._decompressor = self._new_decompressor()
+        try:
+            self._text = memoryview(self._decompressor.decompress(packed))
+        except self._error as error:
+            raise self._damaged(str(error)) from error
+        if self._decompressor.eof:
+            self._packed = self._decompressor.unused_data
+            self._decompressor = None
+
+    def _damaged(self, reason: str) -> InputError:
+        return InputError(
+            f"{self._name}: damaged {self._kind} file ({reason}); fetch or compress it again"
+        )
+
+
+def _decompression(kind: str, name: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes a decompressor of one part of a file, and the error of damaged bytes.
+
+    The decompressors share `decompress(bytes)`, `eof` and `unused_data`.
+    """
+    if kind == "gzip":
+        return lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error
+    if kind == "xz":
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError
+    try:
+        import zstandard
+    except ImportError:
+        pass
+    else:
+        return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+    try:
+        zstd = importlib.import_module("compression.zstd")  # of Python 3.14
+    except ImportError as error:
+        raise InputError(
+            f"{name}: is compressed with zstd; pip install zstandard, or decompress it"
+        ) from error
+    return zstd.ZstdDecompressor, zstd.ZstdError
