@@ -30,7 +30,8 @@ class BPEDropout:
     possible merge was dropped or none is left. A dropped merge is possible again at the next
     step. That is algorithm 1 and, but for one merge at a step where a pair occurs twice in a
     word, subword-nmt. The `tokenizers` library gives other probabilities to some words: its queue
-    also contains merges whose symbols are gone, and such a merge brings the dropped ones back.
+    also contains merges whose symbols are gone, and such a merge, if it is not dropped, returns
+    the dropped ones to the queue within the same step.
 
     The subwords are a function of the line, the rate and the entropy alone: not of the process,
     the platform or the lines before. An instance can be pickled.
@@ -118,7 +119,9 @@ class BPEDropout:
         ends = np.append(starts[1:], len(ids))
         # Without dropout a word of m tokens took n - m steps: drops after these change nothing.
         changes = steps - character_starts[words] < (characters - (ends - starts))[words]
-        words = np.unique(words[changes])
+        is_changed = np.zeros(len(starts), bool)
+        is_changed[words[changes]] = True
+        words = np.flatnonzero(is_changed)
         whole, numbers = ids.tobytes(), dropped.tobytes()
         dtype, size = ids.dtype.str, ids.itemsize
         pieces, done = [], 0
