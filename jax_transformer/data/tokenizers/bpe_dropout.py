@@ -19,7 +19,7 @@ from jax_transformer.errors import InputError
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"
-MOST_CACHED = 2**16  # words whose subwords are kept, some 20 MB
+MOST_CACHED = 2**16  # words whose subwords are kept: some 15 MB of words of European languages
 
 
 class BPEDropout:
