@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 import pickle
@@ -33,6 +34,11 @@ def tokenizer():
     return BytePairTokenizer.train(LINES, vocab_size=130)
 
 
+@pytest.fixture(scope="module")
+def half(tokenizer):
+    return BPEDropout(tokenizer, 0.5)
+
+
 def encoded(tokenizer, line):
     """Return the ids of a target: BOS, the line, EOS."""
     return np.array([tokenizer.bos_id, *tokenizer.encode(line), tokenizer.eos_id], np.uint16)
@@ -47,14 +53,14 @@ def test_rate_0_keeps_every_id(tokenizer, line):
 
 
 @given(line=LINE, cut=st.integers(0, 40))
-def test_merges_of_which_none_is_dropped_give_the_ids_of_the_line(tokenizer, line, cut):
-    dropout = BPEDropout(tokenizer, 0.5)
+def test_merges_of_which_none_is_dropped_give_the_ids_of_the_line(tokenizer, half, line, cut):
     ids = encoded(tokenizer, line)[:cut]  # a line may be cut after any token
-    assert remerged(dropout, ids).tolist() == ids.tolist()
+    assert remerged(half, ids).tolist() == ids.tolist()
 
 
 def remerged(dropout, ids):
     """Segment every word again, characters first, with no merge dropped."""
+    dropout = copy.copy(dropout)
     segment, calls = dropout._segment, 0
 
     def undropped(word, numbers, dtype):
@@ -156,6 +162,16 @@ def test_every_platform_and_version_draws_the_same_numbers(tokenizer, epoch, tex
     assert "|".join(tokenizer.source_texts(new)) == texts
 
 
+def test_the_dtype_of_the_ids_stays_and_changes_no_id(tokenizer):
+    dropout = BPEDropout(tokenizer, 0.3)
+    for dtype in (np.int32, np.uint16, np.uint32, np.int64):
+        ids = encoded(tokenizer, LINES[0]).astype(dtype)
+        new = dropout.encode(ids, (1,))
+        assert new.dtype == dtype
+        assert new.tolist() == BPEDropout(tokenizer, 0.3).encode(ids, (1,)).tolist()
+        new += 1  # the array is the caller's
+
+
 def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     ids = encoded(tokenizer, " ".join(LINES[:3]))
     kept = BPEDropout(tokenizer, 0.3)
@@ -168,13 +184,24 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
 
 
 def with_merges(merges):
-    """Return a tokenizer of the letters a to e with the given merges, best first."""
-    content = json.loads(BytePairTokenizer.train(["a b c d e"], 20).to_json())
+    """Return a tokenizer of the letters a to e and "(" with the given merges, best first."""
+    content = json.loads(BytePairTokenizer.train(["a b c d e ("], 20).to_json())
     vocab = content["model"]["vocab"]
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
     content["model"]["merges"] = [list(pair) for pair in merges]
     return BytePairTokenizer.from_json(json.dumps(content), "merges")
+
+
+ACROSS = [("(", "a"), ("a", "("), ("a", " "), (" ", "("), ("(", "("), ("(", " "), ("a", "b")]
+
+
+def test_no_merge_reaches_across_words():
+    tokenizer = with_merges(ACROSS)
+    dropout = BPEDropout(tokenizer, 0.5)
+    for line in map("".join, itertools.product("ab( ж", repeat=4)):
+        ids = encoded(tokenizer, line)
+        assert remerged(dropout, ids).tolist() == ids.tolist()
 
 
 def probabilities(word, merges, rate):
