@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -28,14 +28,9 @@ from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.data import number_words
-from jax_transformer.data.batches import (
-    Batch,
-    EncodedCorpus,
-    PlannedBatch,
-    encode_corpus,
-    training_batches,
-)
+from jax_transformer.data.batches import Batch, NumberedBatch, epoch_batches
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.encoded import EncodedCorpus, encode_corpus
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training import mesh as training_mesh
@@ -46,7 +41,7 @@ from jax_transformer.training.run.checkpoints import read_step, restore, steps_i
 from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
 from jax_transformer.training.run.output import HALF_WRITTEN
 from jax_transformer.training.run.signals import Stopped, stop_requests
-from jax_transformer.training.run.state import RunSettings, corpus_digest, progress_to_json
+from jax_transformer.training.run.state import RunSettings, progress_to_json
 
 ROOT = Path(__file__).parent.parent
 PAIRS, HELD_OUT = 200, 20
@@ -129,7 +124,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
         seed=task.seed,
     )
     pairs = [encode_corpus(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
-    return RunSettings(config, settings, tokenizer, corpus_digest(*pairs), {}), *pairs
+    return RunSettings(config, settings, tokenizer, "0" * 64, {}), *pairs
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
@@ -148,17 +143,17 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
         checkpoint = restore(directory / loop.CHECKPOINTS, console).checkpoint
     first = checkpoint.progress.step if checkpoint else 0
 
-    def noted(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
+    def noted(*arguments: Any) -> Iterator[NumberedBatch]:
         nonlocal first
-        for batch in training_batches(encoded, plan):
-            if encoded is training:
-                first += 1
-                process = [jax.process_index(), jax.process_count()]
-                with (directory / SEEN_FILE).open("a") as file:
-                    file.write(json.dumps([first, *process, _pairs_of(batch, training)]) + "\n")
-            yield batch
+        for numbered in epoch_batches(*arguments):
+            first += 1
+            process = [jax.process_index(), jax.process_count()]
+            pairs = _pairs_of(numbered.batch, training)
+            with (directory / SEEN_FILE).open("a") as file:
+                file.write(json.dumps([first, *process, pairs]) + "\n")
+            yield numbered
 
-    with mock.patch.object(training_mesh, "training_batches", noted), stop_requests() as stop:
+    with mock.patch.object(training_mesh, "epoch_batches", noted), stop_requests() as stop:
         try:
             run = loop.Run(directory, settings, checkpoint, stop, mesh=make_mesh(mesh))
             loop.train(run, training, held_out, console)

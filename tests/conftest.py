@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import jax
@@ -26,7 +28,14 @@ def pytest_configure():
     for name, value in CACHE.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)  # for the programs that tests start
+    # What training prepares of a text is kept for this session only; the fonts for all.
+    os.environ["MPLCONFIGDIR"] = str(Path(CACHE["jax_compilation_cache_dir"]) / "matplotlib")
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jax-transformer-tests-")
     torch.set_num_threads(1)  # small products in several processes: threads wait for each other
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 # Modules whose fixtures take half a minute or more. They come first, so that one worker runs all

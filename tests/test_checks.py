@@ -10,7 +10,9 @@ import pytest
 
 from jax_transformer import InputError, apply, decode, encode, generate
 from jax_transformer.checks import check_ids
-from jax_transformer.data.batches import Batch, EncodedCorpus, make_batch, plan_epoch
+from jax_transformer.data.batches import Batch, make_batch
+from jax_transformer.data.encoded import EncodedCorpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.decoding import score
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step

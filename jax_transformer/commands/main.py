@@ -12,6 +12,7 @@ from jax_transformer.errors import InputError
 # chosen command is imported.
 COMMANDS = {
     "train": "train a model on parallel text, or on the embedded number words",
+    "prepare": "encode the text of a training once, before the training",
     "translate": "translate the lines of standard input",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
@@ -19,7 +20,7 @@ COMMANDS = {
     "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
-PARSES_ITSELF = ("train",)  # its defaults depend on its arguments
+PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

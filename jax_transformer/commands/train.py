@@ -29,7 +29,6 @@ from jax_transformer.commands.train_arguments import (
     read_start,
     start_of_run,
 )
-from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.attention_backend import choose_for
@@ -50,7 +49,7 @@ from jax_transformer.training.run.model_settings import check_model, model_confi
 from jax_transformer.training.run.output import SETTINGS_FILE, check_output, claimed
 from jax_transformer.training.run.settings_file import to_yaml
 from jax_transformer.training.run.signals import Stopped, StopRequest, stop_requests
-from jax_transformer.training.run.state import RunSettings, check_same, corpus_digest
+from jax_transformer.training.run.state import RunSettings, check_same
 from jax_transformer.translation import scores
 from jax_transformer.translation.evaluation import Evaluation
 
@@ -171,7 +170,8 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     trained_sizes(config, arguments.training.freeze)
     if arguments.training.batching == "packed":
         check_packs(config)
-    check_files(arguments.files, arguments.valid_pairs)
+    check_files(arguments.files, arguments.valid_pairs, arguments.weights)
+    arguments.text_settings(config.max_length).filters.check()
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:
@@ -183,24 +183,23 @@ def prepare(
 ) -> tuple[RunSettings, EncodedCorpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text.
 
+    What an earlier run has prepared of the same text is used again.
+
     Raises:
         InputError: A file cannot be used, or the model does not fit it.
     """
-    seed = arguments.training.seed
-    corpora = read_corpora(arguments.files, arguments.valid_pairs, seed)
-    tokenizer = start.tokenizer
-    if tokenizer is None:
-        lines = corpora.training.sources + corpora.training.targets
-        tokenizer = BytePairTokenizer.train(lines, arguments.vocab_size)
-    config = model_config(arguments.model, start.config or tokenizer)
-    encoded = encode_corpora(corpora, tokenizer, config.max_length)
+    max_length = (start.config or arguments.model).max_length
+    text_settings = arguments.text_settings(max_length)
+    corpora = read_corpora(text_settings, start.tokenizer, console)
+    config = model_config(arguments.model, start.config or corpora.tokenizer)
+    encoded = encode_corpora(corpora, text_settings, console)
     for line in (*start.report, *encoded.report):
         console.print(line)
     settings = RunSettings(
         config,
         arguments.training,
-        tokenizer,
-        corpus_digest(encoded.training, encoded.validation),
+        encoded.tokenizer,
+        encoded.sha256,
         kept_arguments(arguments),
         start.generation,
         start.origin,

@@ -10,12 +10,14 @@ import tyro
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
+from jax_transformer.data.prepared.prepare import Filters
+from jax_transformer.data.prepared.store import default_store
 from jax_transformer.data.tokenizers import SeparateTokenizers, Tokenizer, with_languages
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.checkpoint_format import TRAINING_CONFIG_NAMES
-from jax_transformer.training.run.corpora import Files
+from jax_transformer.training.run.corpora import Files, TextSettings
 from jax_transformer.training.run.model_settings import (
     ModelSettings,
     check_same_model,
@@ -31,8 +33,12 @@ from jax_transformer.translation.run_model import read_initial_model
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
 OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
-NOT_KEPT = (*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model")
-PATHS = (*Files._fields, "init", "tokenizer", "target_tokenizer")  # kept as absolute paths
+NOT_KEPT = (
+    *OF_ONE_START,
+    *("output", "prepared", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
+)
+OWN_PATHS = ("init", "tokenizer", "target_tokenizer")
+PATHS = (*Files._fields, *OWN_PATHS)  # kept as absolute paths
 # Sizes of the model for some ten thousand sentences, and for the number words.
 TEXT_SIZES = {
     "d_model": 256,
@@ -67,21 +73,43 @@ class Arguments:
     """YAML file with these settings: the model's fields under `model`, those of the training under
     `training`. Flags win over the file, the file over the preset."""
 
-    source: Path | None = None
-    """Training text, one sentence a line, plain or gzip."""
+    source: tuple[Path, ...] | None = None
+    """Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several files are
+    one text. A .tsv file holds sources and targets, with a tab between them."""
 
-    target: Path | None = None
-    """Translation of the training text, line by line."""
+    target: tuple[Path, ...] | None = None
+    """Translation of the training text, line by line; as many files as --source."""
 
-    valid_source: Path | None = None
+    weights: tuple[float, ...] | None = None
+    """One number for each file of --source: how often its pairs are drawn, in proportion. If None,
+    each pair is drawn once an epoch."""
+
+    valid_source: tuple[Path, ...] | None = None
     """Validation text: selects the best parameters and is translated at the end."""
 
-    valid_target: Path | None = None
+    valid_target: tuple[Path, ...] | None = None
     """Translation of the validation text, line by line."""
 
     valid_pairs: int | None = None
     """Without validation files, pairs of the training text that are held out for validation, chosen
     by --seed; if None, 5 % of them, at least 1 and at most 1,000."""
+
+    longest_side: int | None = None
+    """Most tokens of a side of a training pair; longer pairs are dropped. If None, max_length."""
+
+    max_ratio: float | None = None
+    """Most tokens of the longer side of a training pair for each token of the shorter side; other
+    pairs are dropped."""
+
+    drop_duplicates: bool = False
+    """Drop the training pairs that repeat an earlier one."""
+
+    tokenizer_pairs: int = 2_000_000
+    """Most training pairs that the tokenizer is trained on, chosen by --seed."""
+
+    prepared: Path = dataclasses.field(default_factory=default_store)
+    """Folder that keeps tokenizers and encoded text. A later run on the same text, tokenizer and
+    limits uses them again."""
 
     init: Path | None = None
     """Model to start from: the folder of a model of this library or of Hugging Face. The run keeps
@@ -160,6 +188,20 @@ class Arguments:
     def files(self) -> Files:
         """The text files."""
         return Files(self.source, self.target, self.valid_source, self.valid_target)
+
+    def text_settings(self, max_length: int) -> TextSettings:
+        """Return which text the run trains on, given the most tokens of a side of its model."""
+        return TextSettings(
+            self.files,
+            self.weights,
+            self.valid_pairs,
+            self.training.seed,
+            self.vocab_size,
+            self.tokenizer_pairs,
+            Filters(max_length, self.longest_side, self.max_ratio),
+            self.drop_duplicates,
+            self.prepared,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the settings for settings.yaml, the model by its preset and what differs."""
@@ -354,14 +396,18 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
         for field in dataclasses.fields(arguments)
         if field.name not in NOT_KEPT
     }
-    return kept | {name: str(kept[name].absolute()) for name in PATHS if kept[name]}
+    return kept | {name: _absolute(kept[name]) for name in PATHS if kept[name]}
 
 
 def arguments_of_run(settings: RunSettings) -> Arguments:
     """Return the arguments that a run was started with; its config says what the model is."""
     known = {field.name for field in dataclasses.fields(Arguments)}
     kept = {name: value for name, value in settings.arguments.items() if name in known}
-    paths = {name: Path(kept[name]) for name in PATHS if kept.get(name)}
+    paths = {name: Path(kept[name]) for name in OWN_PATHS if kept.get(name)}
+    for name in Files._fields:
+        if kept.get(name):  # one file in the checkpoints of earlier versions
+            files = [kept[name]] if isinstance(kept[name], str) else kept[name]
+            paths[name] = tuple(map(Path, files))
     return Arguments(
         **kept | paths, model=settings_of(settings.config), training=settings.training_config
     )
@@ -374,10 +420,13 @@ def check_resumed(saved: Arguments, given: Arguments) -> None:
         InputError: An argument differs; the message names it with both values.
     """
     kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
-    for name in (*kept, "source_lang", "target_lang"):
+    text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
+    for name in (*kept, *text, "source_lang", "target_lang"):
         values = (getattr(arguments, name) for arguments in (saved, given))
         check_equal(name, *(_absolute(value) for value in values))
 
 
 def _absolute(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_absolute(part) for part in value]
     return str(value.absolute()) if isinstance(value, Path) else value

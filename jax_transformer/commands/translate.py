@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
-from jax_transformer.data.corpus import count_lines, decode_lines, open_text
+from jax_transformer.data.text_files import count_lines, decode_lines, open_text
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory

@@ -1,20 +1,24 @@
-"""From pairs of lines to batches of a few fixed shapes; each shape needs one compilation."""
+"""Batches of a few fixed shapes; each shape needs one compilation."""
 
-import dataclasses
-import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import grain
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from jax_transformer.checks import check_ids
-from jax_transformer.data.bucketing import bucket_lengths
-from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.packing import pack_rows
-from jax_transformer.data.tokenizers import Tokenizer
-from jax_transformer.errors import InputError
+from jax_transformer.data.encoded import EncodedPairs
+from jax_transformer.data.plan import (
+    BatchSettings,
+    EpochLayout,
+    PlannedBatch,
+    plan_window,
+    window_numbers,
+)
+
+READ_AHEAD = 16  # batches that a thread has ready
 
 
 class Batch(NamedTuple):
@@ -40,224 +44,72 @@ class Batch(NamedTuple):
     tgt_segments: Int32[np.ndarray, "batch length"] | None = None
 
 
-class PlannedBatch(NamedTuple):
-    """The shape of a batch and its pairs.
+class NumberedBatch(NamedTuple):
+    """A batch of an epoch and its place there.
 
     Attributes:
-        rows: Length of the batch axis.
-        length: Length of the token axis.
-        members: Indices of the pairs in the batch [members].
-        member_rows: Row of each member in a packed batch, ascending [members]. None if the batch
-            is not packed: member i is then in row i.
+        window: Number of its window in the epoch, from 0.
+        number: Its number in the window, from 0.
+        planned: Its shape and its pairs.
+        batch: The batch, or the rows of it that were asked for.
     """
 
-    rows: int
-    length: int
-    members: Integer[np.ndarray, "members"]
-    member_rows: Integer[np.ndarray, "members"] | None = None
+    window: int
+    number: int
+    planned: PlannedBatch
+    batch: Batch
 
 
-@runtime_checkable
-class BatchSettings(Protocol):
-    """The settings that decide the plan of an epoch.
-
-    Attributes:
-        batching: "buckets" or "packed".
-        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
-            row.
-        bucket_count: Most batch lengths of "buckets".
-        pack_length: The batch length of "packed".
-        seed: Seed of the order; the number of the epoch is the other part of the seed.
-    """
-
-    batching: str
-    max_tokens: int
-    bucket_count: int
-    pack_length: int
-    seed: int
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodedCorpus:
-    """A parallel corpus as token ids.
-
-    Attributes:
-        sources: Ids of each source as the encoder reads them.
-        targets: BOS and the ids of each target, EOS included.
-        src_vocab_size: Number of ids in the vocabulary of the sources.
-        tgt_vocab_size: Number of ids in the vocabulary of the targets.
-        dropped_overlong: Number of pairs that were dropped because a side was too long.
-        unknown_tokens: Number of unknown tokens in the pairs that were kept.
-        pad_id: Id of padding.
-    """
-
-    sources: tuple[Integer[np.ndarray, "_"], ...]
-    targets: tuple[Integer[np.ndarray, "_"], ...]
-    src_vocab_size: int
-    tgt_vocab_size: int
-    dropped_overlong: int
-    unknown_tokens: int
-    pad_id: int = 0
-
-    @property
-    def side_lengths(self) -> Integer[np.ndarray, "pairs 2"]:
-        """Columns that the source and the target of each pair need, EOS included."""
-        pairs = zip(self.sources, self.targets, strict=True)
-        return np.array([(len(source), len(target) - 1) for source, target in pairs])
-
-    @property
-    def lengths(self) -> Integer[np.ndarray, "pairs"]:
-        """Columns that each pair needs: those of its longer side, EOS included."""
-        return self.side_lengths.max(axis=1)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one epoch without padding: sources and shifted targets, EOS included."""
-        return sum(map(len, self.sources)) + sum(map(len, self.targets)) - len(self.targets)
-
-    def report(self) -> str:
-        """Return one line: pairs and tokens kept, pairs dropped, share of unknown tokens."""
-        return (
-            f"{len(self.sources):,} pairs of {self.tokens:,} tokens kept, "
-            f"{self.dropped_overlong:,} dropped as too long, "
-            f"{self.unknown_tokens / self.tokens:.2%} of the tokens unknown"
-        )
-
-
-def encode_corpus(corpus: ParallelCorpus, tokenizer: Tokenizer, max_length: int) -> EncodedCorpus:
-    """Encode both sides of every pair; drop and count the pairs with a side that is too long.
+def epoch_batches(
+    corpus: EncodedPairs,
+    settings: BatchSettings,
+    layout: EpochLayout,
+    epoch: int,
+    first: tuple[int, int] = (0, 0),
+    own: Callable[[PlannedBatch], PlannedBatch] = lambda planned: planned,
+) -> Iterator[NumberedBatch]:
+    """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
 
     Args:
-        corpus: Pairs of lines.
-        tokenizer: The tokenizer of both sides.
-        max_length: Most tokens of a side, EOS (or BOS) included.
-
-    Raises:
-        InputError: Every pair was dropped.
-    """
-    encoded = zip(
-        tokenizer.encode_source(corpus.sources),
-        tokenizer.encode_target(corpus.targets),
-        strict=True,
-    )
-    kept = [pair for pair in encoded if max(map(len, pair)) <= max_length]
-    if not kept:
-        raise InputError(
-            f"max_length={max_length} leaves none of {len(corpus.sources):,} pairs; "
-            "raise it or name a corpus with shorter lines"
-        )
-    return EncodedCorpus(
-        sources=tuple(np.array(ids, np.int32) for ids, _ in kept),
-        targets=tuple(np.array([tokenizer.bos_id, *ids], np.int32) for _, ids in kept),
-        src_vocab_size=tokenizer.src_vocab_size,
-        tgt_vocab_size=tokenizer.tgt_vocab_size,
-        dropped_overlong=len(corpus.sources) - len(kept),
-        unknown_tokens=sum(ids.count(tokenizer.unk_id) for pair in kept for ids in pair),
-        pad_id=tokenizer.pad_id,
-    )
-
-
-def plan_epoch(encoded: EncodedCorpus, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
-    """Plan the batches of an epoch by `settings.batching`: buckets or packed.
-
-    A pure function of its arguments, so a resumed run slices the plan of its epoch. The shapes of
-    packed batches are the same in every epoch, but their number may differ.
-
-    Args:
-        encoded: The pairs.
+        corpus: The pairs.
         settings: A `TrainingConfig`.
+        layout: What `epoch_layout` returned for them.
         epoch: Number of the pass over the corpus, from 0.
+        first: Window and number in the window of the first batch; earlier windows are not read.
+        own: Given a planned batch, returns the part of it that is read.
 
     Raises:
-        InputError: A pair does not fit into a packed row.
+        InputError: The corpus is damaged, or an id is outside the vocabulary.
     """
-    if settings.batching == "packed":
-        return packed_plan(
-            encoded.side_lengths,
-            length=settings.pack_length,
-            max_tokens=settings.max_tokens,
-            seed=settings.seed,
-            epoch=epoch,
-        )
-    return epoch_plan(
-        encoded.lengths,
-        bucket_count=settings.bucket_count,
-        max_tokens=settings.max_tokens,
-        seed=settings.seed,
-        epoch=epoch,
+
+    def plan(window: int, numbers: Int64[np.ndarray, "pairs"]) -> list[tuple]:
+        planned = plan_window(corpus, settings, layout, numbers, (epoch, window))
+        begin = first[1] if window == first[0] else 0
+        return [(window, number, planned[number]) for number in range(begin, len(planned))]
+
+    def read(place: tuple[int, int, PlannedBatch]) -> NumberedBatch:
+        return NumberedBatch(*place, make_batch(corpus, own(place[2])))
+
+    windows = window_numbers(corpus, settings, layout, epoch).map_with_index(plan)
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    planned = windows[first[0] :].to_iter_dataset(ahead)
+    batches = grain.experimental.FlatMapIterDataset(planned, _EachOf()).map(read)
+    return iter(
+        grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=READ_AHEAD)
     )
 
 
-def epoch_plan(
-    lengths: Integer[np.ndarray, "pairs"],
-    *,
-    bucket_count: int,
-    max_tokens: int,
-    seed: int,
-    epoch: int,
-) -> list[PlannedBatch]:
-    """Plan an epoch in buckets: every pair once, pairs shuffled in their bucket, then the batches.
+class _EachOf(grain.experimental.FlatMapTransform):
+    """Takes a list apart."""
 
-    A pure function of its arguments. The number of batches and their shapes, at most
-    `bucket_count`, are the same in every epoch.
+    max_fan_out = 2**31
 
-    Args:
-        lengths: Columns that each pair needs [pairs]; `EncodedCorpus.lengths`.
-        bucket_count: Most batch shapes.
-        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
-            row.
-        seed: Seed of the order; `epoch` is the other part of the seed.
-        epoch: Number of the pass over the corpus, from 0.
-    """
-    generator = np.random.default_rng([seed, epoch])
-    plan = _plan(generator.permutation(len(lengths)), lengths, bucket_count, max_tokens)
-    return [plan[index] for index in generator.permutation(len(plan))]
+    def flat_map(self, element: list[tuple]) -> list[tuple]:
+        """Return the elements of a list."""
+        return element
 
 
-def packed_plan(
-    side_lengths: Integer[np.ndarray, "pairs 2"],
-    *,
-    length: int,
-    max_tokens: int,
-    seed: int,
-    epoch: int,
-) -> list[PlannedBatch]:
-    """Plan an epoch of packed batches: every pair once, shuffled, all batches of one shape.
-
-    A pure function of its arguments. The last rows of the last batch may be empty.
-
-    Args:
-        side_lengths: Columns that the two sides of each pair need [pairs, 2];
-            `EncodedCorpus.side_lengths`.
-        length: Columns of a batch.
-        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
-            row.
-        seed: Seed of the order; `epoch` is the other part of the seed.
-        epoch: Number of the pass over the corpus, from 0.
-
-    Raises:
-        InputError: A pair is longer than a row.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(len(side_lengths))
-    packed = pack_rows(side_lengths, order, length)
-    rows = max(1, max_tokens // length)
-    plan = []
-    for start in range(0, len(packed), rows):
-        batch_rows = packed[start : start + rows]
-        member_rows = np.repeat(
-            np.arange(len(batch_rows)), [len(members) for members in batch_rows]
-        )
-        plan.append(PlannedBatch(rows, length, np.concatenate(batch_rows), member_rows))
-    return plan
-
-
-def padding_share(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> float:
-    """Return the share of padding in all source and target batches of an epoch, from 0 to 1."""
-    slots = sum(2 * planned.rows * planned.length for planned in plan)
-    return 1 - encoded.tokens / slots
-
-
-def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
+def training_batches(corpus: EncodedPairs, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order; a background thread builds them in advance.
 
     Raises:
@@ -267,86 +119,78 @@ def training_batches(encoded: EncodedCorpus, plan: list[PlannedBatch]) -> Iterat
     # A closure and no partial: grain prints the repr of what it maps, and the repr of a partial
     # contains the whole corpus.
     def collate(planned: PlannedBatch) -> Batch:
-        return make_batch(encoded, planned)
+        return make_batch(corpus, planned)
 
     dataset = grain.MapDataset.source(plan).map(collate)
     # One thread: the work is small, and more threads would only wait for the interpreter lock.
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=READ_AHEAD)
+    return iter(dataset.to_iter_dataset(options))
 
 
-def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
-    """Return a planned batch of some rows of this one; `rows` are ascending indices [rows]."""
-    members, member_rows = planned.members, planned.member_rows
-    if member_rows is None:
-        return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
-    taken = np.isin(member_rows, rows)
-    taken_rows = np.searchsorted(rows, member_rows[taken])
-    return PlannedBatch(len(rows), planned.length, members[taken], taken_rows)
+def padding_share(corpus: EncodedPairs, plan: list[PlannedBatch]) -> float:
+    """Return the share of padding in all source and target columns of a plan, from 0 to 1."""
+    slots = sum(2 * planned.rows * planned.length for planned in plan)
+    tokens = sum(int(corpus.side_lengths(planned.members).sum()) for planned in plan)
+    return 1 - tokens / slots
 
 
-def make_batch(encoded: EncodedCorpus, planned: PlannedBatch) -> Batch:
+def make_batch(corpus: EncodedPairs, planned: PlannedBatch) -> Batch:
     """Build one planned batch.
 
     Raises:
-        InputError: An id is outside the vocabulary.
+        InputError: The corpus is damaged, or an id is outside the vocabulary.
     """
-    sources = [encoded.sources[index] for index in planned.members]
-    targets = [encoded.targets[index] for index in planned.members]
+    ids, source_lengths, target_lengths = corpus.read(planned.members)
+    ends = np.cumsum(source_lengths + target_lengths)
+    targets = ends - target_lengths
+    sources = targets - source_lengths
+    lay = partial(_lay_out, ids, planned, corpus.pad_id)
     sides = {
-        "src": sources,
-        "tgt_in": [ids[:-1] for ids in targets],
-        "tgt_out": [ids[1:] for ids in targets],
+        "src": lay(sources, source_lengths),
+        "tgt_in": lay(targets, target_lengths - 1),
+        "tgt_out": lay(targets + 1, target_lengths - 1),
     }
-    arrays = {name: _lay_out(side, planned, encoded.pad_id) for name, side in sides.items()}
-    for name, ids in arrays.items():
-        size = encoded.src_vocab_size if name == "src" else encoded.tgt_vocab_size
-        check_ids(name, ids, size)  # before the cast, which would wrap around
+    for name, side in sides.items():
+        size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
+        check_ids(name, side, size)  # before the cast, which would wrap around
+    arrays = {name: side.astype(np.int32) for name, side in sides.items()}
     if planned.member_rows is not None:
-        arrays["src_segments"] = _segments(sides["src"], planned)
-        arrays["tgt_segments"] = _segments(sides["tgt_in"], planned)
-    return Batch(**{name: ids.astype(np.int32) for name, ids in arrays.items()})
-
-
-def _plan(
-    order: Integer[np.ndarray, "pairs"],
-    lengths: Integer[np.ndarray, "pairs"],
-    bucket_count: int,
-    max_tokens: int,
-) -> list[PlannedBatch]:
-    """Split pairs into batches, bucket by bucket; pairs keep the given order in their bucket.
-
-    The batches of a bucket have equally many members: if each were filled up to `max_tokens`, the
-    last one would be mostly padding.
-    """
-    buckets = bucket_lengths(lengths, bucket_count)
-    bucket_of = np.searchsorted(buckets, lengths[order])
-    plan = []
-    for index, length in enumerate(buckets):
-        members = order[bucket_of == index]
-        parts = np.array_split(members, math.ceil(len(members) / max(1, max_tokens // length)))
-        plan += [PlannedBatch(len(parts[0]), length, part) for part in parts]
-    return plan
+        arrays["src_segments"] = _segments(source_lengths, planned)
+        arrays["tgt_segments"] = _segments(target_lengths - 1, planned)
+    return Batch(**arrays)
 
 
 def _lay_out(
-    sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch, padding: int
-) -> Int64[np.ndarray, "rows length"]:
-    """Return the sequences in the rows of their members, side by side, padded at the right."""
-    laid_out = np.full((planned.rows, planned.length), padding, np.int64)
-    member_rows = range(len(sequences)) if planned.member_rows is None else planned.member_rows
-    ends = [0] * planned.rows
-    for row, sequence in zip(member_rows, sequences, strict=True):
-        end = ends[row] + len(sequence)
-        laid_out[row, ends[row] : end] = sequence
-        ends[row] = end
+    ids: Integer[np.ndarray, "tokens"],
+    planned: PlannedBatch,
+    padding: int,
+    starts: Int64[np.ndarray, "members"],
+    lengths: Int64[np.ndarray, "members"],
+) -> Integer[np.ndarray, "rows length"]:
+    """Return parts of `ids` in the rows of their members, side by side, padded at the right."""
+    laid_out = np.full((planned.rows, planned.length), padding, _holding(ids.dtype, padding))
+    begins = lengths.cumsum() - lengths  # among all tokens of the batch
+    if planned.member_rows is None:
+        rows, columns = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
+    else:
+        rows = planned.member_rows
+        columns = begins - begins[np.searchsorted(rows, rows)]  # a row begins with its first member
+    place = np.arange(lengths.sum())
+    cells = np.repeat(rows * planned.length + columns - begins, lengths) + place
+    laid_out.ravel()[cells] = ids[np.repeat(starts - begins, lengths) + place]
     return laid_out
 
 
+def _holding(dtype: np.dtype, padding: int) -> np.dtype:
+    """Return the type of ids and padding: that of the ids, if padding fits into it."""
+    return np.promote_types(dtype, np.min_scalar_type(padding))
+
+
 def _segments(
-    sequences: Sequence[Integer[np.ndarray, "_"]], planned: PlannedBatch
-) -> Int64[np.ndarray, "rows length"]:
+    lengths: Int64[np.ndarray, "members"], planned: PlannedBatch
+) -> Int32[np.ndarray, "rows length"]:
     """Return, for each token, the number of its member in the row, from 1; 0 is padding."""
     rows = planned.member_rows
-    numbers = 1 + np.arange(len(rows)) - np.searchsorted(rows, rows)
-    pairs = zip(numbers, sequences, strict=True)
-    return _lay_out([np.full(len(ids), number) for number, ids in pairs], planned, padding=0)
+    numbers = 1 + np.arange(len(rows), dtype=np.int32) - np.searchsorted(rows, rows)
+    starts = lengths.cumsum() - lengths
+    return _lay_out(np.repeat(numbers, lengths), planned, 0, starts, lengths).astype(np.int32)

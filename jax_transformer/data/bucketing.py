@@ -4,20 +4,20 @@ import numpy as np
 from jaxtyping import Integer
 
 
-def bucket_lengths(lengths: Integer[np.ndarray, "pairs"], count: int) -> tuple[int, ...]:
+def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
     """Choose at most `count` bucket lengths that minimise the total number of columns of all pairs.
 
     Exact, by dynamic programming over the distinct lengths.
 
     Args:
-        lengths: Columns that each pair needs [pairs]; at least one pair.
+        counts: Number of pairs by the columns that they need [longest + 1]; at least one pair.
         count: Most bucket lengths.
 
     Returns:
-        Bucket lengths, ascending; the last one is the largest of `lengths`.
+        Bucket lengths, ascending; the last one is the longest of a pair.
     """
-    values, frequencies = np.unique(lengths, return_counts=True)
-    pairs_up_to = np.cumsum(frequencies)
+    values = np.flatnonzero(counts)
+    pairs_up_to = np.cumsum(counts[values])
     # columns[j]: fewest columns of all pairs up to length values[j], where the last bucket ends.
     # Here with one bucket; each round of the loop allows one bucket more.
     columns = values * pairs_up_to

@@ -9,11 +9,6 @@ from pathlib import Path
 
 from jax_transformer.data.parallel_text import ParallelText, decode_pairs, has_text
 from jax_transformer.data.text_files import LONGEST_LINE, overlong_line
-
-# commands/translate.py imports these from here.
-from jax_transformer.data.text_files import count_lines as count_lines
-from jax_transformer.data.text_files import decode_lines as decode_lines
-from jax_transformer.data.text_files import open_text as open_text
 from jax_transformer.errors import InputError
 
 PAIRS_AT_ONCE = 2**16

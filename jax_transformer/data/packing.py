@@ -26,12 +26,7 @@ def pack_rows(
     Raises:
         InputError: A pair is longer than a row.
     """
-    longest = side_lengths.max(initial=0)
-    if longest > row_length:
-        raise InputError(
-            f"pack_length={row_length} is shorter than the longest sentence, which has {longest} "
-            "tokens; raise it or lower max_length"
-        )
+    check_fits(int(side_lengths.max(initial=0)), row_length)
     rows = []
     waiting, rest = order[:LOOK_AHEAD], order[LOOK_AHEAD:]
     while len(waiting):
@@ -40,6 +35,19 @@ def pack_rows(
         waiting = np.concatenate([np.delete(waiting, taken), rest[: len(taken)]])
         rest = rest[len(taken) :]
     return rows
+
+
+def check_fits(longest: int, row_length: int) -> None:
+    """Refuse rows that are shorter than the longest side of a pair, in tokens.
+
+    Raises:
+        InputError: They are shorter.
+    """
+    if longest > row_length:
+        raise InputError(
+            f"pack_length={row_length} is shorter than the longest sentence, which has {longest} "
+            "tokens; raise it or lower max_length"
+        )
 
 
 def _fill(

@@ -112,6 +112,9 @@ class TrainingConfig:
     keep_checkpoints: int = 3
     """Number of run checkpoints to keep, the newest ones."""
 
+    bpe_dropout: float = 0.0
+    """Probability of dropping a merge of the byte-pair encoding, drawn anew in each epoch
+    (Provilkov et al. 2020); for a tokenizer that this library has trained."""
     seed: int = 0
     """Seed of initialisation, batch order, dropout and the choice of held-out pairs."""
 
@@ -178,5 +181,7 @@ class TrainingConfig:
                 raise InputError(f"{name}={value} must be above 0 and finite")
         if not 0 <= self.weight_decay < float("inf"):
             raise InputError(f"weight_decay={self.weight_decay} must be at least 0 and finite")
+        if not 0 <= self.bpe_dropout < 1:
+            raise InputError(f"bpe_dropout={self.bpe_dropout} must be at least 0 and below 1")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed={self.seed} must be from 0 to {2**32 - 1}")

@@ -4,7 +4,7 @@ One device is a mesh of one device.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -12,13 +12,9 @@ from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import (
-    Batch,
-    EncodedCorpus,
-    PlannedBatch,
-    take_rows,
-    training_batches,
-)
+from jax_transformer.data.batches import Batch, epoch_batches, training_batches
+from jax_transformer.data.encoded import EncodedPairs
+from jax_transformer.data.plan import EpochLayout, PlannedBatch, take_rows
 from jax_transformer.model import Params
 from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.runtime.compiler_options import compiler_options
@@ -118,13 +114,46 @@ def fill_rows(
     Rows of padding are added at the end and change nothing: they do not count in the loss, and the
     dropout of an element depends on its own index and not on the number of rows.
     """
-    multiple = row_shards(mesh) * num_microbatches
-    return [planned._replace(rows=planned.rows + -planned.rows % multiple) for planned in plan]
+    return [
+        planned._replace(rows=filled_rows(planned.rows, mesh, num_microbatches)) for planned in plan
+    ]
 
 
-def sharded_batches(
-    mesh: Mesh, encoded: EncodedCorpus, plan: list[PlannedBatch]
-) -> Iterator[Batch]:
+def filled_rows(rows: int, mesh: Mesh | AbstractMesh, num_microbatches: int) -> int:
+    """Return the rows of a batch after `fill_rows`."""
+    return rows + -rows % (row_shards(mesh) * num_microbatches)
+
+
+def sharded_epoch(
+    mesh: Mesh,
+    corpus: EncodedPairs,
+    training_config: TrainingConfig,
+    layout: EpochLayout,
+    epoch: int,
+    first: tuple[int, int],
+) -> Iterator[tuple[int, int, Batch]]:
+    """Yield the batches of an epoch, sharded over the mesh, with their windows and numbers.
+
+    Arguments as `epoch_batches`. Each process reads only the rows that its own devices hold.
+
+    Raises:
+        InputError: The corpus is damaged, or an id is outside the vocabulary.
+    """
+    own_rows = cache(partial(_own_rows, mesh=mesh))
+    parts = training_config.num_microbatches
+
+    def own(planned: PlannedBatch) -> PlannedBatch:
+        (filled,) = fill_rows([planned], mesh, parts)
+        return take_rows(filled, own_rows(filled.rows))
+
+    for window, number, planned, part in epoch_batches(
+        corpus, training_config, layout, epoch, first, own
+    ):
+        rows = filled_rows(planned.rows, mesh, parts)
+        yield window, number, jax.tree.map(partial(_spread, mesh, rows, own_rows(rows)), part)
+
+
+def sharded_batches(mesh: Mesh, encoded: EncodedPairs, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order, sharded over the mesh.
 
     Each process builds only the rows that its own devices hold.

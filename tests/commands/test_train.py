@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinary):
     directory, shown = first_run
-    assert "training: 6 pairs read, 0 dropped for an empty side" in shown
+    assert "training: 6 pairs read; 6 pairs of " in shown
     assert re.search(r"1 batch shapes compiled in \d+\.\d s", shown)
     assert re.search(r"step 12: validation loss \d\.\d{3}", shown)
     assert re.search(r"model of step \d+ written to model\n", shown)
@@ -165,8 +165,9 @@ def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, caps
     options = ["--source=source", "--target=target", "--vocab-size=40", *small, "--output=model"]
     program(*options, "--steps=2", "--valid-pairs=30")
     shown = capsys.readouterr().out
-    read = "61 pairs read, 1 dropped for an empty side, 30 held out for validation; "
+    read = "61 pairs read, 1 dropped for an empty side, "
     assert f"training: {read}" in shown
+    assert "30 held out for validation; " in shown
     assert "validation: 30 pairs of the training text, chosen by the seed; " in shown
     kept = [int(pairs) for pairs in re.findall(r"(\d+) pairs of [\d,]+ tokens kept", shown)]
     assert sorted(kept) == [29, 30]  # the overlong pair is in one of them
@@ -274,8 +275,8 @@ def test_overlong_and_empty_training_pairs_are_dropped_and_counted(corpus, monke
     with pytest.raises(SystemExit, match="enough"):
         program(*arguments(corpus, "--output=model"))
     shown = capsys.readouterr().out
-    assert "training: 5 pairs read, 2 dropped for an empty side; 2 pairs" in shown
-    assert "1 dropped as too long" in shown
+    read = "training: 5 pairs read, 1 dropped as too long, 2 dropped for an empty side; 2 pairs"
+    assert read in shown
 
 
 def test_the_program_leaves_with_code_1_and_one_line(tmp_path):

@@ -235,7 +235,7 @@ def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     found, start = train.parse_new(options, train.parse(options, train.defaults(options)))
     settings, corpora = train.prepare(found, start, quiet())
     assert settings.config == model.config
-    assert len(corpora.training.sources) > 1000
+    assert len(corpora.training) > 1000
 
 
 REFUSED = {

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer.data import batches
-from jax_transformer.data.batches import (
-    encode_corpus,
-    epoch_plan,
-    padding_share,
-    training_batches,
-)
+from jax_transformer.data.batches import padding_share, training_batches
 from jax_transformer.data.bucketing import bucket_lengths
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.encoded import encode_corpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.training.config import TrainingConfig
 
 SHAPES = {"bucket_count": 4, "max_tokens": 200}
 
@@ -59,7 +57,9 @@ def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded)
         max(tokens_of(source), tokens_of(target))
         for source, target in zip(corpus.sources, corpus.targets, strict=True)
     ]
-    assert encoded.lengths.tolist() == expected
+    lengths = encoded.side_lengths(np.arange(len(encoded))).max(axis=1)
+    assert lengths.tolist() == expected
+    assert encoded.length_counts.tolist() == np.bincount(expected).tolist()
 
 
 def test_a_pair_with_an_overlong_side_is_dropped_and_counted(tokenizer):
@@ -104,7 +104,7 @@ def test_bucket_lengths_are_the_best_of_all(lengths, count):
 
     others = itertools.combinations(range(1, lengths.max()), min(count, lengths.max()) - 1)
     best = min(columns((*shorter, lengths.max())) for shorter in others)
-    chosen = bucket_lengths(lengths, count)
+    chosen = bucket_lengths(np.bincount(lengths), count)
     assert columns(chosen) == best
     assert len(chosen) <= count
     assert list(chosen) == sorted(set(chosen))
@@ -112,14 +112,14 @@ def test_bucket_lengths_are_the_best_of_all(lengths, count):
 
 def test_an_epoch_holds_every_pair_once(encoded):
     for epoch in range(3):
-        plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=epoch)
+        plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch)
         members = np.concatenate([planned.members for planned in plan])
         assert sorted(members.tolist()) == list(range(len(encoded.sources)))
 
 
 def test_an_epoch_is_a_function_of_seed_and_number(encoded):
     def order(seed, epoch):
-        plan = epoch_plan(encoded.lengths, **SHAPES, seed=seed, epoch=epoch)
+        plan = plan_epoch(encoded, TrainingConfig(**SHAPES, seed=seed), epoch)
         return [planned.members.tolist() for planned in plan]
 
     assert order(0, 1) == order(0, 1)
@@ -127,14 +127,14 @@ def test_an_epoch_is_a_function_of_seed_and_number(encoded):
 
 
 def test_batches_and_their_members_are_shuffled(encoded):
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     lengths = [planned.length for planned in plan]
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
     assert any(planned.members.tolist() != sorted(planned.members) for planned in plan)
 
 
 def test_few_shapes_serve_every_epoch(encoded):
-    plans = [epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=epoch) for epoch in range(4)]
+    plans = [plan_epoch(encoded, TrainingConfig(**SHAPES), epoch) for epoch in range(4)]
     assert len({len(plan) for plan in plans}) == 1
     made = [batch for plan in plans for batch in training_batches(encoded, plan)]
     shapes = {batch.src.shape for batch in made}
@@ -144,13 +144,13 @@ def test_few_shapes_serve_every_epoch(encoded):
 
 
 def test_a_pair_longer_than_the_budget_has_a_batch_of_its_own(encoded):
-    plan = epoch_plan(encoded.lengths, bucket_count=4, max_tokens=1, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(bucket_count=4, max_tokens=1), epoch=0)
     assert {planned.rows for planned in plan} == {1}
     assert len(plan) == len(encoded.sources)
 
 
 def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     made = list(training_batches(encoded, plan))
     assert len(made) == len(plan)
     filled_up = 0
@@ -182,14 +182,14 @@ def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
         pad_id = 3
 
     encoded = encode_corpus(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
     assert not any((array == 0).any() for array in ids)
     assert any((array == 3).any() for array in ids)
 
 
 def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     whole = list(training_batches(encoded, plan))
     rest = list(training_batches(encoded, plan[7:]))
     for expected, batch in zip(whole[7:], rest, strict=True):
@@ -204,14 +204,14 @@ def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
         threads.add(threading.current_thread())
 
     monkeypatch.setattr(batches, "check_ids", record)
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     list(training_batches(encoded, plan))
     assert threads
     assert threading.main_thread() not in threads
 
 
 def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
-    plan = epoch_plan(encoded.lengths, **SHAPES, seed=0, epoch=0)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     too_large = dataclasses.replace(encoded, src_vocab_size=tokenizer.vocab_size - 1)
     with pytest.raises(InputError, match=r"src\[\d+, \d+\]=6 "):
         list(training_batches(too_large, plan))

@@ -11,7 +11,9 @@ import torch
 import torch_reference
 from jax_transformer import TransformerConfig, convert, generate, init_params
 from jax_transformer.data import number_words
-from jax_transformer.data.batches import encode_corpus, epoch_plan, training_batches
+from jax_transformer.data.batches import training_batches
+from jax_transformer.data.encoded import encode_corpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from tests.models import unchecked
@@ -43,17 +45,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
     tokenizer = BytePairTokenizer.train(training.sources + training.targets, config.src_vocab_size)
     corpus = encode_corpus(training, tokenizer, config.max_length)
     batches = itertools.chain.from_iterable(
-        training_batches(
-            corpus,
-            epoch_plan(
-                corpus.lengths,
-                bucket_count=settings.bucket_count,
-                max_tokens=settings.max_tokens,
-                seed=settings.seed,
-                epoch=epoch,
-            ),
-        )
-        for epoch in itertools.count()
+        training_batches(corpus, plan_epoch(corpus, settings, epoch)) for epoch in itertools.count()
     )
     params = init_params(jax.random.key(settings.seed), config)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)

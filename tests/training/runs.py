@@ -9,8 +9,6 @@ from rich.console import Console
 
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.data.batches import encode_corpus
-from jax_transformer.data.corpus import ParallelCorpus
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.checkpoint_format import named_arrays
@@ -20,7 +18,6 @@ from jax_transformer.training.run.state import (
     RunCheckpoint,
     RunProgress,
     RunSettings,
-    corpus_digest,
 )
 from jax_transformer.training.step import Metrics, init_state
 
@@ -42,10 +39,9 @@ def make_settings(ema_decay=0.9, d_ff=3):
         num_decoder_layers=1,
         max_length=16,
     )
-    pairs = encode_corpus(ParallelCorpus(WORDS, WORDS), tokenizer, max_length=16)
     training_config = TrainingConfig(steps=40, ema_decay=ema_decay)
     arguments = {"source": None, "vocab_size": 8}
-    digest = corpus_digest(pairs)
+    digest = "0" * 64
     return RunSettings(config, training_config, tokenizer, digest, arguments, GENERATION, ORIGIN)
 
 
@@ -66,11 +62,11 @@ def make_checkpoint(settings, step):
     bad = metrics._replace(loss=np.float32("nan"), finite=np.bool_(False))
     progress = RunProgress(
         step=step,
-        next=Position(1, step),
+        next=Position(1, 0, step),
         rejected=3,
-        nonfinite=(Position(1, 2),),
-        skipped=(Position(0, 5), Position(0, 6)),
-        window=((Position(1, 1), metrics), (Position(1, 2), bad)),
+        nonfinite=(Position(1, 0, 2),),
+        skipped=(Position(0, 0, 5), Position(0, 0, 6)),
+        window=((Position(1, 0, 1), metrics), (Position(1, 0, 2), bad)),
         best_score=0.1 + 0.2 if step else None,
         best_step=step or None,
         evaluations_since_best=2,

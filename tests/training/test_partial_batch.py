@@ -12,7 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import use_abstract_mesh
 
-from jax_transformer.data.batches import EncodedCorpus, plan_epoch, training_batches
+from jax_transformer.data.batches import training_batches
+from jax_transformer.data.encoded import EncodedCorpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.execution import Execution
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig

@@ -20,7 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.training.run.state import RunCheckpoint
 
-FORMAT = 3  # of what a step's directory holds
+FORMAT = 4  # of what a step's directory holds
 ARRAYS, RUN = "arrays", "run"
 FILES = "files.json"  # sha256 of each file of `arrays`
 
@@ -51,6 +51,8 @@ def upgrade(content: dict[str, Any]) -> dict[str, Any]:
         content = _from_format_1(content)
     if content["format"] == 2:
         content = _from_format_2(content)
+    if content["format"] == 3:
+        content = _from_format_3(content)
     return content
 
 
@@ -73,6 +75,18 @@ def _from_format_2(content: dict[str, Any]) -> dict[str, Any]:
     }
     settings = content["settings"] | tokenizer | {"generation": None, "origin": None}
     return content | {"format": 3, "settings": settings}
+
+
+def _from_format_3(content: dict[str, Any]) -> dict[str, Any]:
+    """An epoch was one window; its batches were others, so such a run cannot be continued."""
+    progress = dict(content["progress"])
+    for name in ("nonfinite", "skipped"):
+        progress[name] = [[epoch, 0, batch] for epoch, batch in progress[name]]
+    progress["window"] = [[[epoch, 0, batch], rest] for (epoch, batch), rest in progress["window"]]
+    progress["next"] = [progress["next"][0], 0, progress["next"][1]]
+    planned = "planned by an earlier version, which alone can continue the run"
+    settings = content["settings"] | {"data_sha256": planned}
+    return content | {"format": 4, "settings": settings, "progress": progress}
 
 
 def upgraded_array_name(name: str) -> str:

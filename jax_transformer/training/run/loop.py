@@ -18,13 +18,17 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer.data.batches import (
-    Batch,
-    EncodedCorpus,
-    PlannedBatch,
-    padding_share,
+from jax_transformer.data.batches import Batch, padding_share
+from jax_transformer.data.encoded import EncodedPairs
+from jax_transformer.data.plan import (
+    EpochLayout,
+    epoch_layout,
     plan_epoch,
+    plan_window,
+    window_numbers,
 )
+from jax_transformer.data.resampled import ResampledPairs
+from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.runtime import distributed
@@ -35,7 +39,9 @@ from jax_transformer.training.mesh import (
     EvaluationStep,
     TrainStep,
     fill_rows,
+    filled_rows,
     sharded_batches,
+    sharded_epoch,
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
@@ -136,7 +142,7 @@ class _Ending(NamedTuple):
     loss_is_finite: bool
 
 
-def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console: Console) -> Best:
+def train(run: Run, training: EncodedPairs, validation: EncodedPairs, console: Console) -> Best:
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
     A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
@@ -158,12 +164,12 @@ def train(run: Run, training: EncodedCorpus, validation: EncodedCorpus, console:
     run.settings.training_config.check()
     _warn_of_undivided(run, console)
     start = _start(run)
-    plan = _plan(training, run, epoch=0)
-    console.print(f"{len(plan):,} batches an epoch, {padding_share(training, plan):.1%} padding")
-    steps = _compile_and_time(start.state, plan, run, console)
+    layout = epoch_layout(training, run.settings.training_config)
+    console.print(_epoch_report(training, run, layout))
+    steps = _compile_and_time(start.state, layout, run, console)
     with _open_services(run, start.progress, validation, console) as services:
         services.checkpoints.save(start)
-        ending = _train_steps(run, start, steps, training, services)
+        ending = _train_steps(run, start, steps, training, layout, services)
         with services.watchdog.paused():
             services.checkpoints.wait()
             # The other processes wait here for the main one, which writes.
@@ -181,13 +187,14 @@ def _train_steps(
     run: Run,
     checkpoint: RunCheckpoint,
     steps: dict[tuple[int, int], TrainStep],
-    training: EncodedCorpus,
+    training: EncodedPairs,
+    layout: EpochLayout,
     services: _Services,
 ) -> _Ending:
     """Make the remaining steps, with reports, evaluations and checkpoints between them."""
     training_config = run.settings.training_config
     saved_step = checkpoint.progress.step
-    for position, batch in _remaining_batches(training, run, checkpoint.progress):
+    for position, batch in _remaining_batches(training, run, layout, checkpoint.progress):
         if _out_of_patience(checkpoint.progress, training_config):
             break
         state, metrics = steps[batch.src.shape](checkpoint.state, batch)
@@ -315,12 +322,14 @@ def _start(run: Run) -> RunCheckpoint:
 
 @contextlib.contextmanager
 def _open_services(
-    run: Run, progress: RunProgress, validation: EncodedCorpus, console: Console
+    run: Run, progress: RunProgress, validation: EncodedPairs, console: Console
 ) -> Iterator[_Services]:
     """Open everything that the loop writes to, and close it in the end."""
     settings = run.settings
     evaluate = sharded_evaluation_step(run.mesh, settings.config, settings.training_config)
-    plan = _plan(validation, run, epoch=0)
+    training_config = settings.training_config
+    plan = plan_epoch(validation, training_config, epoch=0)
+    plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
 
     def validation_loss(params: Params) -> float:
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
@@ -361,7 +370,7 @@ def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
     return None
 
 
-def _refuse_nonfinite(run: Run, progress: RunProgress, training: EncodedCorpus) -> None:
+def _refuse_nonfinite(run: Run, progress: RunProgress, training: EncodedPairs) -> None:
     """Stop a run whose latest steps were not finite, and record their batches.
 
     Raises:
@@ -385,50 +394,62 @@ def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationSte
     return float(total / count)
 
 
-def _plan(encoded: EncodedCorpus, run: Run, epoch: int) -> list[PlannedBatch]:
+def _epoch_report(corpus: EncodedPairs, run: Run, layout: EpochLayout) -> str:
+    """Return one line: the batches of an epoch and their padding, by its first window."""
     training_config = run.settings.training_config
-    plan = plan_epoch(encoded, training_config, epoch)
-    return fill_rows(plan, run.mesh, training_config.num_microbatches)
+    numbers = window_numbers(corpus, training_config, layout, epoch=0)[0]
+    plan = plan_window(corpus, training_config, layout, numbers, (0, 0))
+    plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
+    about = "about " if layout.windows > 1 else ""
+    return (
+        f"{about}{len(plan) * layout.windows:,} batches an epoch, "
+        f"{padding_share(corpus, plan):.1%} padding"
+    )
 
 
 def _remaining_batches(
-    encoded: EncodedCorpus, run: Run, progress: RunProgress
+    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
     """Return the batches of the remaining steps."""
     remaining = run.settings.training_config.steps - progress.step
-    return itertools.islice(_batches(encoded, run, progress), max(remaining, 0))
+    return itertools.islice(_batches(corpus, run, layout, progress), max(remaining, 0))
 
 
 def _batches(
-    encoded: EncodedCorpus, run: Run, progress: RunProgress
+    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
     """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch."""
-    for epoch in itertools.count(progress.next.epoch):
-        plan = _plan(encoded, run, epoch)
-        first = progress.next.batch if epoch == progress.next.epoch else 0
-        positions = (Position(epoch, index) for index in range(first, len(plan)))
-        kept = [position for position in positions if position not in progress.skipped]
-        planned = [plan[position.batch] for position in kept]
-        yield from zip(kept, sharded_batches(run.mesh, encoded, planned), strict=True)
+    begin, settings = progress.next, run.settings.training_config
+    merges = None
+    if settings.bpe_dropout:
+        merges = BPEDropout(run.settings.tokenizer, settings.bpe_dropout)
+    for epoch in itertools.count(begin.epoch):
+        first = (begin.window, begin.batch) if epoch == begin.epoch else (0, 0)
+        pairs = ResampledPairs(corpus, merges, settings.seed, epoch) if merges else corpus
+        for window, number, batch in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
+            position = Position(epoch, window, number)
+            if position not in progress.skipped:
+                yield position, batch
 
 
 def _compile_and_time(
-    state: TrainState, plan: list[PlannedBatch], run: Run, console: Console
+    state: TrainState, layout: EpochLayout, run: Run, console: Console
 ) -> dict[tuple[int, int], TrainStep]:
     started = time.monotonic()
     with console.status("compiling"), run.stop.during("the compilation and one step"):
-        steps = _compile_steps(state, plan, run)
+        steps = _compile_steps(state, layout, run)
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
     return steps
 
 
 def _compile_steps(
-    state: TrainState, plan: list[PlannedBatch], run: Run
+    state: TrainState, layout: EpochLayout, run: Run
 ) -> dict[tuple[int, int], TrainStep]:
-    """Compile the training step for every batch shape, [rows, length], of the plan."""
+    """Compile the training step for every batch shape, [rows, length], of the epochs."""
     training_config = run.settings.training_config
     step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
-    for shape in sorted({(planned.rows, planned.length) for planned in plan}):
+    for rows, length in layout.shapes:
+        shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
         ids = jax.ShapeDtypeStruct(shape, jnp.int32)
         segments = None if training_config.batching == "buckets" else ids
         batch = Batch(ids, ids, ids, segments, segments)

@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from jax_transformer.data.batches import EncodedCorpus, plan_epoch
+from jax_transformer.data.encoded import EncodedPairs
+from jax_transformer.data.plan import epoch_layout, plan_window, window_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.state import Position
@@ -16,7 +17,7 @@ NONFINITE_FILE = "nonfinite_batches.json"
 def write_nonfinite(
     directory: Path,
     positions: Iterable[Position],
-    encoded: EncodedCorpus,
+    encoded: EncodedPairs,
     training_config: TrainingConfig,
 ) -> Path:
     """Write batches, each with the indices of its pairs in `encoded`; return the file.
@@ -27,14 +28,13 @@ def write_nonfinite(
         encoded: The training pairs.
         training_config: The settings that the batches are planned with.
     """
-    plans = {
-        epoch: plan_epoch(encoded, training_config, epoch)
-        for epoch in {position.epoch for position in positions}
-    }
-    batches = [
-        {"epoch": epoch, "batch": batch, "pairs": plans[epoch][batch].members.tolist()}
-        for epoch, batch in positions
-    ]
+    layout = epoch_layout(encoded, training_config)
+    batches = []
+    for epoch, window, batch in positions:
+        numbers = window_numbers(encoded, training_config, layout, epoch)[window]
+        plan = plan_window(encoded, training_config, layout, numbers, (epoch, window))
+        place = {"epoch": epoch, "window": window, "batch": batch}
+        batches.append(place | {"pairs": plan[batch].members.tolist()})
     path = directory / NONFINITE_FILE
     scratch = path.with_suffix(".writing")
     scratch.write_text(json.dumps({"batches": batches}, indent=2) + "\n", "utf-8")
@@ -53,6 +53,7 @@ def read_nonfinite(directory: Path) -> tuple[Position, ...]:
         return ()
     try:
         batches = json.loads(path.read_text("utf-8"))["batches"]
-        return tuple(Position(int(one["epoch"]), int(one["batch"])) for one in batches)
+        names = Position._fields
+        return tuple(Position(*(int(one[name]) for name in names)) for one in batches)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({error}); repair or delete it") from error

@@ -3,6 +3,7 @@
 Read with yaml.safe_load, which creates only plain data, and checked against the fields' types.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -56,7 +57,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -96,9 +97,11 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
     """Return the value as the type that a field is annotated with."""
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for choice in choices:
-        if choice == tuple[str, ...]:
-            if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
-                return tuple(value)
+        if get_origin(choice) is tuple:
+            items = [value] if choice == tuple[Path, ...] and isinstance(value, str) else value
+            if isinstance(items, list | tuple):
+                with contextlib.suppress(InputError):
+                    return tuple(_checked(item, get_args(choice)[0], place) for item in items)
             continue
         if get_origin(choice) is Literal:
             if value in get_args(choice):
@@ -118,6 +121,7 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
 def _word(choice: Any) -> str:
     if get_origin(choice) is Literal:
         return "one of " + ", ".join(map(repr, get_args(choice)))
-    if choice == tuple[str, ...]:
-        return "a list of texts"
+    if get_origin(choice) is tuple:
+        names = {str: "texts", Path: "paths", float: "numbers"}
+        return f"a list of {names[get_args(choice)[0]]}"
     return "null" if choice is type(None) else choice.__name__

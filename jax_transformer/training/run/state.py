@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files.json_file import with_tuples
 from jax_transformer.convert.origin import Origin
-from jax_transformer.data.batches import EncodedCorpus
 from jax_transformer.data.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
@@ -39,7 +37,7 @@ class RunSettings(NamedTuple):
         config: The shape of the model.
         training_config: How it is trained; `MAY_CHANGE` names the fields that may differ.
         tokenizer: The vocabulary.
-        data_sha256: `corpus_digest` of the training and the validation pairs.
+        data_sha256: Digest of the text, of what is kept of it, and of the tokenizer.
         arguments: Everything else that the program needs to start again, as JSON; not compared.
         generation: Generation defaults of the model, from the model that the run starts from; None
             for those of the models that this library trains. Not compared.
@@ -57,9 +55,10 @@ class RunSettings(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A batch of the run: its epoch and its index in the epoch's plan, both from 0."""
+    """A batch of the run: its epoch, the window in it and its number in the window, from 0."""
 
     epoch: int
+    window: int
     batch: int
 
 
@@ -81,7 +80,7 @@ class RunProgress(NamedTuple):
     """
 
     step: int = 0
-    next: Position = Position(0, 0)
+    next: Position = Position(0, 0, 0)
     rejected: int = 0
     nonfinite: tuple[Position, ...] = ()
     skipped: tuple[Position, ...] = ()
@@ -94,7 +93,7 @@ class RunProgress(NamedTuple):
         """Return the progress after one more step, on the batch at a position."""
         return self._replace(
             step=self.step + 1,
-            next=Position(position.epoch, position.batch + 1),
+            next=position._replace(batch=position.batch + 1),
             window=(*self.window, (position, metrics)),
         )
 
@@ -172,16 +171,6 @@ def check_equal(name: str, saved: Any, given: Any) -> None:
         raise InputError(
             f"{name}={given!r} is not the run's, which has {saved!r}; a resumed run keeps it"
         )
-
-
-def corpus_digest(*corpora: EncodedCorpus) -> str:
-    """Return the sha256 of the ids of every pair, as 64 hex digits."""
-    digest = hashlib.sha256()
-    for corpus in corpora:
-        for side in (corpus.sources, corpus.targets):
-            digest.update(np.array([len(side), *map(len, side)], np.int64).tobytes())
-            digest.update(np.concatenate(side).tobytes())
-    return digest.hexdigest()
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import torch
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import tokenizer_files
 from jax_transformer.convert.languages import generating, language_files
-from jax_transformer.data.batches import encode_corpus, make_batch, packed_plan
+from jax_transformer.data.batches import make_batch
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.encoded import encode_corpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.data.tokenizers import (
     LineError,
     Tokenizer,
@@ -20,6 +22,7 @@ from jax_transformer.data.tokenizers import (
     with_languages,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.training.config import TrainingConfig
 from tests.data import family_tokenizers as write
 from tests.data.family_tokenizers import MODEL, transformers
 from tests.data.sentencepiece_models import odd_strings, text
@@ -164,7 +167,8 @@ def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
     languages = folder.codes[:2]
     own, theirs = folder.read(languages)
     encoded = encode_corpus(ParallelCorpus(tuple(LINES), tuple(LINES), 0), own, 64)
-    plan = packed_plan(encoded.side_lengths, length=64, max_tokens=2**12, seed=0, epoch=0)
+    settings = TrainingConfig(batching="packed", pack_length=64)
+    plan = plan_epoch(encoded, settings, epoch=0)
     members = np.arange(len(LINES))
     batch = make_batch(
         encoded, plan[0]._replace(rows=len(LINES), members=members, member_rows=members)

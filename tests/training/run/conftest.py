@@ -29,7 +29,7 @@ def compile_once(compiled_steps, monkeypatch):
     """Compile the steps of a module's runs once for all runs whose steps are the same."""
     compile_steps = loop._compile_steps
 
-    def reuse(state, plan, run):
+    def reuse(state, layout, run):
         config, settings = run.settings[:2]
         length = (settings.steps, settings.cooldown_steps)
         deciding = {
@@ -39,10 +39,9 @@ def compile_once(compiled_steps, monkeypatch):
         }
         if settings.cooldown_steps or settings.schedule == "cosine":
             deciding["length"] = length
-        shapes = frozenset((planned.rows, planned.length) for planned in plan)
-        key = (config, tuple(deciding.items()), run.mesh, shapes)
+        key = (config, tuple(deciding.items()), run.mesh, layout.shapes)
         if key not in compiled_steps:
-            compiled_steps[key] = compile_steps(state, plan, run)
+            compiled_steps[key] = compile_steps(state, layout, run)
         return compiled_steps[key]
 
     monkeypatch.setattr(loop, "_compile_steps", reuse)

@@ -189,7 +189,7 @@ def test_another_model_vocabulary_or_text_is_refused(settings):
         "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
         "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},
         "tokenizer's sha256=": {"tokenizer": other_tokenizer},
-        "text's sha256=": {"data_sha256": "0" * 64},
+        "text's sha256=": {"data_sha256": "1" * 64},
     }
     for message, change in changes.items():
         with pytest.raises(InputError) as refused:
@@ -238,10 +238,10 @@ def test_checkpoints_of_every_format_so_far_are_read(golden, tmp_path):
     restored = restore(directory, quiet())
     assert restored.checkpoint.progress == RunProgress(
         step=8,
-        next=Position(1, 8),
+        next=Position(1, 0, 8),
         rejected=3,
-        nonfinite=(Position(1, 2),),
-        skipped=(Position(0, 5), Position(0, 6)),
+        nonfinite=(Position(1, 0, 2),),
+        skipped=(Position(0, 0, 5), Position(0, 0, 6)),
         best_score=0.1 + 0.2,
         best_step=8,
         evaluations_since_best=2,

@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError, TransformerConfig
-from jax_transformer.data.batches import encode_corpus, epoch_plan
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.encoded import encode_corpus
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run import loop, progress
-from jax_transformer.training.run.state import RunSettings, corpus_digest
+from jax_transformer.training.run.state import RunSettings
 from jax_transformer.training.step import Metrics
 
 SETTINGS = TrainingConfig(
@@ -61,7 +62,7 @@ def train(task, tmp_path):
     numbers = itertools.count()
 
     def call(settings, shown):
-        parts = RunSettings(config, settings, tokenizer, corpus_digest(training, validation), {})
+        parts = RunSettings(config, settings, tokenizer, "0" * 64, {})
         run = loop.Run(tmp_path / str(next(numbers)), parts)
         return loop.train(run, training, validation, shown)
 
@@ -104,7 +105,7 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     best = train(SETTINGS, lines)
     shown = lines.file.getvalue()
 
-    plan = epoch_plan(training.lengths, bucket_count=2, max_tokens=60, seed=0, epoch=0)
+    plan = plan_epoch(training, SETTINGS, epoch=0)
     assert SETTINGS.steps > 2 * len(plan)
     shapes = {(planned.rows, planned.length) for planned in plan}
     assert len(shapes) == 2

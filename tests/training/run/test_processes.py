@@ -46,6 +46,7 @@ import jax, numpy as np
 from benchmarks.kill_resume import Task, tiny_task
 from jax_transformer.runtime import distributed
 from jax_transformer.data import batches
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.mesh import sharded_batches, fill_rows
 
@@ -61,7 +62,7 @@ try:
         for batching in ("buckets", "packed"):
             settings, encoded, _ = tiny_task(Task(8, batching=batching))
             mesh = make_mesh(sizes, np.array(jax.devices())[order])
-            plan = fill_rows(batches.plan_epoch(encoded, settings.training_config, 0), mesh, 1)
+            plan = fill_rows(plan_epoch(encoded, settings.training_config, 0), mesh, 1)
             made.clear()
             with mock.patch.object(batches, "make_batch", noted):
                 spread = list(sharded_batches(mesh, encoded, plan))

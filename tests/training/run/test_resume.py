@@ -28,7 +28,8 @@ from benchmarks.kill_resume import (
     train_or_resume,
 )
 from jax_transformer import InputError
-from jax_transformer.data.batches import make_batch, plan_epoch
+from jax_transformer.data.batches import make_batch
+from jax_transformer.data.plan import plan_epoch
 from jax_transformer.training.run import loop
 from jax_transformer.training.run.checkpoint_writer import DigestingHandler
 from jax_transformer.training.run.checkpoints import restore, steps_in
@@ -118,7 +119,8 @@ def test_outside_of_the_loop_signals_do_what_they_did():
 def poison(monkeypatch, positions, settings, training):
     """Let the batches of these positions have a loss that is not finite."""
     compile_steps, poisoned = loop._compile_steps, set()
-    for epoch, batch in positions:
+    for epoch, window, batch in positions:
+        assert not window
         planned = plan_epoch(training, settings.training_config, epoch)[batch]
         poisoned.add(make_batch(training, planned).src.tobytes())
 
@@ -142,13 +144,15 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     settings, training, held_out = tiny_task(Task(STEPS))
     config = dataclasses.replace(settings.training_config, evaluation_interval=10)
     settings = settings._replace(training_config=config)
-    bad = tuple(Position(epoch, batch) for epoch in (2, 3) for batch in range(5))  # steps 11 to 20
+    bad = tuple(
+        Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5)
+    )  # steps 11 to 20
     poison(monkeypatch, bad, settings, training)
     run = loop.Run(tmp_path, settings)
     with pytest.raises(InputError, match=r"step 20: 10 steps in a row were not finite; .* skips"):
         loop.train(run, training, held_out, quiet())
     recorded = json.loads((tmp_path / NONFINITE_FILE).read_text())["batches"]
-    assert tuple((one["epoch"], one["batch"]) for one in recorded) == bad
+    assert tuple((one["epoch"], one["window"], one["batch"]) for one in recorded) == bad
     for one in recorded:
         planned = plan_epoch(training, config, one["epoch"])[one["batch"]]
         assert one["pairs"] == planned.members.tolist()
@@ -159,14 +163,14 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     progress, state, _ = newest(tmp_path)
     assert progress.skipped == bad == read_nonfinite(tmp_path)
     assert (progress.step, progress.rejected) == (STEPS, 0)
-    assert progress.next == Position(9, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on
+    assert progress.next == Position(9, 0, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
     print(f"{len(bad)} poisoned batches: back to step 10, {len(progress.skipped)} skipped, finite")
 
 
 def test_scattered_bad_steps_are_left_out_and_counted_across_a_resume(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(8))
-    poison(monkeypatch, [Position(0, 1), Position(1, 0)], settings, training)
+    poison(monkeypatch, [Position(0, 0, 1), Position(1, 0, 0)], settings, training)
     loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
     assert newest(tmp_path).progress.rejected == 2
     longer = dataclasses.replace(settings.training_config, steps=12)

@@ -1,0 +1,44 @@
+"""`jax-transformer prepare`: encode the text of a training once, before the training."""
+
+import sys
+
+from rich.console import Console
+
+from jax_transformer.commands.train import check_values
+from jax_transformer.commands.train_arguments import check_start, defaults, parse, read_start
+from jax_transformer.training.run.corpora import encode_corpora, read_corpora, try_corpora
+
+DRY_RUN = "--dry-run"
+HELP = f"""usage: jax-transformer prepare [{DRY_RUN}] [arguments of jax-transformer train]
+
+Encodes the training text as `jax-transformer train` with the same arguments would do before its
+first step, and keeps it in the folder --prepared. With {DRY_RUN} nothing is kept of the text; the
+report says what would be. Arguments that do not concern the text change nothing.
+"""
+
+
+def prepare(*argv: str) -> None:
+    """Parse the command line and prepare the text.
+
+    Raises:
+        InputError: An argument is wrong, or a file cannot be used.
+    """
+    if {"-h", "--help"} & set(argv):
+        print(HELP)
+        return
+    given = [argument for argument in argv if argument != DRY_RUN]
+    # The report alone goes to standard output.
+    console = Console(markup=False, highlight=False, soft_wrap=True, file=sys.stderr)
+    arguments = parse(given, defaults(given))
+    start = read_start(arguments)
+    if start.tokenizer is not None:
+        arguments = parse(given, defaults(given, start))
+    check_start(arguments, start)
+    check_values(arguments, start)
+    settings = arguments.text_settings((start.config or arguments.model).max_length)
+    corpora = read_corpora(settings, start.tokenizer, console)
+    if DRY_RUN in argv:
+        print("\n".join(try_corpora(corpora, settings, console)))
+        return
+    print("\n".join(encode_corpora(corpora, settings, console).report))
+    print(f"kept in {arguments.prepared}; train with the same arguments")

@@ -1,0 +1,1 @@
+"""A parallel text, encoded once into shards on disk, and read at random from there."""

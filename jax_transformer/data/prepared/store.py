@@ -1,0 +1,323 @@
+"""The folder that keeps what was computed from texts: facts, tokenizers and prepared corpora.
+
+Each entry has the digest of all that decides it as its name. An entry that is there is used, and
+nothing in it ever changes.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+
+from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.data.duplicates import DuplicateFinder, pair_digests
+from jax_transformer.data.encoded import shuffled_numbers
+from jax_transformer.data.parallel_text import (
+    Block,
+    FileFacts,
+    ParallelText,
+    decode_pairs,
+    has_text,
+)
+from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, open_folder
+from jax_transformer.data.prepared.prepare import (
+    SHARD_PAIRS,
+    Filters,
+    Task,
+    Text,
+    locked,
+    prepare,
+    write_whole,
+)
+from jax_transformer.data.tokenizers import (
+    BytePairTokenizer,
+    Tokenizer,
+    describe,
+    from_description,
+)
+from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
+from jax_transformer.errors import InputError
+
+FORMAT = 1  # of a prepared corpus
+
+
+def default_store() -> Path:
+    """Return the folder in the user's cache that holds what is prepared."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "jax-transformer" / "prepared"
+
+
+class MemoryText(NamedTuple):
+    """A parallel text in memory, which is read like one in files.
+
+    Attributes:
+        sources: Source sentences.
+        targets: Target sentences, as many as sources.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+    @property
+    def names(self) -> str:
+        """What the text is called in messages."""
+        return "the sources and targets"
+
+    def blocks(self, pairs: int) -> Iterator[Block]:
+        """Yield the text in blocks of so many pairs."""
+        for first in range(0, len(self.sources), pairs):
+            sides = (
+                [line.encode() for line in side[first : first + pairs]]
+                for side in (self.sources, self.targets)
+            )
+            yield Block(first, first + 1, "sources", "targets", *sides, frozenset())
+
+
+class KnownText(NamedTuple):
+    """A text, its digest and its size.
+
+    Attributes:
+        text: The text.
+        sha256: Digest of its files, as 64 hex digits.
+        pairs: Number of its lines.
+    """
+
+    text: Text
+    sha256: str
+    pairs: int
+
+
+def known_text(store: Path, text: ParallelText | MemoryText, console: Console) -> KnownText:
+    """Return a text with its digest; a file that did not change since the last time is not read.
+
+    Raises:
+        InputError: A file cannot be read, or two files have different numbers of lines.
+    """
+    if isinstance(text, MemoryText):
+        content = json.dumps(text).encode()
+        return KnownText(text, hashlib.sha256(content).hexdigest(), len(text.sources))
+    paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
+    entry = store / "texts" / f"{digest(paths)}.json"
+    with locked(entry.parent, console):
+        known = []
+        if entry.exists():
+            known = [FileFacts.from_json(one) for one in json.loads(entry.read_bytes())]
+        with console.status("reading the text"):
+            facts = text.facts(known)
+        if facts != tuple(known):
+            write_whole(entry, json.dumps([one.to_json() for one in facts]).encode())
+    count = sum(one.lines for one in facts[: len(text.sources)])
+    if not count:
+        raise InputError(
+            f"{text.names} hold no pair with text on both sides in 0 lines; name other files"
+        )
+    return KnownText(text, digest([one.sha256 for one in facts]), count)
+
+
+def held_out(
+    store: Path, known: KnownText, count: int, seed: int, console: Console
+) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
+    """Choose pairs of a text for validation by a seed; return their numbers and the pairs.
+
+    Only pairs with text on both sides are chosen, in the order of a seeded shuffle; they are
+    returned in the order of the text.
+
+    Raises:
+        InputError: The text has too few pairs.
+    """
+    entry = store / "held_out" / f"{digest([FORMAT, known.sha256, count, seed])}.json"
+    with locked(entry.parent, console):
+        if not entry.exists():
+            with console.status("choosing the validation pairs"):
+                numbers, pairs = _chosen_by_seed(known, count, seed)
+            write_whole(
+                entry, json.dumps([numbers.tolist(), pairs.sources, pairs.targets]).encode()
+            )
+        numbers, *sides = json.loads(entry.read_bytes())
+    return np.array(numbers, np.int64), ParallelCorpus(*map(tuple, sides))
+
+
+def _chosen_by_seed(
+    known: KnownText, count: int, seed: int
+) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
+    asked, order = count, shuffled_numbers(known.pairs, seed)
+    while True:
+        asked = min(2 * asked + 64, known.pairs)
+        candidates = np.array([order[place] for place in range(asked)])
+        lines = chosen_pairs(known.text, np.sort(candidates))
+        usable = [number for number in candidates.tolist() if has_text(lines[number])]
+        if len(usable) > count or asked == known.pairs:
+            break
+    if not usable:
+        raise InputError(
+            f"{known.text.names} hold no pair with text on both sides in {known.pairs:,} lines; "
+            "name other files"
+        )
+    if len(usable) <= count:
+        raise InputError(
+            f"valid_pairs={count} leaves none of {len(usable):,} pairs to train on; lower it, or "
+            "name valid_source and valid_target"
+        )
+    numbers = np.sort(np.array(usable[:count], np.int64))
+    sources, targets = zip(*(lines[number] for number in numbers.tolist()), strict=True)
+    return numbers, ParallelCorpus(sources, targets)
+
+
+def chosen_pairs(text: Text, numbers: Int64[np.ndarray, "_"]) -> dict[int, tuple[str, str]]:
+    """Return some pairs of a text by their numbers, which are ascending."""
+    found = {}
+    for block in text.blocks(SHARD_PAIRS):
+        begin, end = np.searchsorted(numbers, [block.first, block.first + len(block.sources)])
+        places = [int(number) - block.first for number in numbers[begin:end]]
+        for place, pair in zip(places, decode_pairs(_part(block, places)), strict=True):
+            found[block.first + place] = pair
+    return found
+
+
+def trained_tokenizer(
+    store: Path,
+    texts: list[KnownText],
+    without: Int64[np.ndarray, "_"],
+    vocab_size: int,
+    most_pairs: int,
+    longest: int,
+    seed: int,
+    console: Console,
+) -> BytePairTokenizer:
+    """Return the byte-pair encoding of texts, trained on a seeded sample of their pairs.
+
+    Args:
+        store: Where it is kept.
+        texts: The texts.
+        without: Numbers of pairs of the first text that it must not see, ascending.
+        vocab_size: Number of token ids.
+        most_pairs: Most pairs of the sample.
+        longest: Most characters of a line; longer ones are left out.
+        seed: Which pairs are chosen.
+        console: Shows what is done.
+
+    Raises:
+        InputError: As `BytePairTokenizer.train`.
+    """
+    recipe = {
+        "format": FORMAT,
+        "texts": [known.sha256 for known in texts],
+        "without": hashlib.sha256(without.tobytes()).hexdigest(),
+        "vocab_size": vocab_size,
+        "pairs": most_pairs,
+        "longest": longest,
+        "seed": seed,
+    }
+    entry = store / "tokenizers" / f"{digest(recipe)}.json"
+    total = sum(known.pairs for known in texts)
+
+    def lines() -> Iterator[str]:
+        for place, known in enumerate(texts):
+            share = max(1, round(most_pairs * known.pairs / total))
+            numbers = sampled(share, known.pairs, seed % 2**32)
+            if not place:
+                numbers = np.setdiff1d(numbers, without, assume_unique=True)
+            for block in known.text.blocks(SHARD_PAIRS):
+                end = block.first + len(block.sources)
+                chosen = numbers[slice(*np.searchsorted(numbers, [block.first, end]))]
+                for pair in decode_pairs(_part(block, (chosen - block.first).tolist())):
+                    if has_text(pair):
+                        yield from pair
+
+    with locked(entry.parent, console):
+        if entry.exists():
+            kept = json.loads(entry.read_bytes())
+            files = {name: base64.b64decode(content) for name, content in kept["files"].items()}
+            return from_description(kept["tokenizer"], files, str(entry))
+        with console.status("training the tokenizer"):
+            tokenizer = BytePairTokenizer.train(LinesWithin(lines(), longest), vocab_size)
+        contents = tokenizer.files().items()
+        files = {name: base64.b64encode(content).decode() for name, content in contents}
+        content = {"recipe": recipe, "tokenizer": describe(tokenizer), "files": files}
+        write_whole(entry, json.dumps(content).encode())
+    return tokenizer
+
+
+def corpus_task(
+    store: Path,
+    known: KnownText,
+    tokenizer: Tokenizer,
+    filters: Filters,
+    left_out: dict[str, Int64[np.ndarray, "_"]],
+    drop_duplicates: bool,
+) -> Task:
+    """Return a corpus to prepare; finds its duplicates, if these are dropped.
+
+    Args:
+        store: Where the duplicates are sorted.
+        known: The text.
+        tokenizer: The tokenizer of both sides.
+        filters: Which pairs are kept.
+        left_out: Numbers of pairs that are not kept, ascending, by the reason.
+        drop_duplicates: Whether a pair that repeats an earlier one is dropped.
+    """
+    recipe = {
+        "format": FORMAT,
+        "text": known.sha256,
+        "tokenizer": tokenizer.digest(),
+        "filters": filters._asdict(),
+        "left_out": {
+            reason: hashlib.sha256(numbers.tobytes()).hexdigest()
+            for reason, numbers in left_out.items()
+        },
+        "drop_duplicates": drop_duplicates,
+    }
+    key = digest(recipe)
+    if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
+        scratch = store / "duplicates" / key
+        left_out = {**left_out, "dropped as duplicates": _repeated_pairs(known.text, scratch)}
+    return Task(known.text, known.pairs, left_out, filters, tokenizer, key)
+
+
+def prepared_corpus(store: Path, task: Task, console: Console) -> PreparedCorpus:
+    """Return a prepared corpus; prepare it, if it is not there.
+
+    Raises:
+        InputError: The text cannot be used, or the folder is damaged or cannot be written.
+    """
+    folder = corpus_folder(store, task.key)
+    if not (folder / MANIFEST).exists():
+        with locked(folder, console):
+            if not (folder / MANIFEST).exists():
+                return prepare(task, folder, console)
+    return open_folder(folder)
+
+
+def corpus_folder(store: Path, key: str) -> Path:
+    """Return the folder of a prepared corpus."""
+    return store / "corpora" / key[:32]
+
+
+def digest(value: Any) -> str:
+    """Return the sha256 of a value as JSON, as 64 hex digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _repeated_pairs(text: Text, scratch: Path) -> Int64[np.ndarray, "_"]:
+    """Return the numbers of the pairs that repeat an earlier one, ascending."""
+    finder = DuplicateFinder(scratch)
+    for block in text.blocks(SHARD_PAIRS):
+        finder.add(block.first, pair_digests(decode_pairs(block)))
+    repeats = np.flatnonzero(finder.repeats())
+    finder.remove()
+    return repeats
+
+
+def _part(block: Block, places: list[int]) -> Block:
+    """Return some pairs of a block."""
+    targets = [block.targets[place] for place in places] if block.targets else []
+    return block._replace(
+        sources=[block.sources[place] for place in places], targets=targets, overlong=frozenset()
+    )
