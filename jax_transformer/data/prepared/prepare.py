@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,6 +331,14 @@ def _finished(running: set[concurrent.futures.Future]) -> Iterator[ShardFacts]:
 
 def _begin_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process too
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one has ended, also by SIGKILL."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _do(work: _Work) -> ShardFacts:

@@ -1,0 +1,212 @@
+"""Preparing and reading a large corpus: python -m benchmarks.corpora --source FILE --target FILE.
+
+Prints, for one core and for all: pairs a second of preparing, beside those of the tokenizer alone
+on the same lines; tokens a second of the batches made from the prepared corpus, in buckets and
+packed; the time to the first batch at the beginning of an epoch and far into it; and the peak
+memory of each. Each measurement is a process of its own. `benchmarks.made_text` makes a text.
+Needs Linux (sched_setaffinity).
+"""
+
+import io
+import json
+import multiprocessing
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.systems import processor
+from jax_transformer.data.batches import epoch_batches
+from jax_transformer.data.parallel_text import ParallelText, decode_pairs
+from jax_transformer.data.plan import epoch_layout
+from jax_transformer.data.prepared.corpus import PreparedCorpus, open_folder
+from jax_transformer.data.prepared.prepare import Filters
+from jax_transformer.data.prepared.store import (
+    corpus_folder,
+    corpus_task,
+    known_text,
+    prepared_corpus,
+    trained_tokenizer,
+)
+from jax_transformer.training.config import TrainingConfig
+
+QUIET = Console(file=io.StringIO())
+NOTHING = np.zeros(0, np.int64)
+
+
+def main(
+    source: Path,
+    target: Path,
+    store: Path | None = None,
+    vocab_size: int = 8000,
+    max_length: int = 128,
+    tokenizer_pairs: int = 200_000,
+    alone_pairs: int = 100_000,
+    batches: int = 3000,
+    rounds: int = 3,
+) -> None:
+    """Measure.
+
+    Args:
+        source: Training text.
+        target: Its translation.
+        store: Where it is prepared; None prepares it in a temporary folder.
+        vocab_size: Entries of the byte-pair encoding.
+        max_length: Most tokens of a side.
+        tokenizer_pairs: Pairs that the tokenizer is trained on.
+        alone_pairs: Pairs that the tokenizer encodes alone.
+        batches: Batches that are made in each mode.
+        rounds: How often preparing and the tokenizer are measured, in turn.
+    """
+    shared = source, target, vocab_size, max_length, tokenizer_pairs
+    cores = sorted(os.sched_getaffinity(0))
+    print(f"processor: {processor()}; {len(cores)} cores")
+    with tempfile.TemporaryDirectory() as folder:
+        kept = store or Path(folder)
+        prepared = _apart(cores, _prepare_whole, *shared, kept)
+        print(json.dumps({"preparing all, once": prepared}))
+        table = Table("cores", "prepared, pairs/s", "tokenizer alone, pairs/s", "share")
+        for count in (1, len(cores)):
+            for _ in range(rounds):
+                own, alone = (
+                    _apart(cores[:count], work, *shared, kept, alone_pairs)["pairs a second"]
+                    for work in (_prepare_part, _tokenizer_alone)
+                )
+                table.add_row(str(count), f"{own:,.0f}", f"{alone:,.0f}", f"{own / alone:.0%}")
+        Console().print(table)
+        table = Table("batching", "tokens/s on one core", "first batch", "far into the epoch", "GB")
+        for batching in ("buckets", "packed"):
+            found = _apart(cores[:1], _read, prepared["folder"], batching, batches)
+            table.add_row(
+                batching,
+                f"{found['tokens a second']:,.0f}",
+                f"{found['first batch']:.2f} s",
+                f"{found['far batch']:.2f} s",
+                f"{found['peak GB']:.2f}",
+            )
+        Console().print(table)
+
+
+def _apart(cores: list[int], work: Callable[..., dict[str, Any]], *arguments: Any) -> dict:
+    """Return what a function returns in a process of its own, on some cores."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=_answer, args=(answers, cores, work, *arguments))
+    process.start()
+    found = answers.get()
+    process.join()
+    return found
+
+
+def _answer(answers: Any, cores: list[int], work: Callable[..., dict], *arguments: Any) -> None:
+    os.sched_setaffinity(0, cores)
+    os.environ["RAYON_NUM_THREADS"] = str(len(cores))
+    found = work(*arguments)
+    used = [resource.getrusage(who).ru_maxrss for who in (0, resource.RUSAGE_CHILDREN)]
+    answers.put(found | {"peak GB": used[0] / 1e6, "peak of a worker, GB": used[1] / 1e6})
+
+
+def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, store: Path) -> Any:
+    known = known_text(store, ParallelText((source,), (target,)), QUIET)
+    longest = 64 * length
+    tokenizer = trained_tokenizer(store, [known], NOTHING, vocab_size, pairs, longest, 0, QUIET)
+    return corpus_task(store, known, tokenizer, Filters(length), {}, drop_duplicates=False)
+
+
+def _prepare_whole(*arguments: Any) -> dict[str, Any]:
+    """Prepare the whole text, if it is not prepared."""
+    start = time.perf_counter()
+    task = _task(*arguments)
+    ready = time.perf_counter()
+    corpus = prepared_corpus(arguments[-1], task, QUIET)
+    return {
+        "folder": str(corpus_folder(arguments[-1], task.key)),
+        "pairs": len(corpus),
+        "tokens": corpus.tokens,
+        "facts and tokenizer, s": round(ready - start, 1),
+        "shards, s": round(time.perf_counter() - ready, 1),
+    }
+
+
+class _FirstBlocks:
+    """The first blocks of a text."""
+
+    names = "the first blocks"
+
+    def __init__(self, text: ParallelText, pairs: int) -> None:
+        self.text, self.pairs = text, pairs
+
+    def blocks(self, pairs: int) -> Any:
+        """Yield blocks until there are enough pairs."""
+        for block in self.text.blocks(min(pairs, self.pairs // 4)):
+            if block.first >= self.pairs:
+                return
+            yield block
+
+
+def _prepare_part(*arguments: Any) -> dict[str, Any]:
+    """Prepare the first pairs of the text, in a folder of their own."""
+    *_, store, pairs = arguments
+    task = _task(*arguments[:-1])
+    part = task._replace(text=_FirstBlocks(task.text, pairs), pairs=pairs, key=f"{time.time_ns()}")
+    with tempfile.TemporaryDirectory(dir=store) as folder:
+        start = time.perf_counter()
+        corpus = prepared_corpus(Path(folder), part, QUIET)
+        seconds = time.perf_counter() - start
+    read = len(corpus) + sum(corpus.facts.dropped.values())
+    return {"pairs a second": read / seconds}
+
+
+def _tokenizer_alone(*arguments: Any) -> dict[str, Any]:
+    """Let the tokenizers library encode the same lines, and do nothing with the ids."""
+    *_, pairs = arguments
+    task = _task(*arguments[:-1])
+    lines = [
+        line
+        for block in _FirstBlocks(task.text, pairs).blocks(2**16)
+        for pair in decode_pairs(block)
+        for line in pair
+    ]
+    encode = task.tokenizer._tokenizer.encode_batch_fast
+    start = time.perf_counter()
+    for first in range(0, len(lines), 2**14):
+        encode(lines[first : first + 2**14])
+    return {"pairs a second": len(lines) / 2 / (time.perf_counter() - start)}
+
+
+def _read(folder: str, batching: str, batches: int) -> dict[str, Any]:
+    """Make batches from the beginning of an epoch, and one from its last window."""
+    settings = TrainingConfig(batching=batching)
+    start = time.perf_counter()
+    corpus = open_folder(Path(folder))
+    layout = epoch_layout(corpus, settings)
+    first = _first_batch(corpus, settings, layout, (0, 0), start)
+    last = layout.windows - 1
+    far = _first_batch(corpus, settings, layout, (last, 7), time.perf_counter())
+    start, tokens = time.perf_counter(), 0
+    for count, numbered in enumerate(epoch_batches(corpus, settings, layout, 1)):
+        tokens += int(np.count_nonzero(numbered.batch.tgt_out != corpus.pad_id))
+        tokens += int(np.count_nonzero(numbered.batch.src != corpus.pad_id))
+        if count == batches:
+            break
+    seconds = time.perf_counter() - start
+    return {"tokens a second": tokens / seconds, "first batch": first, "far batch": far}
+
+
+def _first_batch(
+    corpus: PreparedCorpus, settings: TrainingConfig, layout: Any, place: Any, start: float
+) -> float:
+    next(epoch_batches(corpus, settings, layout, 0, place))
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
