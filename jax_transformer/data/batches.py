@@ -15,7 +15,6 @@ from jax_transformer.data.plan import (
     EpochLayout,
     PlannedBatch,
     plan_window,
-    window_numbers,
 )
 
 READ_AHEAD = 16  # batches that a thread has ready
@@ -82,17 +81,16 @@ def epoch_batches(
         InputError: The corpus is damaged, or an id is outside the vocabulary.
     """
 
-    def plan(window: int, numbers: Int64[np.ndarray, "pairs"]) -> list[tuple]:
-        planned = plan_window(corpus, settings, layout, numbers, (epoch, window))
+    def plan(window: int) -> list[tuple]:
+        planned = plan_window(corpus, settings, layout, epoch, window)
         begin = first[1] if window == first[0] else 0
         return [(window, number, planned[number]) for number in range(begin, len(planned))]
 
     def read(place: tuple[int, int, PlannedBatch]) -> NumberedBatch:
         return NumberedBatch(*place, make_batch(corpus, own(place[2])))
 
-    windows = window_numbers(corpus, settings, layout, epoch).map_with_index(plan)
-    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-    planned = windows[first[0] :].to_iter_dataset(ahead)
+    windows = grain.MapDataset.range(first[0], layout.windows).map(plan)
+    planned = windows.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     batches = grain.experimental.FlatMapIterDataset(planned, _EachOf()).map(read)
     return iter(
         grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=READ_AHEAD)

@@ -1,6 +1,7 @@
 """Pairs as token ids: what every corpus offers, and a corpus in memory."""
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -50,14 +51,24 @@ class EncodedPairs(PairNumbers, Protocol):
         """Return the ids of some pairs."""
 
 
-def shuffled_numbers(count: int, seed: int) -> grain.MapDataset:
-    """Return 0 to count - 1, epoch after epoch without end, each epoch in an order of its own.
+def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, "places"]:
+    """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
 
-    The order is computed number by number: none takes memory.
+    Each epoch has an order of its own, which is computed number by number: it takes no memory.
+
+    Args:
+        count: How many numbers an epoch has, at most 2**32.
+        seed: Decides the orders.
+        places: Places from 0; place count is the first one of the second epoch.
     """
-    # grain adds the number of the epoch to the seed; neighbouring seeds must not share orders.
+    # As grain does, the number of the epoch is added to the seed; neighbouring seeds must not share
+    # orders.
     spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return grain.MapDataset.range(count).shuffle(seed=spread).repeat()
+    shuffle, last, rounds = grain.experimental.index_shuffle, count - 1, 4
+    numbers = [
+        shuffle(place % count, last, (spread + place // count) % 2**32, rounds) for place in places
+    ]
+    return np.array(numbers, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +112,9 @@ class EncodedCorpus:
         """Tokens of one epoch without padding: sources and shifted targets, EOS included."""
         return int(self._side_lengths.sum())
 
-    def order(self, seed: int) -> grain.MapDataset:
-        """Return the numbers of the pairs, epoch after epoch without end, shuffled by a seed."""
-        return shuffled_numbers(len(self), seed)
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+        return shuffled_numbers(len(self), seed, places)
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""

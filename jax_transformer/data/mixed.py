@@ -1,6 +1,7 @@
 """Several corpora as one, mixed by weight."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grain
 import numpy as np
@@ -8,6 +9,8 @@ from jaxtyping import Int64, Integer
 
 from jax_transformer.data.encoded import EncodedPairs, Tokens, shuffled_numbers
 from jax_transformer.errors import InputError
+
+ENDLESS = 2**48  # draws from a corpus
 
 
 class MixedCorpus:
@@ -56,14 +59,20 @@ class MixedCorpus:
         """Tokens of one epoch without padding, as the weights give them; rounded."""
         return round(self._expected(lambda corpus: np.array([corpus.tokens]))[0])
 
-    def order(self, seed: int) -> grain.MapDataset:
-        """Return the numbers of the pairs, epoch after epoch without end, shuffled by a seed."""
-        begins = [0, *self._ends[:-1].tolist()]
-        own = [
-            shuffled_numbers(len(corpus), seed + place).map(begin.__add__)
-            for place, (corpus, begin) in enumerate(zip(self._corpora, begins, strict=True))
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+        drawn = [
+            grain.MapDataset.range(ENDLESS).map(partial(_labelled, corpus))
+            for corpus in range(len(self._corpora))
         ]
-        return grain.MapDataset.mix(own, self._weights)
+        mixture = grain.MapDataset.mix(drawn, self._weights)
+        owners, draws = np.array([mixture[place] for place in places]).reshape(-1, 2).T
+        numbers = np.zeros(len(places), np.int64)
+        for number, corpus in enumerate(self._corpora):
+            own = owners == number
+            begin = self._ends[number] - len(corpus)
+            numbers[own] = begin + shuffled_numbers(len(corpus), seed + number, draws[own].tolist())
+        return numbers
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""
@@ -115,3 +124,7 @@ class MixedCorpus:
             width = max(len(total), len(own))
             total = np.pad(total, (0, width - len(total))) + np.pad(own, (0, width - len(own)))
         return total
+
+
+def _labelled(corpus: int, draw: int) -> tuple[int, int]:
+    return corpus, draw

@@ -6,11 +6,8 @@ that it is in, and no epoch begins with a pass over the corpus.
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import grain
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -34,8 +31,8 @@ class PairNumbers(Protocol):
     def __len__(self) -> int:
         """Return the number of pairs of an epoch."""
 
-    def order(self, seed: int) -> grain.MapDataset:
-        """Return the numbers of the pairs, epoch after epoch without end, shuffled by a seed."""
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""
@@ -122,37 +119,34 @@ def epoch_layout(corpus: PairNumbers, settings: BatchSettings) -> EpochLayout:
     return EpochLayout(windows, window_pairs, tuple(shapes))
 
 
-def window_numbers(
-    corpus: PairNumbers, settings: BatchSettings, layout: EpochLayout, epoch: int
-) -> grain.MapDataset:
-    """Return the numbers of the pairs of each window of an epoch, in the order of the epoch."""
-    first = epoch * len(corpus)
-    order = corpus.order(settings.seed)[first : first + len(corpus)]
-    return order.batch(layout.window_pairs, batch_fn=partial(np.array, dtype=np.int64))
-
-
 def plan_window(
     corpus: PairNumbers,
     settings: BatchSettings,
     layout: EpochLayout,
-    numbers: Int64[np.ndarray, "pairs"],
-    entropy: Sequence[int],
+    epoch: int,
+    window: int,
 ) -> list[PlannedBatch]:
-    """Plan the batches of a window; every pair occurs once. A pure function of its arguments.
+    """Plan the batches of a window. A pure function of its arguments.
+
+    Every pair occurs in one window of an epoch, once.
 
     Args:
         corpus: The pairs.
         settings: A `TrainingConfig`.
         layout: What `epoch_layout` returned for them.
-        numbers: The pairs of the window, in the order of the epoch [pairs].
-        entropy: Numbers of the epoch and the window, which decide the order of the batches.
+        epoch: Number of the pass over the corpus, from 0.
+        window: Number of the window in the epoch, from 0.
     """
+    begin = window * layout.window_pairs
+    end = min(begin + layout.window_pairs, len(corpus))
+    first = epoch * len(corpus)
+    numbers = corpus.order(settings.seed, range(first + begin, first + end))
     sides = corpus.side_lengths(numbers)
     if settings.batching == "packed":
         (shape,) = layout.shapes
         return _packed(numbers, sides, *shape)
     plan = _buckets(numbers, sides.max(axis=1), layout.shapes)
-    generator = np.random.default_rng([settings.seed, *entropy])
+    generator = np.random.default_rng([settings.seed, epoch, window])
     return [plan[index] for index in generator.permutation(len(plan))]
 
 
@@ -163,11 +157,10 @@ def plan_epoch(corpus: PairNumbers, settings: BatchSettings, epoch: int) -> list
         InputError: A pair does not fit into a packed row.
     """
     layout = epoch_layout(corpus, settings)
-    windows = window_numbers(corpus, settings, layout, epoch)
     return [
         planned
         for window in range(layout.windows)
-        for planned in plan_window(corpus, settings, layout, windows[window], (epoch, window))
+        for planned in plan_window(corpus, settings, layout, epoch, window)
     ]
 
 

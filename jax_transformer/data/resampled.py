@@ -3,7 +3,6 @@
 import threading
 from collections import OrderedDict
 
-import grain
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -46,9 +45,9 @@ class ResampledPairs:
         """Tokens of one epoch without dropout and without padding."""
         return self._corpus.tokens
 
-    def order(self, seed: int) -> grain.MapDataset:
-        """Return the numbers of the pairs, epoch after epoch without end, shuffled by a seed."""
-        return self._corpus.order(seed)
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+        return self._corpus.order(seed, places)
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""

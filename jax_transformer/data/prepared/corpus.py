@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import grain
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -53,9 +52,9 @@ class PreparedCorpus:
         """Bytes that this object has read of index and ids."""
         return self._shards.bytes_read
 
-    def order(self, seed: int) -> grain.MapDataset:
-        """Return the numbers of the pairs, epoch after epoch without end, shuffled by a seed."""
-        return shuffled_numbers(len(self), seed)
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+        return shuffled_numbers(len(self), seed, places)
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jax_transformer.data.parallel_text import Block, decode_pairs, has_text
 from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, merged_facts, open_folder
 from jax_transformer.data.prepared.shards import ShardFacts, read_facts, write_shard
-from jax_transformer.data.tokenizers import Tokenizer, describe, from_description
+from jax_transformer.data.tokenizers import Tokenizer, from_text, to_text
 from jax_transformer.errors import InputError
 
 SHARD_PAIRS = 2**16  # pairs of the text that a worker encodes at a time
@@ -90,7 +91,7 @@ class _Work(NamedTuple):
         filters: Which of the others are kept.
         folder: Where the shard is written; None writes nothing.
         key: Key of the corpus.
-        tokenizer: What `describe` returned for the tokenizer, and its files.
+        tokenizer: What `to_text` returned for the tokenizer.
     """
 
     number: int
@@ -99,7 +100,7 @@ class _Work(NamedTuple):
     filters: Filters
     folder: Path | None
     key: str
-    tokenizer: tuple[dict[str, Any], dict[str, bytes]]
+    tokenizer: str
 
 
 class Task(NamedTuple):
@@ -198,9 +199,8 @@ def _check_kept(task: Task, total: ShardFacts) -> None:
 
 
 def _work(task: Task, number: int, block: Block, folder: Path | None) -> _Work:
-    packed = describe(task.tokenizer), task.tokenizer.files()
     left_out = _names_within(task.left_out, block)
-    return _Work(number, block, left_out, task.filters, folder, task.key, packed)
+    return _Work(number, block, left_out, task.filters, folder, task.key, to_text(task.tokenizer))
 
 
 def encode_block(
@@ -343,8 +343,7 @@ def _end_with_parent() -> None:
 
 def _do(work: _Work) -> ShardFacts:
     """Encode a block, write its shard where there is a folder, and return its facts."""
-    description, files = work.tokenizer
-    tokenizer = from_description(description, files, "tokenizer")
+    tokenizer = _tokenizer(work.tokenizer)
     block, left_out, filters = work.block, work.left_out, work.filters
     try:
         sides, facts = encode_block(block, left_out, filters, tokenizer, work.key)
@@ -353,6 +352,11 @@ def _do(work: _Work) -> ShardFacts:
     if work.folder is not None:
         write_shard(work.folder, work.number, sides, facts)
     return facts
+
+
+@functools.lru_cache(maxsize=1)  # a worker reads it once; each copy would take memory anew
+def _tokenizer(text: str) -> Tokenizer:
+    return from_text(text, "tokenizer")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Each entry has the digest of all that decides it as its name. An entry that is t
 nothing in it ever changes.
 """
 
-import base64
 import hashlib
 import json
 import os
@@ -39,8 +38,8 @@ from jax_transformer.data.prepared.prepare import (
 from jax_transformer.data.tokenizers import (
     BytePairTokenizer,
     Tokenizer,
-    describe,
-    from_description,
+    from_text,
+    to_text,
 )
 from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
 from jax_transformer.errors import InputError
@@ -147,10 +146,10 @@ def held_out(
 def _chosen_by_seed(
     known: KnownText, count: int, seed: int
 ) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
-    asked, order = count, shuffled_numbers(known.pairs, seed)
+    asked = count
     while True:
         asked = min(2 * asked + 64, known.pairs)
-        candidates = np.array([order[place] for place in range(asked)])
+        candidates = shuffled_numbers(known.pairs, seed, range(asked))
         lines = chosen_pairs(known.text, np.sort(candidates))
         usable = [number for number in candidates.tolist() if has_text(lines[number])]
         if len(usable) > count or asked == known.pairs:
@@ -233,15 +232,10 @@ def trained_tokenizer(
 
     with locked(entry.parent, console):
         if entry.exists():
-            kept = json.loads(entry.read_bytes())
-            files = {name: base64.b64decode(content) for name, content in kept["files"].items()}
-            return from_description(kept["tokenizer"], files, str(entry))
+            return from_text(entry.read_bytes(), str(entry))
         with console.status("training the tokenizer"):
             tokenizer = BytePairTokenizer.train(LinesWithin(lines(), longest), vocab_size)
-        contents = tokenizer.files().items()
-        files = {name: base64.b64encode(content).decode() for name, content in contents}
-        content = {"recipe": recipe, "tokenizer": describe(tokenizer), "files": files}
-        write_whole(entry, json.dumps(content).encode())
+        write_whole(entry, to_text(tokenizer).encode())
     return tokenizer
 
 

@@ -1,5 +1,7 @@
 """Tokenizers by kind, and how any of them is written and read: a description and its files."""
 
+import base64
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +31,9 @@ __all__ = [
     "TokenizerJson",
     "describe",
     "from_description",
+    "from_text",
     "read_files",
+    "to_text",
     "with_languages",
     "write_files",
 ]
@@ -75,3 +79,23 @@ def from_description(
     wanted = settings.pop("files")
     files = {file: content for file, content in contents.items() if file in wanted}
     return TOKENIZERS[kind].from_files(files, settings, name)
+
+
+def to_text(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer as JSON: what `describe` returns, and the content of its files."""
+    files = {name: base64.b64encode(data).decode() for name, data in tokenizer.files().items()}
+    return json.dumps({"tokenizer": describe(tokenizer), "files": files})
+
+
+def from_text(text: str | bytes, name: str) -> Tokenizer:
+    """Return the tokenizer that `to_text` has written.
+
+    Raises:
+        InputError: The text is damaged; the message begins with `name`.
+    """
+    try:
+        read = json.loads(text)
+        files = {name: base64.b64decode(data) for name, data in read["files"].items()}
+        return from_description(read["tokenizer"], files, name)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: is no tokenizer ({error!r}); delete it") from error

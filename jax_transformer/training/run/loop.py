@@ -25,7 +25,6 @@ from jax_transformer.data.plan import (
     epoch_layout,
     plan_epoch,
     plan_window,
-    window_numbers,
 )
 from jax_transformer.data.resampled import ResampledPairs
 from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
@@ -397,8 +396,7 @@ def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationSte
 def _epoch_report(corpus: EncodedPairs, run: Run, layout: EpochLayout) -> str:
     """Return one line: the batches of an epoch and their padding, by its first window."""
     training_config = run.settings.training_config
-    numbers = window_numbers(corpus, training_config, layout, epoch=0)[0]
-    plan = plan_window(corpus, training_config, layout, numbers, (0, 0))
+    plan = plan_window(corpus, training_config, layout, epoch=0, window=0)
     plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
     about = "about " if layout.windows > 1 else ""
     return (

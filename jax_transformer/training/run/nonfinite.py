@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jax_transformer.data.encoded import EncodedPairs
-from jax_transformer.data.plan import epoch_layout, plan_window, window_numbers
+from jax_transformer.data.plan import epoch_layout, plan_window
 from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.state import Position
@@ -31,8 +31,7 @@ def write_nonfinite(
     layout = epoch_layout(encoded, training_config)
     batches = []
     for epoch, window, batch in positions:
-        numbers = window_numbers(encoded, training_config, layout, epoch)[window]
-        plan = plan_window(encoded, training_config, layout, numbers, (epoch, window))
+        plan = plan_window(encoded, training_config, layout, epoch, window)
         place = {"epoch": epoch, "window": window, "batch": batch}
         batches.append(place | {"pairs": plan[batch].members.tolist()})
     path = directory / NONFINITE_FILE

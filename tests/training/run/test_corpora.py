@@ -132,8 +132,7 @@ def test_files_with_weights_are_mixed_by_them(settings):
     corpus = encode(settings._replace(files=files, weights=(3.0, 1.0))).training
     assert isinstance(corpus, MixedCorpus)
     assert len(corpus) == 2 * 298
-    order = corpus.order(0)
-    numbers = np.array([order[place] for place in range(400)])
+    numbers = corpus.order(0, range(400))
     assert np.count_nonzero(numbers < 298) == 300
     own = numbers[numbers < 298]
     assert len(set(own[:298].tolist())) == 298  # every pair before one occurs again
