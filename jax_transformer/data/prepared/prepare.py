@@ -4,10 +4,11 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
-import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,15 @@ from jaxtyping import Int64
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.data.parallel_text import Block, decode_pairs, has_text
+from jax_transformer.data.parallel_text import (
+    Block,
+    FileFacts,
+    check_unchanged,
+    decode_pairs,
+    has_text,
+)
 from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, merged_facts, open_folder
-from jax_transformer.data.prepared.shards import ShardFacts, read_facts, write_shard
+from jax_transformer.data.prepared.shards import ShardFacts, read_facts, sealed, write_shard
 from jax_transformer.data.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.errors import InputError
 
@@ -105,6 +112,7 @@ class Task(NamedTuple):
 
     Attributes:
         text: The text.
+        files: Facts of its files, none for a text in memory.
         pairs: Pairs of the text.
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
         filters: Which of the others are kept.
@@ -113,6 +121,7 @@ class Task(NamedTuple):
     """
 
     text: Text
+    files: tuple[FileFacts, ...]
     pairs: int
     left_out: dict[str, Int64[np.ndarray, "_"]]
     filters: Filters
@@ -139,6 +148,7 @@ def prepare(task: Task, folder: Path, console: Console) -> PreparedCorpus:
         nonlocal shards
         for number, block in enumerate(task.text.blocks(SHARD_PAIRS)):
             shards += 1
+            check_unchanged(task.files)  # no shard of another text gets the key of this one
             if read_facts(folder, number, task.key) is None:
                 yield _work(task, number, block, folder)
 
@@ -155,8 +165,7 @@ def prepare(task: Task, folder: Path, console: Console) -> PreparedCorpus:
         "pad_id": task.tokenizer.pad_id,
         "shards": shards,
     }
-    with _one_line(folder):
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_whole(folder / MANIFEST, sealed(manifest))
     return open_folder(folder)
 
 
@@ -276,13 +285,18 @@ def locked(folder: Path, console: Console) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or not there, also after a loss of power."""
+    """Write a file so that it is whole or not there, also after a loss of power.
+
+    Raises:
+        InputError: The disk is full, or the folder cannot be written.
+    """
     scratch = path.with_name(f"{path.name}.writing")
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    with _one_line(path.parent):
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
 
 
 def _names_within(left_out: dict[str, Int64[np.ndarray, "_"]], block: Block) -> dict[int, str]:
@@ -329,6 +343,14 @@ def _finished(running: set[concurrent.futures.Future]) -> Iterator[ShardFacts]:
 
 def _begin_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process ends them
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when the main process is killed: nobody else would, and it still writes."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _do(work: _Work) -> ShardFacts:
