@@ -6,7 +6,6 @@ pairs a second from a .npy file, a slice of its memory map 780,000. ArrayRecord 
 the pages of a memory map would count as memory of the process.
 """
 
-import io
 import json
 import os
 import threading
@@ -24,6 +23,7 @@ from jax_transformer.errors import InputError
 INDEX_TYPE = np.dtype(
     [("start", "<u4"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids, these two and the shard
+HEADER_BYTES = 192  # of a .npy file, before its array
 IDS, INDEX = 0, 1  # places in `shard_files`
 OPEN_SHARDS = 256  # of which files are kept open
 
@@ -136,7 +136,7 @@ class Shards:
         self._seeds = [_seed(shard.key, number) for number, shard in enumerate(facts)]
         counts = (np.flatnonzero(shard.length_counts) for shard in facts)
         self._longest = max(lengths.max(initial=0) for lengths in counts)
-        self._open: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._lock = threading.Lock()  # no thread closes a file that another one reads
         self.bytes_read = 0
         for number, shard in enumerate(facts):
@@ -157,8 +157,8 @@ class Shards:
         content, size = [], INDEX_TYPE.itemsize
         with self._lock:
             for shard, row in self._places(pairs):
-                opened, offset = self._opened(shard, INDEX)
-                content.append(os.pread(opened, size, offset + row * size))
+                opened = self._opened(shard, INDEX)
+                content.append(os.pread(opened, size, HEADER_BYTES + row * size))
                 if len(content[-1]) != size:
                     raise self._damaged(shard, INDEX, row)
         found = np.frombuffer(self._counted(content), INDEX_TYPE)
@@ -188,9 +188,9 @@ class Shards:
         with self._lock:
             for row, (shard, number) in zip(found.tolist(), self._places(pairs), strict=True):
                 start, source, target, checksum = row
-                opened, offset = self._opened(shard, IDS)
+                opened = self._opened(shard, IDS)
                 size = (source + target) * width
-                ids = os.pread(opened, size, offset + start * width)
+                ids = os.pread(opened, size, HEADER_BYTES + start * width)
                 if _checksum(ids, source, target, self._seeds[shard]) != checksum:
                     raise self._damaged(shard, IDS, number)
                 content.append(ids)
@@ -216,8 +216,8 @@ class Shards:
             f"delete {self._folder} and start again: the text is encoded once more"
         )
 
-    def _opened(self, shard: int, kind: int) -> tuple[int, int]:
-        """Return an open file of a shard, and where its array begins."""
+    def _opened(self, shard: int, kind: int) -> int:
+        """Return an open file of a shard."""
         found = self._open.get((shard, kind))
         if found is not None:
             return found
@@ -230,21 +230,22 @@ class Shards:
                 "encoded once more"
             ) from error
         while len(self._open) >= 2 * OPEN_SHARDS:
-            os.close(self._open.popitem(last=False)[1][0])
-        with os.fdopen(os.dup(opened), "rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            self._open[shard, kind] = opened, file.tell()
-        return self._open[shard, kind]
+            os.close(self._open.popitem(last=False)[1])
+        self._open[shard, kind] = opened
+        return opened
 
 
 def _npy(content: bytes, dtype: np.dtype) -> bytes:
     """Return the file of an array. `np.save` does not notice a disk that is full."""
-    shape = (len(content) // dtype.itemsize,)
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.getvalue() + content
+    return _header(len(content) // dtype.itemsize, dtype) + content
+
+
+def _header(count: int, dtype: np.dtype) -> bytes:
+    """Return the start of the file of an array: format 1.0 of .npy, of the same size for all."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    text = repr({"descr": descr, "fortran_order": False, "shape": (count,)})
+    start = np.lib.format.magic(1, 0) + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return start + text.ljust(HEADER_BYTES - len(start) - 1).encode() + b"\n"
 
 
 def _seed(key: str, number: int) -> int:
@@ -259,15 +260,15 @@ def _checksum(ids: bytes, source: int, target: int, seed: int) -> int:
 def _check_size(path: Path, count: int, dtype: np.dtype) -> None:
     try:
         with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0(file)
-            size = os.fstat(file.fileno()).st_size - file.tell()
-    except (OSError, ValueError) as error:
+            header = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({error}); delete {path.parent} and start again: the text is "
+            f"{path}: {error.strerror}; delete {path.parent} and start again: the text is "
             "encoded once more"
         ) from error
-    if header != ((count,), False, dtype) or size != count * dtype.itemsize:
+    # Compared and not parsed: of a damaged header, NumPy's parser raises what it likes.
+    if header != _header(count, dtype) or size != HEADER_BYTES + count * dtype.itemsize:
         raise InputError(
             f"{path}: is not as it was written; delete {path.parent} and start again: the text is "
             "encoded once more"
