@@ -29,6 +29,7 @@ from jax_transformer.commands.train_arguments import (
     read_start,
     start_of_run,
 )
+from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.attention_backend import choose_for
@@ -168,6 +169,8 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     else:
         config = model_config(arguments.model, start.config or start.tokenizer)
     trained_sizes(config, arguments.training.freeze)
+    if arguments.training.bpe_dropout and start.tokenizer is not None:
+        BPEDropout(start.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
         check_packs(config)
     check_files(arguments.files, arguments.valid_pairs, arguments.weights)

@@ -183,30 +183,48 @@ class ParallelText:
         return [self.sources, self.targets] if self.targets else [self.sources]
 
 
-def decode_pairs(block: Block) -> list[tuple[str, str]]:
-    """Return the source and the target of each pair of a block; see `text_files.decode_lines`.
+def check_unchanged(facts: Sequence[FileFacts]) -> None:
+    """Refuse files that have changed since their facts were found.
+
+    Raises:
+        InputError: The size or the time of a file is another one.
+    """
+    for fact in facts:
+        if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
+            raise InputError(
+                f"{fact.path}: changed while it was encoded; start again when it is complete"
+            )
+
+
+def decode_pairs(block: Block, places: Sequence[int] | None = None) -> list[tuple[str, str]]:
+    """Return the source and the target of pairs of a block; see `text_files.decode_lines`.
 
     Both are "" for the pairs that are overlong, whose other line may not be text.
+
+    Args:
+        block: The block.
+        places: Indices of the pairs in the block; None decodes all.
 
     Raises:
         InputError: A line is not UTF-8 or contains a NUL character, or a line of a .tsv file has
             not exactly one tab; the message names it by file and number.
     """
+    places = range(len(block.sources)) if places is None else places
     if block.target_name is None:
         return [
-            _split_at_tab(line, block.source_name, block.first_line + index)
+            _split_at_tab(block.sources[index], block.source_name, block.first_line + index)
             if index not in block.overlong
             else ("", "")
-            for index, line in enumerate(block.sources)
+            for index in places
         ]
     return [
         (
-            decode_line(source, block.source_name, block.first_line + index),
-            decode_line(target, block.target_name, block.first_line + index),
+            decode_line(block.sources[index], block.source_name, block.first_line + index),
+            decode_line(block.targets[index], block.target_name, block.first_line + index),
         )
         if index not in block.overlong
         else ("", "")
-        for index, (source, target) in enumerate(zip(block.sources, block.targets, strict=True))
+        for index in places
     ]
 
 

@@ -1,6 +1,5 @@
 """A prepared corpus: the folder that `prepare` has written, as pairs to train on."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from jax_transformer.data.encoded import Tokens, shuffled_numbers
-from jax_transformer.data.prepared.shards import ShardFacts, Shards, read_facts
+from jax_transformer.data.prepared.shards import ShardFacts, Shards, read_facts, unsealed
 from jax_transformer.errors import InputError
 
 MANIFEST = "manifest.json"  # written last: a folder with one is whole
@@ -76,7 +75,7 @@ def open_folder(folder: Path) -> PreparedCorpus:
         InputError: The folder is not whole, or a file in it is damaged.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = unsealed((folder / MANIFEST).read_bytes())
         key, count = manifest["key"], manifest["shards"]
         shards = [read_facts(folder, number, key) for number in range(count)]
     except (OSError, ValueError, TypeError, LookupError) as error:

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -21,9 +20,15 @@ from jaxtyping import Int64
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.data.parallel_text import Block, decode_pairs, has_text
+from jax_transformer.data.parallel_text import (
+    Block,
+    FileFacts,
+    check_unchanged,
+    decode_pairs,
+    has_text,
+)
 from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, merged_facts, open_folder
-from jax_transformer.data.prepared.shards import ShardFacts, read_facts, write_shard
+from jax_transformer.data.prepared.shards import ShardFacts, read_facts, sealed, write_shard
 from jax_transformer.data.tokenizers import Tokenizer, from_text, to_text
 from jax_transformer.errors import InputError
 
@@ -108,6 +113,7 @@ class Task(NamedTuple):
 
     Attributes:
         text: The text.
+        files: Facts of its files, none for a text in memory.
         pairs: Pairs of the text.
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
         filters: Which of the others are kept.
@@ -116,6 +122,7 @@ class Task(NamedTuple):
     """
 
     text: Text
+    files: tuple[FileFacts, ...]
     pairs: int
     left_out: dict[str, Int64[np.ndarray, "_"]]
     filters: Filters
@@ -142,6 +149,7 @@ def prepare(task: Task, folder: Path, console: Console) -> PreparedCorpus:
         nonlocal shards
         for number, block in enumerate(task.text.blocks(SHARD_PAIRS)):
             shards += 1
+            check_unchanged(task.files)  # no shard of another text gets the key of this one
             if read_facts(folder, number, task.key) is None:
                 yield _work(task, number, block, folder)
 
@@ -158,8 +166,7 @@ def prepare(task: Task, folder: Path, console: Console) -> PreparedCorpus:
         "pad_id": task.tokenizer.pad_id,
         "shards": shards,
     }
-    with _one_line(folder):
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    write_whole(folder / MANIFEST, sealed(manifest))
     return open_folder(folder)
 
 
@@ -278,13 +285,18 @@ def locked(folder: Path, console: Console) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or not there, also after a loss of power."""
+    """Write a file so that it is whole or not there, also after a loss of power.
+
+    Raises:
+        InputError: The disk is full, or the folder cannot be written.
+    """
     scratch = path.with_name(f"{path.name}.writing")
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    with _one_line(path.parent):
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
 
 
 def _names_within(left_out: dict[str, Int64[np.ndarray, "_"]], block: Block) -> dict[int, str]:

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Integer, Shaped
@@ -22,7 +22,8 @@ from jax_transformer.errors import InputError
 
 INDEX_TYPE = np.dtype(
     [("start", "<u4"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
-)  # first id, number of source and of target ids, checksum of the ids and these two numbers
+)  # first id, number of source and of target ids, checksum of ids, these two and the shard
+HEADER_BYTES = 192  # of a .npy file, before its array
 IDS, INDEX = 0, 1  # places in `shard_files`
 OPEN_SHARDS = 256  # of which files are kept open
 
@@ -57,6 +58,27 @@ def shard_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
     return tuple(folder / f"{number:06d}.{ending}" for ending in endings)
 
 
+def sealed(content: Any) -> bytes:
+    """Return a value as JSON with its checksum, for `unsealed`."""
+    return json.dumps(
+        {"crc32": zlib.crc32(json.dumps(content).encode()), "content": content}
+    ).encode()
+
+
+def unsealed(text: bytes) -> Any:
+    """Return the value of which `sealed` made a text.
+
+    Raises:
+        ValueError: The text is another one.
+    """
+    read = json.loads(text)
+    if not isinstance(read, dict) or read.keys() != {"crc32", "content"}:
+        raise ValueError("not what was written")
+    if zlib.crc32(json.dumps(read["content"]).encode()) != read["crc32"]:
+        raise ValueError("differs from its checksum")
+    return read["content"]
+
+
 def write_shard(
     folder: Path,
     number: int,
@@ -69,20 +91,20 @@ def write_shard(
         OSError: The disk is full, or the folder cannot be written.
     """
     index = np.zeros(len(sides), INDEX_TYPE)
-    contents, start = [], 0
+    contents, start, seed = [], 0, _seed(facts.key, number)
     for row, (source, target) in enumerate(sides):
         content = np.concatenate([source, target]).astype(facts.dtype).tobytes()
-        checksum = _checksum(content, len(source), len(target))
+        checksum = _checksum(content, len(source), len(target), seed)
         index[row] = (start, len(source), len(target), checksum)
         contents.append(content)
         start += len(source) + len(target)
-    ids = np.frombuffer(b"".join(contents), facts.dtype)
-    text = json.dumps(facts._asdict()).encode()
+    ids = _npy(b"".join(contents), np.dtype(facts.dtype))
+    text = sealed(facts._asdict())
     files = shard_files(folder, number)
-    for path, content in zip(files, (ids, index, text), strict=True):
+    for path, content in zip(files, (ids, _npy(index.tobytes(), INDEX_TYPE), text), strict=True):
         scratch = path.with_name(f"{path.name}.writing")
         with scratch.open("wb") as file:
-            file.write(content) if isinstance(content, bytes) else np.save(file, content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -92,7 +114,7 @@ def read_facts(folder: Path, number: int, key: str) -> ShardFacts | None:
     """Return the facts of a shard; None if it is not whole, or belongs to another corpus."""
     ids, index, facts = shard_files(folder, number)
     try:
-        found = ShardFacts(**json.loads(facts.read_bytes()))
+        found = ShardFacts(**unsealed(facts.read_bytes()))
         _check_size(ids, found.ids, np.dtype(found.dtype))
         _check_size(index, found.pairs, INDEX_TYPE)
     except (OSError, ValueError, TypeError, InputError):
@@ -111,7 +133,10 @@ class Shards:
         """
         self._folder, self._facts = folder, facts
         self._ends = np.cumsum([shard.pairs for shard in facts], dtype=np.int64)
-        self._open: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        self._seeds = [_seed(shard.key, number) for number, shard in enumerate(facts)]
+        counts = (np.flatnonzero(shard.length_counts) for shard in facts)
+        self._longest = max(lengths.max(initial=0) for lengths in counts)
+        self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._lock = threading.Lock()  # no thread closes a file that another one reads
         self.bytes_read = 0
         for number, shard in enumerate(facts):
@@ -127,14 +152,24 @@ class Shards:
         """Return the rows of the index, of `INDEX_TYPE`, of some pairs.
 
         Raises:
-            InputError: A file cannot be read.
+            InputError: A file cannot be read, or a side has no id or more than any pair has.
         """
         content, size = [], INDEX_TYPE.itemsize
         with self._lock:
             for shard, row in self._places(pairs):
-                opened, offset = self._opened(shard, INDEX)
-                content.append(os.pread(opened, size, offset + row * size))
-        return np.frombuffer(self._counted(content, size * len(content)), INDEX_TYPE)
+                opened = self._opened(shard, INDEX)
+                content.append(os.pread(opened, size, HEADER_BYTES + row * size))
+                if len(content[-1]) != size:
+                    raise self._damaged(shard, INDEX, row)
+        found = np.frombuffer(self._counted(content), INDEX_TYPE)
+        # A plan would leave out a pair of impossible lengths; `read` finds wrong ones by checksum.
+        longest = np.maximum(found["source"], found["target"] - 1)
+        shortest = np.minimum(found["source"], found["target"] - 1)
+        impossible = np.flatnonzero((longest > self._longest) | (shortest < 1))
+        if len(impossible):
+            shard, row = self._places(pairs[impossible[:1]])[0]
+            raise self._damaged(shard, INDEX, row)
+        return found
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""
@@ -148,23 +183,19 @@ class Shards:
         Raises:
             InputError: A pair differs from its checksum, or a file cannot be read.
         """
-        found, content, total = self.index(pairs), [], 0
+        found, content = self.index(pairs), []
         width = np.dtype(self._facts[0].dtype).itemsize
         with self._lock:
             for row, (shard, number) in zip(found.tolist(), self._places(pairs), strict=True):
                 start, source, target, checksum = row
-                opened, offset = self._opened(shard, IDS)
+                opened = self._opened(shard, IDS)
                 size = (source + target) * width
-                ids = os.pread(opened, size, offset + start * width)
-                if len(ids) != size or _checksum(ids, source, target) != checksum:
-                    raise InputError(
-                        f"{shard_files(self._folder, shard)[IDS]}: pair {number} is damaged; "
-                        f"delete {self._folder} and start again: the text is encoded once more"
-                    )
+                ids = os.pread(opened, size, HEADER_BYTES + start * width)
+                if _checksum(ids, source, target, self._seeds[shard]) != checksum:
+                    raise self._damaged(shard, IDS, number)
                 content.append(ids)
-                total += size
         dtype = self._facts[0].dtype
-        joined = np.frombuffer(self._counted(content, total), dtype)
+        joined = np.frombuffer(self._counted(content), dtype)
         lengths = found["source"].astype(np.int64), found["target"].astype(np.int64)
         return Tokens(joined, *lengths)
 
@@ -174,18 +205,19 @@ class Shards:
         begins = np.concatenate([[0], self._ends])[shards]
         return list(zip(shards.tolist(), (pairs - begins).tolist(), strict=True))
 
-    def _counted(self, content: list[bytes], expected: int) -> bytes:
+    def _counted(self, content: list[bytes]) -> bytes:
         joined = b"".join(content)
-        if len(joined) != expected:
-            raise InputError(
-                f"{self._folder}: a shard is truncated; delete the folder and start again: the "
-                "text is encoded once more"
-            )
         self.bytes_read += len(joined)
         return joined
 
-    def _opened(self, shard: int, kind: int) -> tuple[int, int]:
-        """Return an open file of a shard, and where its array begins."""
+    def _damaged(self, shard: int, kind: int, row: int) -> InputError:
+        return InputError(
+            f"{shard_files(self._folder, shard)[kind]}: pair {row} is damaged; "
+            f"delete {self._folder} and start again: the text is encoded once more"
+        )
+
+    def _opened(self, shard: int, kind: int) -> int:
+        """Return an open file of a shard."""
         found = self._open.get((shard, kind))
         if found is not None:
             return found
@@ -198,30 +230,45 @@ class Shards:
                 "encoded once more"
             ) from error
         while len(self._open) >= 2 * OPEN_SHARDS:
-            os.close(self._open.popitem(last=False)[1][0])
-        with os.fdopen(os.dup(opened), "rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            self._open[shard, kind] = opened, file.tell()
-        return self._open[shard, kind]
+            os.close(self._open.popitem(last=False)[1])
+        self._open[shard, kind] = opened
+        return opened
 
 
-def _checksum(ids: bytes, source: int, target: int) -> int:
-    return zlib.crc32(ids, source << 16 ^ target)
+def _npy(content: bytes, dtype: np.dtype) -> bytes:
+    """Return the file of an array. `np.save` does not notice a disk that is full."""
+    return _header(len(content) // dtype.itemsize, dtype) + content
+
+
+def _header(count: int, dtype: np.dtype) -> bytes:
+    """Return the start of the file of an array: format 1.0 of .npy, of the same size for all."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    text = repr({"descr": descr, "fortran_order": False, "shape": (count,)})
+    start = np.lib.format.magic(1, 0) + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return start + text.ljust(HEADER_BYTES - len(start) - 1).encode() + b"\n"
+
+
+def _seed(key: str, number: int) -> int:
+    """Return what the checksums of a shard begin with: another shard has others."""
+    return zlib.crc32(f"{key} {number}".encode())
+
+
+def _checksum(ids: bytes, source: int, target: int, seed: int) -> int:
+    return zlib.crc32(ids, seed ^ source << 16 ^ target)
 
 
 def _check_size(path: Path, count: int, dtype: np.dtype) -> None:
     try:
         with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0(file)
-            size = os.fstat(file.fileno()).st_size - file.tell()
-    except (OSError, ValueError) as error:
+            header = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({error}); delete {path.parent} and start again: the text is "
+            f"{path}: {error.strerror}; delete {path.parent} and start again: the text is "
             "encoded once more"
         ) from error
-    if header != ((count,), False, dtype) or size != count * dtype.itemsize:
+    # Compared and not parsed: of a damaged header, NumPy's parser raises what it likes.
+    if header != _header(count, dtype) or size != HEADER_BYTES + count * dtype.itemsize:
         raise InputError(
             f"{path}: is not as it was written; delete {path.parent} and start again: the text is "
             "encoded once more"

@@ -86,11 +86,13 @@ class KnownText(NamedTuple):
         text: The text.
         sha256: Digest of its files, as 64 hex digits.
         pairs: Number of its lines.
+        files: Facts of its files, none for a text in memory.
     """
 
     text: Text
     sha256: str
     pairs: int
+    files: tuple[FileFacts, ...] = ()
 
 
 def known_text(store: Path, text: ParallelText | MemoryText, console: Console) -> KnownText:
@@ -117,7 +119,7 @@ def known_text(store: Path, text: ParallelText | MemoryText, console: Console) -
         raise InputError(
             f"{text.names} hold no pair with text on both sides in 0 lines; name other files"
         )
-    return KnownText(text, digest([one.sha256 for one in facts]), count)
+    return KnownText(text, digest([one.sha256 for one in facts]), count, facts)
 
 
 def held_out(
@@ -175,7 +177,7 @@ def chosen_pairs(text: Text, numbers: Int64[np.ndarray, "_"]) -> dict[int, tuple
     for block in text.blocks(SHARD_PAIRS):
         begin, end = np.searchsorted(numbers, [block.first, block.first + len(block.sources)])
         places = [int(number) - block.first for number in numbers[begin:end]]
-        for place, pair in zip(places, decode_pairs(_part(block, places)), strict=True):
+        for place, pair in zip(places, decode_pairs(block, places), strict=True):
             found[block.first + place] = pair
     return found
 
@@ -226,7 +228,7 @@ def trained_tokenizer(
             for block in known.text.blocks(SHARD_PAIRS):
                 end = block.first + len(block.sources)
                 chosen = numbers[slice(*np.searchsorted(numbers, [block.first, end]))]
-                for pair in decode_pairs(_part(block, (chosen - block.first).tolist())):
+                for pair in decode_pairs(block, (chosen - block.first).tolist()):
                     if has_text(pair):
                         yield from pair
 
@@ -246,6 +248,7 @@ def corpus_task(
     filters: Filters,
     left_out: dict[str, Int64[np.ndarray, "_"]],
     drop_duplicates: bool,
+    console: Console,
 ) -> Task:
     """Return a corpus to prepare; finds its duplicates, if these are dropped.
 
@@ -256,6 +259,10 @@ def corpus_task(
         filters: Which pairs are kept.
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
         drop_duplicates: Whether a pair that repeats an earlier one is dropped.
+        console: Shows what is waited for.
+
+    Raises:
+        InputError: The text cannot be used, or the disk is full.
     """
     recipe = {
         "format": FORMAT,
@@ -271,8 +278,10 @@ def corpus_task(
     key = digest(recipe)
     if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
         scratch = store / "duplicates" / key
-        left_out = {**left_out, "dropped as duplicates": _repeated_pairs(known.text, scratch)}
-    return Task(known.text, known.pairs, left_out, filters, tokenizer, key)
+        with locked(scratch, console):
+            repeats = _repeated_pairs(known.text, scratch)
+        left_out = {**left_out, "dropped as duplicates": repeats}
+    return Task(known.text, known.files, known.pairs, left_out, filters, tokenizer, key)
 
 
 def prepared_corpus(store: Path, task: Task, console: Console) -> PreparedCorpus:
@@ -307,11 +316,3 @@ def _repeated_pairs(text: Text, scratch: Path) -> Int64[np.ndarray, "_"]:
     repeats = np.flatnonzero(finder.repeats())
     finder.remove()
     return repeats
-
-
-def _part(block: Block, places: list[int]) -> Block:
-    """Return some pairs of a block."""
-    targets = [block.targets[place] for place in places] if block.targets else []
-    return block._replace(
-        sources=[block.sources[place] for place in places], targets=targets, overlong=frozenset()
-    )

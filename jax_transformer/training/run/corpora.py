@@ -196,7 +196,7 @@ def encode_corpora(corpora: Corpora, settings: TextSettings, console: Console) -
     Raises:
         InputError: A pair of a validation file is too long, or no pair is left.
     """
-    tasks = _tasks(corpora, settings)
+    tasks = _tasks(corpora, settings, console)
     training = [prepared_corpus(settings.store, task, console) for task in tasks]
     max_length, text = settings.filters.max_length, corpora.validation
     validation = encode_corpus(text, corpora.tokenizer, max_length)
@@ -222,11 +222,11 @@ def try_corpora(corpora: Corpora, settings: TextSettings, console: Console) -> t
     Raises:
         InputError: The text cannot be used, or no pair is left.
     """
-    tasks = _tasks(corpora, settings)
+    tasks = _tasks(corpora, settings, console)
     return tuple(f"training: {kept(dry_run(task, console))}" for task in tasks)
 
 
-def _tasks(corpora: Corpora, settings: TextSettings) -> list[Task]:
+def _tasks(corpora: Corpora, settings: TextSettings, console: Console) -> list[Task]:
     return [
         corpus_task(
             settings.store,
@@ -235,6 +235,7 @@ def _tasks(corpora: Corpora, settings: TextSettings) -> list[Task]:
             settings.filters,
             {} if place else {"held out for validation": corpora.held_out},
             settings.drop_duplicates,
+            console,
         )
         for place, known in enumerate(corpora.training)
     ]
