@@ -161,7 +161,7 @@ class Shards:
                 content.append(os.pread(opened, size, HEADER_BYTES + row * size))
                 if len(content[-1]) != size:
                     raise self._damaged(shard, INDEX, row)
-        found = np.frombuffer(self._counted(content), INDEX_TYPE)
+            found = np.frombuffer(self._counted(content), INDEX_TYPE)
         # A plan would leave out a pair of impossible lengths; `read` finds wrong ones by checksum.
         longest = np.maximum(found["source"], found["target"] - 1)
         shortest = np.minimum(found["source"], found["target"] - 1)
@@ -194,8 +194,7 @@ class Shards:
                 if _checksum(ids, source, target, self._seeds[shard]) != checksum:
                     raise self._damaged(shard, IDS, number)
                 content.append(ids)
-        dtype = self._facts[0].dtype
-        joined = np.frombuffer(self._counted(content), dtype)
+            joined = np.frombuffer(self._counted(content), self._facts[0].dtype)
         lengths = found["source"].astype(np.int64), found["target"].astype(np.int64)
         return Tokens(joined, *lengths)
 
@@ -206,6 +205,7 @@ class Shards:
         return list(zip(shards.tolist(), (pairs - begins).tolist(), strict=True))
 
     def _counted(self, content: list[bytes]) -> bytes:
+        """Return the contents as one and count them; under the lock, as threads count."""
         joined = b"".join(content)
         self.bytes_read += len(joined)
         return joined

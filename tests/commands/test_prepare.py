@@ -1,0 +1,125 @@
+"""`jax-transformer prepare`: what it keeps, `jax-transformer train` does not do again."""
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from jax_transformer.commands import main as cli
+from jax_transformer.commands import train
+from jax_transformer.data.prepared import store
+from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.translation import evaluation
+from tests.commands.training import FILES, WORDS, arguments, program
+
+OPTIONS = ("--prepared=prepared", "--steps=2", "--evaluation-interval=2", "--max-ratio=9")
+
+
+def prepare(*argv):
+    cli.main(["prepare", *argv])
+
+
+def refusal(*argv):
+    """Return the one line that a refused call leaves."""
+    with pytest.raises(SystemExit) as left:
+        prepare(*argv)
+    assert isinstance(left.value.code, str)
+    assert left.value.code.startswith("error: ")
+    assert "\n" not in left.value.code
+    return left.value.code
+
+
+def shards():
+    return sorted(Path("prepared").glob("corpora/*/*"))
+
+
+def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
+    options = arguments(corpus, *OPTIONS)
+    prepare(*options)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("training: 6 pairs read; 6 pairs of ")
+    assert printed[1].startswith("validation: 6 pairs")
+    assert printed[2:] == ["kept in prepared; train with the same arguments"]
+    kept = {path: path.stat().st_mtime_ns for path in shards()}
+    assert len(kept) == 4  # one shard and the manifest
+
+    monkeypatch.setattr(store, "prepare", None)  # nothing is encoded again
+    monkeypatch.setattr(store.BytePairTokenizer, "train", None)
+    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
+    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
+    program(*options, "--output=model")
+    assert printed[0] in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in shards()} == kept
+    prepare(*options)
+    assert capsys.readouterr().out.splitlines() == printed
+
+
+def test_arguments_that_do_not_concern_the_text_change_nothing(corpus, monkeypatch):
+    prepare(*arguments(corpus, *OPTIONS))
+    kept = shards()
+    monkeypatch.setattr(store, "prepare", None)
+    prepare(*arguments(corpus, *OPTIONS, "--dropout=0.3", "--bpe-dropout=0.1"))
+    assert shards() == kept
+    with pytest.raises(TypeError):  # other pairs are kept: this is another corpus
+        prepare(*arguments(corpus, *OPTIONS, "--max-ratio=8"))
+
+
+def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
+    options = arguments(corpus, *OPTIONS)
+    prepare(*options, "--dry-run")
+    reported = capsys.readouterr().out.splitlines()
+    assert shards() == []
+    prepare(*options)
+    assert reported == capsys.readouterr().out.splitlines()[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-ratio=0.5"], "max_ratio=0.5"),
+        (["--longest-side=0"], "longest_side=0"),
+        (["--source=nowhere"], "nowhere"),
+        (["--bpe-dropout=1"], "bpe_dropout=1.0"),
+        (["--weights=1"], "target"),
+    ],
+)
+def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):
+    files = corpus if "--weights=1" not in options else {"source": "source"}
+    assert named in refusal(*arguments(files, *OPTIONS, *options))
+    assert shards() == []
+
+
+def test_a_misspelt_argument_is_refused(corpus, capsys):
+    with pytest.raises(SystemExit) as left:
+        prepare(*arguments(corpus, "--dry-runn"))
+    assert left.value.code
+    assert "dry-runn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_says_what_it_does(capsys, option):
+    prepare(option)
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: jax-transformer prepare [--dry-run]")
+    assert "--prepared" in printed
+    cli.main(["--help"])
+    assert "prepare" in capsys.readouterr().out
+
+
+def test_a_tokenizer_without_bpe_dropout_is_refused_before_the_text_is_read(corpus, monkeypatch):
+    for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
+        files = BytePairTokenizer.train(words, vocab_size=20).files()
+        Path(f"{name}.json").write_bytes(files["tokenizer.json"])
+    given = {**corpus, "tokenizer": "en.json", "target_tokenizer": "de.json"}
+    options = [one for one in arguments(given, *OPTIONS) if not one.startswith("--vocab")]
+    options += ["--token-embeddings=separate", "--bpe-dropout=0.1"]
+    monkeypatch.setattr(store, "known_text", None)
+    monkeypatch.setattr(train, "read_corpora", None)
+    message = refusal(*options)
+    assert "BPE-dropout works on a" in message
+    assert "bpe_dropout" in message or "set its rate to 0" in message
+    with pytest.raises(SystemExit, match="BPE-dropout works on a"):
+        program(*options, "--output=model")
+    assert not Path("prepared").exists()
+    assert not Path("model").exists()
+    assert set(FILES) < {path.name for path in Path().iterdir()}
