@@ -68,29 +68,20 @@ def test_a_file_that_is_truncated_or_missing_is_refused(folder, name, left):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_refused_or_changes_nothing(folder, expected, name):
-    """Any bit of any byte; where the text of a header or JSON still says the same, nothing."""
+def test_a_flipped_bit_is_refused(folder, name):
     path = folder / name
     content = path.read_bytes()
-    whole = read_all(folder)
-    facts = open_folder(folder).facts
     refusals, generator = [], random.Random(0)
-    for place in range(0, len(content), 1 + len(content) // 150):
+    places = range(0, len(content), 1 + len(content) // 150)
+    for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 1 << generator.randrange(8)
         path.write_bytes(damaged)
         try:
-            prepared = open_folder(folder)
-            assert prepared.facts == facts
-            manifest = prepared.manifest
-            assert (manifest["pad_id"], prepared.src_vocab_size) == (0, expected.src_vocab_size)
-            for pair, wanted in enumerate(whole):
-                found = prepared.read(np.array([pair]))
-                for ours, theirs in zip(found, wanted, strict=True):
-                    assert ours.tolist() == theirs.tolist()
+            read_all(folder)
         except InputError as error:
             refusals.append(str(error))
-    assert len(refusals) > 60
+    assert len(refusals) == len(places)
     for message in refusals:
         assert "\n" not in message
         assert name.split(".")[0] in message or "shard 1 is missing" in message
