@@ -7,10 +7,12 @@ memory of each. Each measurement is a process of its own. `benchmarks.made_text`
 Needs Linux (sched_setaffinity).
 """
 
+import contextlib
 import io
 import json
 import multiprocessing
 import os
+import queue
 import resource
 import tempfile
 import time
@@ -101,9 +103,10 @@ def _apart(cores: list[int], work: Callable[..., dict[str, Any]], *arguments: An
     answers = context.Queue()
     process = context.Process(target=_answer, args=(answers, cores, work, *arguments))
     process.start()
-    found = answers.get()
-    process.join()
-    return found
+    while process.is_alive():
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=1)
+    raise SystemExit(f"{work.__name__} failed")
 
 
 def _answer(answers: Any, cores: list[int], work: Callable[..., dict], *arguments: Any) -> None:
@@ -118,7 +121,7 @@ def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, 
     known = known_text(store, ParallelText((source,), (target,)), QUIET)
     longest = 64 * length
     tokenizer = trained_tokenizer(store, [known], NOTHING, vocab_size, pairs, longest, 0, QUIET)
-    return corpus_task(store, known, tokenizer, Filters(length), {}, drop_duplicates=False)
+    return corpus_task(store, known, tokenizer, Filters(length), {}, False, QUIET)
 
 
 def _prepare_whole(*arguments: Any) -> dict[str, Any]:
@@ -156,7 +159,9 @@ def _prepare_part(*arguments: Any) -> dict[str, Any]:
     """Prepare the first pairs of the text, in a folder of their own."""
     *_, store, pairs = arguments
     task = _task(*arguments[:-1])
-    part = task._replace(text=_FirstBlocks(task.text, pairs), pairs=pairs, key=f"{time.time_ns()}")
+    part = task._replace(
+        text=_FirstBlocks(task.text, pairs), pairs=pairs, key=f"{time.time_ns():032d}"
+    )
     with tempfile.TemporaryDirectory(dir=store) as folder:
         start = time.perf_counter()
         corpus = prepared_corpus(Path(folder), part, QUIET)
