@@ -7,16 +7,6 @@ from jax_transformer.data.text_files import LONGEST_LINE
 from jax_transformer.errors import InputError
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(name, content):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 def test_pairs_are_never_shifted_by_an_empty_side(write):
     generator = random.Random(0)
     pairs = 1000

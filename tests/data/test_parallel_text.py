@@ -28,16 +28,6 @@ def packed(kind, lines, last_end):
     return PACK[kind]()(text.encode()) if kind in PACK else text.encode()
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(name, content):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 @given(
     files=st.lists(st.tuples(PAIRS, KINDS, KINDS, st.booleans()), min_size=1, max_size=3),
     tsv=st.booleans(),

@@ -18,16 +18,6 @@ from jax_transformer.errors import InputError
 from tests.data.compression import PACK
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_file(name, content):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 @pytest.mark.parametrize("last_end", [b"", b"\n"])
 @pytest.mark.parametrize("kind", PACK)
 def test_compressed_files_are_told_by_their_first_bytes(write, kind, last_end):
