@@ -109,7 +109,7 @@ def known_text(store: Path, text: ParallelText | MemoryText, console: Console) -
     with locked(entry.parent, console):
         known = []
         if entry.exists():
-            known = [FileFacts.from_json(one) for one in json.loads(entry.read_bytes())]
+            known = [FileFacts.from_json(one) for one in _read_entry(entry)]
         with console.status("reading the text"):
             facts = text.facts(known)
         if facts != tuple(known):
@@ -141,7 +141,7 @@ def held_out(
             write_whole(
                 entry, json.dumps([numbers.tolist(), pairs.sources, pairs.targets]).encode()
             )
-        numbers, *sides = json.loads(entry.read_bytes())
+        numbers, *sides = _read_entry(entry)
     return np.array(numbers, np.int64), ParallelCorpus(*map(tuple, sides))
 
 
@@ -301,6 +301,21 @@ def prepared_corpus(store: Path, task: Task, console: Console) -> PreparedCorpus
 def corpus_folder(store: Path, key: str) -> Path:
     """Return the folder of a prepared corpus."""
     return store / "corpora" / key[:32]
+
+
+def _read_entry(entry: Path) -> list[Any]:
+    """Return the list that `write_whole` has written as JSON.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    try:
+        read = json.loads(entry.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{entry}: is damaged ({error}); delete it") from error
+    if not isinstance(read, list):
+        raise InputError(f"{entry}: is damaged (no list); delete it")
+    return read
 
 
 def digest(value: Any) -> str:

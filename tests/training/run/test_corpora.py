@@ -156,3 +156,17 @@ def test_weights_that_mix_nothing_are_refused(settings, weights):
 def test_a_model_too_short_for_all_is_refused(settings):
     with pytest.raises(InputError, match=r"max_length=2.* leave none of 300 pairs"):
         encode(settings._replace(filters=Filters(max_length=2)))
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2", b"{}", b"\xff"])
+@pytest.mark.parametrize("kind", ["texts", "held_out", "tokenizers"])
+def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind, content):
+    files = Files(settings.files.source, settings.files.target)
+    settings = settings._replace(files=files, valid_pairs=20)
+    encode(settings)
+    (entry,) = (settings.store / kind).glob("*.json")
+    entry.write_bytes(content)
+    with pytest.raises(InputError, match="delete it") as refused:
+        encode(settings)
+    assert str(entry) in str(refused.value)
+    assert "\n" not in str(refused.value)
