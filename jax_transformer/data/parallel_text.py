@@ -123,7 +123,7 @@ class ParallelText:
         """The names of the files, for messages."""
         return " and ".join(", ".join(map(str, side)) for side in self._sides())
 
-    def blocks(self, pairs: int, start: int = 0) -> Iterator[Block]:
+    def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the lines in blocks, which depend on nothing but the text and `pairs`.
 
         A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
@@ -131,8 +131,6 @@ class ParallelText:
 
         Args:
             pairs: Most pairs of a block.
-            start: Number of the first pair of the first block to yield, from 0. What comes before
-                it is read and not decoded.
 
         Yields:
             The blocks in the order of the text; none for a file without lines.
@@ -144,8 +142,7 @@ class ParallelText:
         first = 0
         for files in zip(*self._sides(), strict=True):
             for block in _file_blocks(files, first, pairs):
-                if block.first >= start:
-                    yield block
+                yield block
                 first = block.first + len(block.sources)
 
     def facts(

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -28,7 +29,13 @@ from jax_transformer.data.parallel_text import (
     has_text,
 )
 from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, merged_facts, open_folder
-from jax_transformer.data.prepared.shards import ShardFacts, read_facts, sealed, write_shard
+from jax_transformer.data.prepared.shards import (
+    ShardFacts,
+    read_facts,
+    replace_file,
+    sealed,
+    write_shard,
+)
 from jax_transformer.data.tokenizers import Tokenizer, from_text, to_text
 from jax_transformer.errors import InputError
 
@@ -285,18 +292,13 @@ def locked(folder: Path, console: Console) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or not there, also after a loss of power.
+    """Write a file as `replace_file` does.
 
     Raises:
         InputError: The disk is full, or the folder cannot be written.
     """
-    scratch = path.with_name(f"{path.name}.writing")
     with _one_line(path.parent):
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        replace_file(path, content)
 
 
 def _names_within(left_out: dict[str, Int64[np.ndarray, "_"]], block: Block) -> dict[int, str]:
@@ -388,7 +390,7 @@ def _one_line(folder: Path) -> Iterator[None]:
                 f"{free / 1e9:.1f} GB are free; make room, or name another disk with --prepared"
             )
         raise InputError(f"{folder}: {error.strerror}; {remedy}; what is done stays") from error
-    except concurrent.futures.process.BrokenProcessPool as error:
+    except BrokenProcessPool as error:
         raise InputError(
             f"{folder}: a process that encodes was killed, as when memory is full; start again: "
             "what is done stays"

@@ -102,12 +102,21 @@ def write_shard(
     text = sealed(facts._asdict())
     files = shard_files(folder, number)
     for path, content in zip(files, (ids, _npy(index.tobytes(), INDEX_TYPE), text), strict=True):
-        scratch = path.with_name(f"{path.name}.writing")
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        replace_file(path, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is whole or not there, also after a loss of power.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    scratch = path.with_name(f"{path.name}.writing")
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
 
 
 def read_facts(folder: Path, number: int, key: str) -> ShardFacts | None:

@@ -182,7 +182,6 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_workers_end_with_a_killed_process_and_the_next_goes_on(tmp_path, one_process):
     folder = tmp_path / "store" / "corpora"
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
