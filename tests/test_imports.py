@@ -15,6 +15,7 @@ PACKAGE = Path(jax_transformer.__file__).parent
 # From the bottom to the top. A room may import from itself and from rooms of lower lines.
 ROOMS = (
     ("errors",),
+    ("storage",),
     ("presets", "execution"),
     ("config",),
     ("runtime",),

@@ -18,7 +18,6 @@ from jax_transformer.convert import (
 )
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
-from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.convert.files.shards import MAX_SHARD_SIZE
 from jax_transformer.convert.huggingface import (
     from_huggingface,
@@ -33,6 +32,7 @@ from jax_transformer.convert.report import Report
 from jax_transformer.convert.trainers import TRAINERS, read_trainer
 from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.folder import CONFIG_FILE
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.reading import read_json
 
 GENERATION_FILE = "generation_config.json"
 REMEDY = "--ignore-generation-config ignores the file's generation defaults"

@@ -16,13 +16,6 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import FLOATS, as_jax
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
-from jax_transformer.convert.files.checks import faults_named
-from jax_transformer.convert.files.folder import (
-    CONFIG_FILE,
-    check_writable,
-    staged,
-)
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.convert.files.shards import (
     MAX_SHARD_SIZE,
     names_written,
@@ -47,6 +40,13 @@ from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.folder import (
+    CONFIG_FILE,
+    check_writable,
+    staged,
+)
+from jax_transformer.storage.reading import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

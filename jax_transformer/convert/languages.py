@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.folder import CONFIG_FILE
 from jax_transformer.convert.generation_config import GENERATION_FILE
 from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import Languages, Tokenizer

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.convert.families import get_family
-from jax_transformer.convert.files.checks import faults_named
-from jax_transformer.convert.files.folder import CONFIG_FILE, WEIGHTS_FILE
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.convert.files.shards import weight_files
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
+from jax_transformer.storage.reading import read_json
 
 ORIGIN_FILE = "huggingface_origin.json"
 MAX_FILE_SIZE = 2**24  # bytes of a file that is carried over

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.files.folder import CONFIG_FILE
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.data.tokenizers import (
     BytePairTokenizer,
@@ -15,6 +14,7 @@ from jax_transformer.data.tokenizers import (
     read_files,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"

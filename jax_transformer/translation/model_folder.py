@@ -22,13 +22,6 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_jax
 from jax_transformer.convert.files.digests import file_digest, json_digest
-from jax_transformer.convert.files.folder import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    check_free,
-    staged,
-)
-from jax_transformer.convert.files.json_file import with_tuples
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
@@ -44,6 +37,13 @@ from jax_transformer.data.tokenizers import (
 )
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
+from jax_transformer.storage.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_free,
+    staged,
+)
+from jax_transformer.storage.reading import with_tuples
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jax_transformer.convert.files.checks import faults_named
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 
 
 class ResumableFile:

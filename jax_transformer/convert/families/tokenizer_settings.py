@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.folder import CONFIG_FILE
-from jax_transformer.convert.files.json_file import read_json
 from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.reading import read_json
 
 if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import (

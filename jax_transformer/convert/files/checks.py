@@ -1,15 +1,13 @@
 """The checks that both readers of weight files share, and the one error that they raise."""
 
-import contextlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 DTYPES = {  # by their name in a safetensors header
     "F64": np.dtype(np.float64),
@@ -60,36 +58,3 @@ def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None
             f"{path}: {name} has shape {shorten(list(shape))}; every axis of a weight is at least "
             "1 long and no longer than the file"
         )
-
-
-def unique_names(path: Path, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise WeightFileError(f"{path}: the name {shorten(name)} occurs {count} times")
-    return fields
-
-
-def shorten(value: object) -> str:
-    """Return a value from a file for a message: at most 80 characters, escaped."""
-    text = ascii(value if not isinstance(value, str) else value[:80])
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-@contextlib.contextmanager
-def faults_named(path: Path, fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into `WeightFileError`, with the original error as its cause.
-
-    Args:
-        path: The file at fault.
-        fault: What is wrong with it.
-        *kinds: Errors that the called libraries raise for it; their messages name no file.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except kinds as error:
-        reason = f": {error.strerror}" if isinstance(error, OSError) else ""
-        raise WeightFileError(f"{path} {fault} ({type(error).__name__}{reason})") from error

@@ -20,8 +20,8 @@ from jax_transformer.convert.files.checks import (
     check_dtype,
     check_name,
     check_shape,
-    faults_named,
 )
+from jax_transformer.storage.faults import faults_named
 
 
 def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
@@ -111,7 +111,7 @@ def write(
         name: storable[id(tensor)] for name, tensor in tensors.items()
     }  # tied names share one array
     with (
-        faults_named(path, "cannot be written", OSError, RuntimeError),
+        faults_named(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
         tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
     ):
         temporary = Path(folder) / path.name
@@ -130,7 +130,7 @@ def write(
 
 def _check_input(path: Path) -> int:
     """Return the size of a regular file in bytes."""
-    with faults_named(path, "cannot be read", OSError, ValueError):
+    with faults_named(path, "cannot be read", OSError, ValueError, error=WeightFileError):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise WeightFileError(f"{path} is not a file")

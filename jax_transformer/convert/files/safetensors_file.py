@@ -23,10 +23,8 @@ from jax_transformer.convert.files.checks import (
     WeightFileError,
     check_name,
     check_shape,
-    faults_named,
-    shorten,
-    unique_names,
 )
+from jax_transformer.storage.faults import faults_named, shorten, unique_names
 
 _DIGEST = "sha256"
 _PIECE = 2**24  # bytes that are compared at a time
@@ -137,7 +135,10 @@ def _read_header(
     if length > MAX_HEADER:
         raise WeightFileError(f"{path}: the header of {length} bytes is longer than {MAX_HEADER}")
     fault = "has a header at offset 8 that is not JSON"
-    with faults_named(path, fault, ValueError, RecursionError), _no_garbage_collection():
+    with (
+        faults_named(path, fault, ValueError, RecursionError, error=WeightFileError),
+        _no_garbage_collection(),
+    ):
         header = json.loads(file.read(length).decode(), object_pairs_hook=tuple)
     fields = _unique(path, header)
     metadata = _unique(path, fields.pop("__metadata__", ()))
@@ -175,7 +176,7 @@ def _unique(path: Path, pairs: object) -> dict[str, Any]:
     """Return a JSON object's pairs as a dict; refuse what is no object, and repeated names."""
     if not isinstance(pairs, tuple):
         raise WeightFileError(f"{path}: the header must be a JSON object of objects")
-    return unique_names(path, pairs)
+    return unique_names(path, pairs, WeightFileError)
 
 
 def _check_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, np.dtype, list[int]]:

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.convert.files import formats
-from jax_transformer.convert.files.checks import WeightFileError, check_name, shorten
-from jax_transformer.convert.files.folder import WEIGHTS_FILE
-from jax_transformer.convert.files.json_file import read_json
+from jax_transformer.convert.files.checks import WeightFileError, check_name
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.folder import WEIGHTS_FILE
+from jax_transformer.storage.reading import read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 # In the order in which transformers prefers them.

@@ -16,9 +16,8 @@ from jax_transformer.convert.files.checks import (
     check_dtype,
     check_name,
     check_shape,
-    faults_named,
-    shorten,
 )
+from jax_transformer.storage.faults import faults_named, shorten
 
 # The only names that the pickle of a state_dict needs. torch's own list also lets a file of a
 # hundred bytes build a bytearray of any size.
@@ -81,7 +80,9 @@ def read(path: Path, size: int, key: str | None) -> dict[str, np.ndarray]:
     torch = _import_torch(path)
     # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
     # its protection off.
-    with faults_named(path, "is damaged or no file of torch.save", Exception):
+    with faults_named(
+        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
+    ):
         _check_globals(path, _check_archive(path, size, MAX_HEADER), _GLOBALS, _ALONE)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
@@ -99,7 +100,9 @@ def read_checkpoint(path: Path, size: int, remedy: str) -> Checkpoint:
         WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
     """
     torch = _import_torch(path)
-    with faults_named(path, "is damaged or no file of torch.save", Exception):
+    with faults_named(
+        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
+    ):
         data = _check_archive(path, size, MAX_CHECKPOINT_PICKLE)
         _check_globals(path, data, {*_GLOBALS, _NAMESPACE}, remedy)
         with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):

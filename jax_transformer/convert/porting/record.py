@@ -16,8 +16,8 @@ import numpy as np
 
 from jax_transformer.convert import files
 from jax_transformer.convert.arrays import as_numpy, as_torch, own_copy
-from jax_transformer.convert.files.checks import shorten
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 if TYPE_CHECKING:
     import torch

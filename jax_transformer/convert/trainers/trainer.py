@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.checks import shorten
 from jax_transformer.convert.files.torch_file import Checkpoint, Namespace
 from jax_transformer.convert.layouts.torch_nn import linear
 from jax_transformer.convert.table import Layout, Row
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 if TYPE_CHECKING:
     import numpy as np

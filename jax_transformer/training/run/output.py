@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_transformer.convert.files.folder import check_free
+from jax_transformer.storage.folder import check_free
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.loop import CHECKPOINTS
 from jax_transformer.training.run.metrics import EVENTS, METRICS_FILE, read_metrics

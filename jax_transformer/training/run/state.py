@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files.json_file import with_tuples
 from jax_transformer.convert.origin import Origin
 from jax_transformer.data.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
+from jax_transformer.storage.reading import with_tuples
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, TrainState
 

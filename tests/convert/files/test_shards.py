@@ -150,7 +150,7 @@ def test_an_index_that_disagrees_is_refused(folder, weight_map, message):
 )
 def test_a_damaged_or_huge_index_is_refused(folder, text, message):
     (folder / INDEX_FILE).write_bytes(text)
-    with pytest.raises(WeightFileError, match=message) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         read_weights(folder)
     assert INDEX_FILE in str(refused.value)
 

@@ -10,7 +10,8 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from jax_transformer.convert.files.checks import WeightFileError, faults_named
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -29,12 +30,12 @@ def check_free(folder: Path, overwrite: bool) -> None:
     """
     if os.path.lexists(folder):
         if not overwrite:
-            raise WeightFileError(
+            raise InputError(
                 f"{folder}: exists already; name another output, overwrite it, or resume "
                 "the run in it"
             )
         if not (folder / CONFIG_FILE).is_file():
-            raise WeightFileError(
+            raise InputError(
                 f"{folder}: is not the folder of a trained model and so is not overwritten; name "
                 "another output, or delete it"
             )
@@ -54,15 +55,15 @@ def check_writable(folder: Path, names: Collection[str]) -> None:
     """
     with faults_named(folder, "cannot be written; name another folder", OSError):
         if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
-            raise WeightFileError(f"{folder}: is a link or no folder; name another one")
+            raise InputError(f"{folder}: is a link or no folder; name another one")
         for name in names:
             if (folder / name).is_dir() and not (folder / name).is_symlink():
-                raise WeightFileError(f"{folder / name}: is a folder; remove it to write the file")
+                raise InputError(f"{folder / name}: is a folder; remove it to write the file")
         ancestors = folder.absolute().parents
         parent = next(parent for parent in ancestors if os.path.lexists(parent))
         for needed in (parent, folder) if folder.exists() else (parent,):
             if not (needed.is_dir() and os.access(needed, os.W_OK)):
-                raise WeightFileError(
+                raise InputError(
                     f"{folder}: cannot be written, because {needed} is no writable directory"
                 )
         with contextlib.suppress(FileNotFoundError):
@@ -144,7 +145,7 @@ def _lock(staging: Path, folder: Path) -> int:
                 return descriptor
         except BlockingIOError as error:
             os.close(descriptor)
-            raise WeightFileError(
+            raise InputError(
                 f"{folder}: another process is writing it; wait until that process ends"
             ) from error
         os.close(descriptor)

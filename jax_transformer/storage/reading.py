@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.convert.files.checks import WeightFileError, faults_named, unique_names
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named, unique_names
 
 MAX_SIZE = 2**20  # bytes
 
@@ -27,7 +28,7 @@ def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
         hook = partial(unique_names, path) if unique else None
         values = json.loads(text, object_pairs_hook=hook)
     if not isinstance(values, dict):
-        raise WeightFileError(f"{path} must hold a JSON object")
+        raise InputError(f"{path} must hold a JSON object")
     return values
 
 
@@ -44,7 +45,7 @@ def read_text(path: Path, fault: str) -> str:
     with faults_named(path, fault, OSError, ValueError):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIZE:
-            raise WeightFileError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
+            raise InputError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
         return path.read_text(encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.convert.files.folder import check_free, check_writable, staged
+from jax_transformer.storage.folder import check_free, check_writable, staged
 
 OLD = {"config.json": "old config", "model.safetensors": "old weights"}
 NEW = {name: f"new {name}" for name in (*OLD, "added.json", "tokenizer.json")}

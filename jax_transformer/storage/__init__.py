@@ -1,0 +1,1 @@
+"""How files and folders are read and written: bounded, whole or not at all; any room may use it."""

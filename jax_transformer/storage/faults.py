@@ -1,0 +1,47 @@
+"""Errors of the operating system and of parsers as one line that names the file."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError
+
+
+def shorten(value: object) -> str:
+    """Return a value from a file for a message: at most 80 characters, escaped."""
+    text = ascii(value if not isinstance(value, str) else value[:80])
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def unique_names(
+    path: Path, pairs: Sequence[tuple[str, Any]], error: type[InputError] = InputError
+) -> dict[str, Any]:
+    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise error(f"{path}: the name {shorten(name)} occurs {count} times")
+    return fields
+
+
+@contextlib.contextmanager
+def faults_named(
+    path: Path, fault: str, *kinds: type[Exception], error: type[InputError] = InputError
+) -> Iterator[None]:
+    """Turn errors of these kinds into an input error, with the original error as its cause.
+
+    Args:
+        path: The file at fault.
+        fault: What is wrong with it.
+        *kinds: Errors that the called libraries raise for it; their messages name no file.
+        error: The class of the error that is raised.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as cause:
+        reason = f": {cause.strerror}" if isinstance(cause, OSError) else ""
+        raise error(f"{path} {fault} ({type(cause).__name__}{reason})") from cause
