@@ -36,6 +36,7 @@ from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
+from jax_transformer.storage.writing import replace_file
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.run import loop
@@ -228,8 +229,7 @@ def start_directory(arguments: Arguments, resumed: Restored | None) -> None:
     """Write settings.yaml; remove the checkpoints of a run that is overwritten."""
     if not resumed:
         loop.discard_run(arguments.output)
-    text = to_yaml(arguments.to_mapping())
-    (arguments.output / SETTINGS_FILE).write_text(text, encoding="utf-8")
+    replace_file(arguments.output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
 
 
 def make_run(

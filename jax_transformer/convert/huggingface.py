@@ -44,6 +44,7 @@ from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import (
     CONFIG_FILE,
     check_writable,
+    mend,
     staged,
 )
 from jax_transformer.storage.reading import read_json
@@ -354,6 +355,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
             "with `hf download`"
         )
+    mend(folder)
     return read_json(folder / CONFIG_FILE)
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -40,6 +39,7 @@ from jax_transformer.convert.table import WORD, Buffer, Layout, Operation, Row, 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named, shorten
 from jax_transformer.storage.reading import read_text
+from jax_transformer.storage.writing import staged_file
 
 MAX_NAME = 255  # characters of a name or a path
 MAX_ROWS = 10_000
@@ -122,13 +122,9 @@ def write_layout(
     values = _to_values(layout, config)
     with (
         faults_named(path, "cannot be written", OSError, ValueError),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
+        staged_file(path) as temporary,
     ):
-        temporary = Path(folder) / path.name
-        with temporary.open("wb") as file:
-            file.write(tomli_w.dumps(values).encode())
-            file.flush()
-            os.fsync(file.fileno())  # a power cut after the renaming could leave it empty
+        temporary.write_bytes(tomli_w.dumps(values).encode())
         try:
             same = read_layout(temporary) == LayoutFile(layout, config)
         except InputError as error:
@@ -136,7 +132,6 @@ def write_layout(
             raise WeightFileError(f"{path} cannot hold this layout: {reason}") from error
         if not same:
             raise WeightFileError(f"{path}: the layout did not come back as it was written")
-        os.replace(temporary, path)
 
 
 def _to_values(layout: Layout, config: TransformerConfig | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import tempfile
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +13,8 @@ from jaxtyping import Float
 
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.writing import staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
 
@@ -130,9 +131,8 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
         anchor=(0, 1),
         panchor=False,
     )
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
-        figure.savefig(Path(folder) / path.name)
-        os.replace(Path(folder) / path.name, path)
+    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+        figure.savefig(scratch)
 
 
 def _first_tokens(alignment: Alignment) -> Alignment:

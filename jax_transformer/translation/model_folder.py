@@ -41,6 +41,7 @@ from jax_transformer.storage.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     check_free,
+    mend,
     staged,
 )
 from jax_transformer.storage.reading import with_tuples
@@ -268,6 +269,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: There is none, or it is damaged.
     """
+    mend(folder)
     path = folder / CONFIG_FILE
     try:
         status = path.stat()

@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.storage.folder import check_free, check_writable, staged
+from jax_transformer.storage.folder import check_free, check_writable, mend, staged
 
 OLD = {"config.json": "old config", "model.safetensors": "old weights"}
 NEW = {name: f"new {name}" for name in (*OLD, "added.json", "tokenizer.json")}
@@ -153,7 +154,7 @@ def test_two_writers_of_one_folder_do_not_meet(folder):
 def test_a_planted_link_in_place_of_the_staging_folder_is_not_followed(folder, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis").write_text("years of work")
-    (tmp_path / ".model.writing").symlink_to(tmp_path / "precious")
+    (tmp_path / ".writing.model").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match="cannot be written"):
         write(folder)
     assert (tmp_path / "precious" / "thesis").read_text() == "years of work"
@@ -195,3 +196,71 @@ def test_what_is_free_is_accepted_and_not_touched(tmp_path, folder):
     with pytest.raises(InputError, match="exists already"):
         check_free(folder, overwrite=False)
     assert {*tmp_path.rglob("*")} == before
+
+
+def left_by_a_kill(folder, created):
+    """Make a staging folder as of a writer that was killed while it moved its files."""
+    staging = folder.with_name(f".writing.{folder.name}")
+    (staging / "old").mkdir(parents=True)
+    (staging / "new").mkdir()
+    (staging / "old" / "config.json").write_text("old config")
+    (staging / "journal.json").write_text(json.dumps({"created": created}))
+    return staging
+
+
+def test_a_reader_puts_the_old_files_back(folder):
+    left_by_a_kill(folder, ["tokenizer.json"])
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("new")
+    mend(folder)
+    assert contents(folder) == OLD | {"run/12": "kept"}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_that_is_reached_by_a_link_is_mended(folder, tmp_path):
+    left_by_a_kill(folder, [])
+    (folder / "config.json").write_text("new")
+    (tmp_path / "link").symlink_to(folder)
+    mend(tmp_path / "link")
+    assert contents(folder) == OLD | {"run/12": "kept"}
+
+
+@pytest.mark.parametrize(
+    "created", [["../precious"], ["/etc/passwd"], [".."], "config.json", [3], None]
+)
+def test_a_journal_from_somebody_else_names_only_files_of_its_folder(folder, tmp_path, created):
+    (tmp_path / "precious").write_text("years of work")
+    staging = left_by_a_kill(folder, created)
+    with pytest.raises(InputError, match=r"journal\.json: is damaged; copy the folder again"):
+        mend(folder)
+    assert (tmp_path / "precious").read_text() == "years of work"
+    assert contents(folder) == OLD | {"run/12": "kept"}
+    assert staging.exists()
+
+
+def test_a_running_writer_is_not_disturbed_and_one_that_moves_files_is_waited_for(
+    folder, monkeypatch
+):
+    with staged(folder) as staging:
+        (staging / "config.json").write_text("new config")
+        mend(folder)
+        (staging.parent / "journal.json").touch()
+        monkeypatch.setattr("jax_transformer.storage.folder.LONGEST_WAIT", 0.05)
+        with pytest.raises(InputError, match="another process is writing it"):
+            mend(folder)
+        (staging.parent / "journal.json").unlink()
+    assert (folder / "config.json").read_text() == "new config"
+
+
+def test_half_a_folder_that_cannot_be_mended_is_refused_in_one_line(folder, monkeypatch):
+    left_by_a_kill(folder, [])
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "replace", refuse)
+        with pytest.raises(InputError, match=r"half-written, and it cannot be mended \(Read-only"):
+            mend(folder)
+    mend(folder)
+    assert contents(folder) == OLD | {"run/12": "kept"}

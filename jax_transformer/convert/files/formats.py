@@ -6,7 +6,6 @@ fault is a `WeightFileError` that names the file and the tensor.
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jax_transformer.convert.files.checks import (
     check_shape,
 )
 from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.writing import staged_file
 
 
 def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
@@ -112,9 +112,8 @@ def write(
     }  # tied names share one array
     with (
         faults_named(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder,
+        staged_file(path) as temporary,
     ):
-        temporary = Path(folder) / path.name
         if _is_safetensors(path):
             safetensors_file.write(temporary, arrays, metadata)
             first_difference = safetensors_file.first_difference
@@ -123,9 +122,6 @@ def write(
             first_difference = torch_file.first_difference
         if name := first_difference(temporary, _check_input(temporary), arrays):
             raise WeightFileError(f"{path}: {name} did not come back as it was written")
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())  # a power cut after the renaming could leave it empty
-        os.replace(temporary, path)
 
 
 def _check_input(path: Path) -> int:

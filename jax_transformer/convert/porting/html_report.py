@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from jax_transformer.convert.porting.html_weights import weights_section
 from jax_transformer.convert.porting.record import Record
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError
+from jax_transformer.storage.writing import replace_file
 
 if TYPE_CHECKING:
     from jax_transformer.convert.porting.compare import BlockError, Comparison
@@ -116,10 +116,7 @@ def write_report(
             )
         ),
     )
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
-        written = Path(folder) / path.name
-        written.write_text(page, "utf-8")
-        os.replace(written, path)
+    replace_file(path, page.encode())
 
 
 def _headline(comparison: Comparison, layout: Layout, record: Record) -> str:

@@ -32,12 +32,12 @@ from jax_transformer.data.prepared.corpus import MANIFEST, PreparedCorpus, merge
 from jax_transformer.data.prepared.shards import (
     ShardFacts,
     read_facts,
-    replace_file,
     sealed,
     write_shard,
 )
 from jax_transformer.data.tokenizers import Tokenizer, from_text, to_text
 from jax_transformer.errors import InputError
+from jax_transformer.storage.writing import staged_file
 
 SHARD_PAIRS = 2**16  # pairs of the text that a worker encodes at a time
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
@@ -292,13 +292,13 @@ def locked(folder: Path, console: Console) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file as `replace_file` does.
+    """Write a file whole or not at all.
 
     Raises:
         InputError: The disk is full, or the folder cannot be written.
     """
-    with _one_line(path.parent):
-        replace_file(path, content)
+    with _one_line(path.parent), staged_file(path) as scratch:
+        scratch.write_bytes(content)
 
 
 def _names_within(left_out: dict[str, Int64[np.ndarray, "_"]], block: Block) -> dict[int, str]:

@@ -19,6 +19,7 @@ from jaxtyping import Int64, Integer, Shaped
 
 from jax_transformer.data.encoded import Tokens
 from jax_transformer.errors import InputError
+from jax_transformer.storage.writing import staged_file
 
 INDEX_TYPE = np.dtype(
     [("start", "<u4"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
@@ -102,21 +103,8 @@ def write_shard(
     text = sealed(facts._asdict())
     files = shard_files(folder, number)
     for path, content in zip(files, (ids, _npy(index.tobytes(), INDEX_TYPE), text), strict=True):
-        replace_file(path, content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is whole or not there, also after a loss of power.
-
-    Raises:
-        OSError: The disk is full, or the folder cannot be written.
-    """
-    scratch = path.with_name(f"{path.name}.writing")
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+        with staged_file(path) as scratch:
+            scratch.write_bytes(content)
 
 
 def read_facts(folder: Path, number: int, key: str) -> ShardFacts | None:

@@ -1,9 +1,10 @@
 """The picture of a run: loss, learning rate and BLEU over the steps."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.writing import staged_file
 
 AXES = {  # label of each panel, from the top, and the values that it draws
     "loss, nats a target token": ("loss", "validation_loss"),
@@ -38,6 +39,5 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
         if len(panel.lines) > 1:
             panel.legend()
     panels[-1].set_xlabel("step")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
-        figure.savefig(Path(folder) / path.name)
-        os.replace(Path(folder) / path.name, path)
+    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+        figure.savefig(scratch)

@@ -6,9 +6,10 @@ unchanged (earlier versions wrote "left_out"); "validation_loss" and "validation
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from jax_transformer.storage.writing import replace_file
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS = "tensorboard"
@@ -41,9 +42,7 @@ class MetricsLog:
             self._events = SummaryWriter(str(directory / EVENTS), purge_step=step + 1)
         path = directory / METRICS_FILE
         kept = [entry for entry in read_metrics(path) if entry["step"] <= step]
-        scratch = path.with_suffix(".writing")
-        scratch.write_text("".join(map(_line, kept)), encoding="utf-8")
-        os.replace(scratch, path)
+        replace_file(path, "".join(map(_line, kept)).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: float | int) -> None:

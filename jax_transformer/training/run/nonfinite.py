@@ -1,13 +1,13 @@
 """A file with the batches that stopped a run because they were not finite, and their pairs."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from jax_transformer.data.encoded import EncodedPairs
 from jax_transformer.data.plan import epoch_layout, plan_window
 from jax_transformer.errors import InputError
+from jax_transformer.storage.writing import replace_file
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.state import Position
 
@@ -35,9 +35,7 @@ def write_nonfinite(
         place = {"epoch": epoch, "window": window, "batch": batch}
         batches.append(place | {"pairs": plan[batch].members.tolist()})
     path = directory / NONFINITE_FILE
-    scratch = path.with_suffix(".writing")
-    scratch.write_text(json.dumps({"batches": batches}, indent=2) + "\n", "utf-8")
-    os.replace(scratch, path)
+    replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())
     return path
 
 

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_transformer.storage.folder import check_free
+from jax_transformer.storage.folder import check_free, mend
+from jax_transformer.storage.writing import WRITING
 from jax_transformer.training.run.lock import locked
 from jax_transformer.training.run.loop import CHECKPOINTS
 from jax_transformer.training.run.metrics import EVENTS, METRICS_FILE, read_metrics
@@ -16,8 +17,8 @@ HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not
 def check_output(directory: Path, overwrite: bool) -> None:
     """Refuse a directory that a new run may not write to; changes nothing.
 
-    A directory whose run ended before its first checkpoint and its first evaluation counts as
-    free: the same command may start again.
+    An empty directory is free, and so is one whose run ended before its first checkpoint and its
+    first evaluation: the same command may start again.
 
     Args:
         directory: The output of the run.
@@ -36,19 +37,22 @@ def check_output(directory: Path, overwrite: bool) -> None:
 def claimed(directory: Path) -> Iterator[None]:
     """Create a directory if it does not exist, and keep other runs out of it.
 
+    What a killed run has left of a model that it was writing is removed.
+
     Raises:
         InputError: Another run is being trained in it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
+        mend(directory)
         yield
 
 
 def _has_only_begun(directory: Path) -> bool:
-    """Return whether a directory holds only the first files of a run, and no checkpoint."""
-    if directory.is_symlink() or not (directory / SETTINGS_FILE).is_file():
+    """Return whether a directory holds only the first files of a run, or none; no checkpoint."""
+    if directory.is_symlink() or not directory.is_dir():
         return False
-    names = {path.name for path in directory.iterdir()}
+    names = {path.name for path in directory.iterdir() if not path.name.startswith(WRITING)}
     checkpoints = [path.name for path in (directory / CHECKPOINTS).glob("*")]
     known = names <= {SETTINGS_FILE, METRICS_FILE, EVENTS, CHECKPOINTS}
     return known and all(HALF_WRITTEN in name for name in checkpoints)

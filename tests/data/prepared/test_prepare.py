@@ -128,7 +128,7 @@ def child(moment):
 
 write_once = write(folder, *lines(90))
 deaths = 0
-while code := child(1 + deaths % 7):  # of 7 calls: in the midst of the second file of a shard
+while code := child(1 + deaths % 11):  # of 11 calls: in the midst of the shard after the next
     assert code == -signal.SIGKILL, code
     deaths += 1
     assert deaths < 200

@@ -1,0 +1,116 @@
+"""The one way to write a file: under another name in its folder, then renamed.
+
+So a file is always whole: the old one or the new one, whenever the process is killed or the power
+fails. What a killed process has left is replaced when the same file is written the next time.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
+
+WRITING = ".writing."  # before the name of a file or folder that is not whole yet
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file, or replace the one that is there; a symbolic link is replaced, not followed.
+
+    Args:
+        path: The file; its folder exists.
+        content: What it is to hold.
+
+    Raises:
+        InputError: The file cannot be written, or another process is writing it; the old file is
+            as it was.
+    """
+    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+        scratch.write_bytes(content)
+
+
+@contextlib.contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """Yield the path of an empty file; when the block ends, rename that file to `path`.
+
+    If the block or the renaming fails, the old file is as it was. A symbolic link is replaced, not
+    followed.
+
+    Args:
+        path: The file to write; its folder exists.
+
+    Yields:
+        A path in the same folder, with the same ending.
+
+    Raises:
+        InputError: Another process is writing the file.
+        OSError: The file cannot be written.
+    """
+    path = path.absolute()
+    scratch = path.with_name(WRITING + path.name)
+    while not locked(descriptor := _opened(scratch), scratch, path):
+        pass
+    try:
+        os.ftruncate(descriptor, 0)  # of what a killed process has left
+        yield scratch
+        to_disk(scratch)
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    to_disk(path.parent)
+
+
+def locked(descriptor: int, scratch: Path, path: Path) -> bool:
+    """Lock a file or folder that is being written, until its descriptor is closed.
+
+    The lock also ends with its process. So what is not locked is that of a killed process.
+
+    Args:
+        descriptor: Opened at `scratch`; closed if it is not locked.
+        scratch: The name under which it is written.
+        path: Its name when it is whole, for the message.
+
+    Returns:
+        Whether `scratch` still has this name; another process may have finished it in the meantime.
+
+    Raises:
+        InputError: Another process has locked it.
+    """
+    import fcntl  # not on every platform that can read weight files
+
+    with contextlib.ExitStack() as unless_locked:
+        unless_locked.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{path}: another process is writing it; wait until that process ends"
+            ) from error
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), scratch.lstat()):
+                unless_locked.pop_all()
+                return True
+    return False
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk, so that a power cut is safe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(scratch: Path) -> int:
+    """Open a file for writing, created if it is missing; remove a link or a device there."""
+    with contextlib.suppress(FileNotFoundError):
+        kind = scratch.lstat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            scratch.unlink()
+    return os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -1,0 +1,118 @@
+"""Kills every writer before each of its changes of the disk, and looks at what is left.
+
+A program for test_kills.py: the process of pytest has threads, so it should not fork.
+"""
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from jax_transformer.convert import files, to_huggingface, write_layout
+from jax_transformer.convert.huggingface import read_config
+from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.storage.folder import mend, staged
+from jax_transformer.storage.writing import replace_file
+from jax_transformer.training.run.curves import draw_curves
+from jax_transformer.translation import model_folder
+from tests.models import random_params, small_config, tiny_model
+from tests.storage.killing import killed_before
+
+MODELS = [tiny_model(["a b c", "c d"], size, seed=size) for size in (12, 14)]
+MARIAN = small_config("marian")
+PARAMS = [random_params(MARIAN, seed) for seed in (0, 1)]
+TENSORS = [{"table": params["token_embedding"]["embedding"]} for params in PARAMS]
+
+
+class Writer(NamedTuple):
+    """A function that writes one of two versions of a file or folder, and one that reads it."""
+
+    write: Callable[[Path, int], object]
+    read: Callable[[Path], object] = Path.read_bytes
+
+
+def few_files(folder: Path, version: int) -> None:
+    """Write files of which one is replaced, and one is in the second version only."""
+    with staged(folder) as staging:
+        for name in ("config.json", "weights")[: 1 + version]:
+            (staging / name).write_text(f"{name} {version}")
+
+
+def huggingface_folder(folder: Path, version: int) -> None:
+    """Write shards and their index; they have equal names in both versions."""
+    options = {"family": "marian", "max_shard_size": 40_000, "overwrite": True}
+    to_huggingface(PARAMS[version], MARIAN, folder, **options)
+
+
+WRITERS = {
+    " of files": Writer(few_files, mend),
+    " of this library": Writer(
+        lambda folder, version: model_folder.save(folder, MODELS[version], overwrite=True),
+        model_folder.load,
+    ),
+    " of Hugging Face": Writer(huggingface_folder, read_config),
+    ".safetensors": Writer(
+        lambda path, version: files.write(path, TENSORS[version], overwrite=True)
+    ),
+    ".pt": Writer(lambda path, version: files.write(path, TENSORS[version], overwrite=True)),
+    ".toml": Writer(
+        lambda path, version: write_layout(path, list(LAYOUTS.values())[version], overwrite=True)
+    ),
+    "": Writer(lambda path, version: replace_file(path, b"version %d" % version)),
+    ".png": Writer(lambda path, version: draw_curves(path, [{"step": 1, "loss": 2.0 + version}])),
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files under a folder, and the names of empty folders."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if path.is_file() or not any(path.iterdir())
+    }
+
+
+def kill_everywhere(home: Path, name: str, exists: bool) -> int:
+    """Kill a writer before each change of the disk; return the number of kills.
+
+    Args:
+        home: A folder to work in, which does not exist.
+        name: The writer.
+        exists: Whether there is an old version.
+    """
+    writer, target, begin = WRITERS[name], home / f"model{name}", home.with_name("begin")
+    home.mkdir()
+    if exists:
+        writer.write(target, 0)
+    old = contents(home)
+    shutil.copytree(home, begin)
+    writer.write(target, 1)
+    new = contents(home)
+    for moment in itertools.count(1):
+        shutil.rmtree(home)
+        shutil.copytree(begin, home)
+        if not killed_before(moment, lambda: writer.write(target, 1)):
+            break
+        killed_before(1 + moment % 3, lambda: mend(target))  # who mends may be killed as well
+        if target.exists():
+            writer.read(target)
+            hidden = [path.name for path in home.iterdir() if path.name.startswith(".")]
+            assert not (target.is_dir() and hidden), f"{name}, {moment}: reading left {hidden}"
+        found = {key: content for key, content in contents(home).items() if key[0] != "."}
+        assert found in (old, new), f"{name}, kill {moment}: neither old nor new: {[*found]}"
+        writer.write(target, 1)
+        assert contents(home) == new, f"{name}, kill {moment}: leftovers in {[*contents(home)]}"
+    shutil.rmtree(home)
+    shutil.rmtree(begin)
+    return moment - 1
+
+
+if __name__ == "__main__":
+    os.fsync = lambda descriptor: None  # slow, and no kill loses what the system was told to write
+    kills = 0
+    for name, exists in itertools.product(WRITERS, (False, True)):
+        kills += kill_everywhere(Path(sys.argv[1]) / "home", name, exists)
+        print(f"{kills:,} kills, after {name or 'a file'}", flush=True)
