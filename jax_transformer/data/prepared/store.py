@@ -43,8 +43,11 @@ from jax_transformer.data.tokenizers import (
 )
 from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
 
 FORMAT = 1  # of a prepared corpus
+DAMAGED = "cannot be read; delete it"
+MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks for
 
 
 def default_store() -> Path:
@@ -234,7 +237,7 @@ def trained_tokenizer(
 
     with locked(entry.parent, console):
         if entry.exists():
-            return from_text(entry.read_bytes(), str(entry))
+            return from_text(read_bytes(entry, DAMAGED, 2 * MAX_TOKENIZER), str(entry))
         with console.status("training the tokenizer"):
             tokenizer = BytePairTokenizer.train(LinesWithin(lines(), longest), vocab_size)
         write_whole(entry, to_text(tokenizer).encode())
@@ -310,8 +313,10 @@ def _read_entry(entry: Path) -> list[Any]:
         InputError: The file is damaged.
     """
     try:
-        read = json.loads(entry.read_bytes())
-    except ValueError as error:
+        read = json.loads(read_bytes(entry, DAMAGED, MAX_HELD_OUT))
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{entry}: is damaged ({error}); delete it") from error
     if not isinstance(read, list):
         raise InputError(f"{entry}: is damaged (no list); delete it")
