@@ -41,7 +41,7 @@ from jax_transformer.data.tokenizers import (
     from_text,
     to_text,
 )
-from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
+from jax_transformer.data.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
 
@@ -217,6 +217,7 @@ def trained_tokenizer(
         "vocab_size": vocab_size,
         "pairs": most_pairs,
         "longest": longest,
+        "longest_word": LONGEST_WORD,
         "seed": seed,
     }
     entry = store / "tokenizers" / f"{digest(recipe)}.json"
@@ -239,7 +240,13 @@ def trained_tokenizer(
         if entry.exists():
             return from_text(read_bytes(entry, DAMAGED, 2 * MAX_TOKENIZER), str(entry))
         with console.status("training the tokenizer"):
-            tokenizer = BytePairTokenizer.train(LinesWithin(lines(), longest), vocab_size)
+            within = LinesWithin(lines(), longest)
+            tokenizer = BytePairTokenizer.train(within, vocab_size)
+        if within.left_out:
+            console.print(
+                f"{within.left_out:,} lines left out of the training of the tokenizer: of more "
+                f"than {longest:,} characters, or with a word of more than {LONGEST_WORD:,}"
+            )
         write_whole(entry, to_text(tokenizer).encode())
     return tokenizer
 
