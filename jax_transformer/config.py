@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
+from jax_transformer.storage.faults import shorten
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -170,7 +171,7 @@ class TransformerConfig:
         self._check_combinations()
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> TransformerConfig:
+    def preset(cls, name: str, /, **overrides: Any) -> TransformerConfig:
         """Return a described implementation by name, with fields replaced.
 
         Args:
@@ -180,8 +181,9 @@ class TransformerConfig:
         Raises:
             InputError: The name, a field or a value is unknown.
         """
-        if name not in PRESETS:
-            raise InputError(f"preset={name!r} is unknown; choose one of {', '.join(PRESETS)}")
+        if not isinstance(name, str) or name not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise InputError(f"preset={shorten(name)} is unknown; choose one of {known}")
         return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod

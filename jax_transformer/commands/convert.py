@@ -32,7 +32,8 @@ from jax_transformer.convert.report import Report
 from jax_transformer.convert.trainers import TRAINERS, read_trainer
 from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.faults import one_line
+from jax_transformer.storage.reading import parse_json, read_json
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
@@ -218,13 +219,12 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
     """
     known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
     if config_file is not None:
-        with faults_named(config_file, "cannot be read", OSError, ValueError):
-            text = config_file.read_text(encoding="utf-8")
-        known[f"the config in {config_file}"] = _config(config_file, text)
+        fields = read_json(config_file)
+        known[f"the config in {config_file}"] = _config(config_file, fields)
     if (described := described_config(layout)) is not None:
         known[f"the config in {layout}"] = described
     if (recorded := files.read_metadata(source).get(CONFIG_KEY)) is not None:
-        known["the config saved with the weights"] = _config(source, recorded)
+        known["the config saved with the weights"] = _config(source, parse_json(recorded, source))
     if not known:
         raise InputError(f"{source}: records no config; name a JSON file of it by --config")
     config = next(iter(known.values()))
@@ -238,14 +238,10 @@ def described_config(layout: str) -> TransformerConfig | None:
     return read_layout(layout).config if is_layout_file(layout) else None
 
 
-def _config(path: Path, text: str) -> TransformerConfig:
-    with faults_named(path, "holds a config that is no JSON", ValueError, RecursionError):
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise InputError(f"{path}: the config must be a JSON object of fields")
-        try:
-            if "preset" in fields:
-                return TransformerConfig.preset(fields.pop("preset"), **fields)
-            return TransformerConfig.from_dict(fields)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
+def _config(path: Path, fields: dict[str, Any]) -> TransformerConfig:
+    try:
+        if "preset" in fields:
+            return TransformerConfig.preset(fields.pop("preset"), **fields)
+        return TransformerConfig.from_dict(fields)
+    except InputError as error:
+        raise InputError(f"{path}: {one_line(str(error))}") from error

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
-from jax_transformer.data.text_files import count_lines, decode_lines, open_text
+from jax_transformer.data.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
@@ -66,7 +66,7 @@ def translate(
     Args:
         folder: Folder of a trained model, or a Hugging Face folder of a family that this library
             knows.
-        input: Text to translate, plain or gzip; if None, standard input.
+        input: Text to translate, plain or gzip, or a FIFO; if None, standard input.
         output: File to write; until it is finished, its name ends in .part. If None, standard
             output.
         resume: Go on with the unfinished --output, or begin it where there is none.
@@ -104,7 +104,7 @@ def translate(
     devices = make_mesh(mesh or "data=-1", jax.local_devices())
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as files:
-        text = sys.stdin.buffer if input is None else files.enter_context(open_text(input))
+        text = sys.stdin.buffer if input is None else files.enter_context(open_stream(input))
         model = load(
             folder,
             ignore_generation_config=ignore_generation_config,
@@ -132,7 +132,8 @@ def translate(
         lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
         first = list(itertools.islice(lines, FIRST_WINDOW)) if alignments else []
         lines = itertools.chain(first, lines)
-        total = count_lines(input) if input and console.is_terminal else None
+        counted = input is not None and input.is_file() and console.is_terminal
+        total = count_lines(input) if counted else None  # a FIFO can be read once only
         shown = {"console": console, "mesh": devices}
         if output is None:
             found = translate_lines(model, lines, total=total, **chosen, **shown)

@@ -26,7 +26,6 @@ Nothing in a file is trusted: sizes are bounded, and every fault is one line tha
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,7 +36,7 @@ from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import WORD, Buffer, Layout, Operation, Row, check_possible
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named, shorten
+from jax_transformer.storage.faults import faults_named, one_line, shorten
 from jax_transformer.storage.reading import read_text
 from jax_transformer.storage.writing import staged_file
 
@@ -212,7 +211,7 @@ def _placed(kind: str, index: int, read: Any, values: object) -> Any:
     try:
         return read(values)
     except InputError as error:
-        raise InputError(f"{place}: {_bounded(str(error))}") from error
+        raise InputError(f"{place}: {one_line(str(error))}") from error
 
 
 def _row(values: Mapping[str, Any]) -> Row:
@@ -271,7 +270,7 @@ def _config(fields: object) -> TransformerConfig:
             return TransformerConfig.from_dict(fields)
         return TransformerConfig.preset(_text(preset, "preset"), **fields)
     except InputError as error:
-        raise InputError(f"config: {_bounded(str(error))}") from error
+        raise InputError(f"config: {one_line(str(error))}") from error
 
 
 def _check_keys(
@@ -308,9 +307,3 @@ def _template(value: object, key: str, separator: str) -> str:
                 f"{key}={shorten(text)} must hold at most one {{word}} between two {separator!r}"
             )
     return text
-
-
-def _bounded(message: str) -> str:
-    """Return a message in one line of a bounded length: it may repeat a value of the file."""
-    line = re.sub(r"\s+", " ", message)
-    return line if len(line) <= 500 else f"{line[:497]}..."

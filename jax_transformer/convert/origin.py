@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from jax_transformer.convert.files.shards import weight_files
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
-from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.reading import MAX_CARRIED, parse_json, read_bytes, read_json
 
 ORIGIN_FILE = "huggingface_origin.json"
-MAX_FILE_SIZE = 2**24  # bytes of a file that is carried over
+MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file
+MAX_ORIGIN = 2**26  # bytes of `ORIGIN_FILE`: 4/3 of them, and the content of config.json
 # Ends of the names of weights, which would be stale beside other weights, and of their indices.
 WEIGHTS = (
     ".bin",
@@ -96,21 +96,15 @@ class Origin:
         Raises:
             InputError: The content is damaged.
         """
-        try:
-            values = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{ORIGIN_FILE}: is no readable JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise InputError(f"{ORIGIN_FILE}: must hold a JSON object")
-        return cls.from_json(values)
+        return cls.from_json(parse_json(content, ORIGIN_FILE))
 
 
 def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """Return the origin that is a Hugging Face folder, and the names of what it leaves out.
 
-    It leaves out weights, folders, files of more than 16 MiB and what is no regular file. The
-    names do not include the files of the model's weights and the tokenizer's own files, which the
-    model and the tokenizer carry.
+    It leaves out weights, folders, files of more than 16 MiB, what is no regular file, and what
+    would make more than 32 MiB together. The names do not include the files of the model's weights
+    and the tokenizer's own files, which the model and the tokenizer carry.
 
     Raises:
         InputError: The family is unknown, or a file cannot be read.
@@ -120,15 +114,17 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     elsewhere = {CONFIG_FILE, *weight_files(folder)}
     if family.tokenizer is not None:
         elsewhere.update(family.tokenizer.names(folder))
-    files, left = {}, []
+    files, left, carried = {}, [], 0
     with faults_named(folder, "cannot be read", OSError):
         for path in sorted(folder.iterdir()):
-            status = path.stat() if path.exists() else path.lstat()
-            carried = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_SIZE
             if path.name in elsewhere:
                 continue
-            if carried and not path.name.endswith(WEIGHTS):
-                files[path.name] = path.read_bytes()
+            size = path.stat().st_size if path.is_file() else MAX_CARRIED + 1
+            together = carried + size
+            fits = size <= MAX_CARRIED and together <= MAX_CARRIED_TOGETHER
+            if fits and not path.name.endswith(WEIGHTS):
+                files[path.name] = read_bytes(path, "cannot be read", MAX_CARRIED)
+                carried = together
             else:
                 left.append(path.name)
     return Origin(family.model_type, config, files), left

@@ -7,12 +7,14 @@ import importlib
 import io
 import lzma
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import open_regular
 
 MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no text, with which parallel zstd programs start a file (RFC 8878, section 3.1.2)
@@ -26,14 +28,21 @@ def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text file for `decode_lines`.
 
     Raises:
-        InputError: The file cannot be opened.
+        InputError: The file cannot be opened, or is no regular file, which can be read again.
     """
-    try:
+    return open_regular(path, "is no readable text; name a text file")
+
+
+def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits.
+
+    Raises:
+        InputError: The file cannot be opened, or is neither a regular file nor a FIFO.
+    """
+    with reading(os.fspath(path)):
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return open_text(path)
         return Path(path).open("rb")
-    except OSError as error:
-        raise InputError(
-            f"{os.fspath(path)}: {error.strerror}; name a readable text file"
-        ) from error
 
 
 def unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:

@@ -1,52 +1,162 @@
-"""Text of a regular file of a bounded size; JSON files of a model's folder: an object each."""
+"""The one way to read a file that a user names: a regular file of a bounded size.
 
+A file is opened once, without waiting, and everything is checked and read on that descriptor: a
+FIFO does not block, a device has no end that is waited for, and a file that grows is not followed.
+Links are followed.
+"""
+
+import io
 import json
+import math
+import os
+import re
 import stat
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named, unique_names
+from jax_transformer.storage.faults import faults_named, one_line, unique_names
 
-MAX_SIZE = 2**20  # bytes
+# Most bytes of a file, by its kind. Each is a multiple of the largest real file that is known.
+MAX_SIZE = 2**20  # settings and descriptions: an index of 10,000 shards, 250 language codes
+MAX_YAML = 2**17  # settings of a run or a trainer, of 10 kB; the parser reads 100 kB a second
+MAX_RECORDS = 2**26  # what this library itself wrote: a log of 500,000 reports, a list of files
+MAX_TOKENIZER = 2**26  # tokenizer.json of a large vocabulary has 40 MB, that of NLLB 17 MB
+MAX_CARRIED = 2**24  # one file of a Hugging Face folder that is carried over: a model card
+
+# The flags that a system lacks are for files that it lacks, too.
+_FLAGS = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")
+)
+_LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes it, or a half of a pair
 
 
-def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file.
+def open_regular(
+    path: str | os.PathLike[str],
+    fault: str,
+    largest: int | None = None,
+    *,
+    error: type[InputError] = InputError,
+) -> io.BufferedReader:
+    """Open a regular file for reading bytes.
 
     Args:
         path: The file.
-        unique: Whether a name that occurs twice in an object is refused; else the last one counts.
+        fault: What the message says of a file that cannot be opened, as "cannot be read".
+        largest: Most bytes of the file; None sets no limit.
+        error: The class of the error.
 
     Raises:
-        InputError: The file is missing, damaged, no regular file or too long.
+        InputError: The file cannot be opened, is no regular file or is too long.
     """
-    fault = "is no readable JSON"
-    text = read_text(path, fault)
-    with faults_named(path, fault, ValueError, RecursionError):
-        hook = partial(unique_names, path) if unique else None
-        values = json.loads(text, object_pairs_hook=hook)
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold a JSON object")
-    return values
+    path = Path(path)
+    with faults_named(path, fault, OSError, ValueError, error=error):
+        descriptor = os.open(path, _FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > (largest or status.st_size):
+                raise _no_regular_file(path, largest, error)
+            return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
 
 
-def read_text(path: Path, fault: str) -> str:
-    """Return the UTF-8 text of a regular file of at most `MAX_SIZE` bytes.
+def read_bytes(
+    path: str | os.PathLike[str],
+    fault: str,
+    largest: int = MAX_SIZE,
+    *,
+    error: type[InputError] = InputError,
+) -> bytes:
+    """Return the content of a regular file of at most `largest` bytes.
+
+    Args:
+        path: The file.
+        fault: What the message says of a file that cannot be read, as "cannot be read".
+        largest: Most bytes; no more are read, even if the file grows or names another size.
+        error: The class of the error.
+
+    Raises:
+        InputError: The file is missing, no regular file or too long.
+    """
+    with (
+        open_regular(path, fault, largest, error=error) as file,
+        faults_named(Path(path), fault, OSError, error=error),
+    ):
+        expected = os.fstat(file.fileno()).st_size + 1
+        content = file.read(expected)
+        if len(content) == expected:  # it grows, or it is a file of /proc, whose size is 0
+            content += file.read(max(0, largest + 1 - expected))
+    if len(content) > largest:
+        raise _no_regular_file(Path(path), largest, error)
+    return content
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    fault: str,
+    largest: int = MAX_SIZE,
+    *,
+    error: type[InputError] = InputError,
+) -> str:
+    """Return the UTF-8 text of a regular file, without a byte-order mark at its start.
 
     Args:
         path: The file.
         fault: What the message says of a file that cannot be read, as "is no readable JSON".
+        largest: Most bytes.
+        error: The class of the error.
 
     Raises:
         InputError: The file is missing, no regular file, too long or no UTF-8.
     """
-    with faults_named(path, fault, OSError, ValueError):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIZE:
-            raise InputError(f"{path} is no regular file of at most {MAX_SIZE:,} bytes")
-        return path.read_text(encoding="utf-8")
+    content = read_bytes(path, fault, largest, error=error)
+    with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError, error=error):
+        return content.decode("utf-8-sig")
+
+
+def read_json(path: str | os.PathLike[str], largest: int = MAX_SIZE) -> dict[str, Any]:
+    """Return the JSON object in a regular file of at most `largest` bytes; see `parse_json`.
+
+    Raises:
+        InputError: The file is missing, damaged, no regular file or too long.
+    """
+    return parse_json(read_text(path, "is no readable JSON", largest), path)
+
+
+def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float.
+
+    Args:
+        content: The JSON, as text or UTF-8.
+        name: What it is the content of, for messages.
+
+    Raises:
+        InputError: The content is damaged, no object or nested too deep; a name occurs twice in an
+            object; a number is too large; or a text is not Unicode: it has one half of a pair of
+            surrogates.
+    """
+    path = Path(name)
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        values = json.loads(
+            text,
+            object_pairs_hook=lambda pairs: unique_names(path, pairs),
+            parse_constant=_refuse_number,
+            parse_float=_finite,
+        )
+        if _LONE_SURROGATE.search(text):
+            json.dumps(values, ensure_ascii=False).encode()
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{path} is no readable JSON (it is nested too deep)") from error
+    except ValueError as error:
+        raise InputError(f"{path} is no readable JSON ({one_line(str(error), 200)})") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold a JSON object")
+    return values
 
 
 def with_tuples(value: Any) -> Any:
@@ -54,3 +164,17 @@ def with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: with_tuples(item) for name, item in value.items()}
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
+
+
+def _no_regular_file(path: Path, largest: int | None, error: type[InputError]) -> InputError:
+    size = "" if largest is None else f" of at most {largest:,} bytes"
+    return error(f"{path} is no regular file{size}")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_number(digits)
+
+
+def _refuse_number(digits: str) -> NoReturn:
+    raise ValueError(f"{digits:.40} is no number of JSON")

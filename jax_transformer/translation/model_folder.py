@@ -8,7 +8,6 @@ file. model.safetensors has the names and shapes of `torch_reference`, so that
 import contextlib
 import hashlib
 import json
-import stat
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +23,7 @@ from jax_transformer.convert.arrays import as_jax
 from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
-from jax_transformer.convert.origin import ORIGIN_FILE, Origin
+from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.data.tokenizers import (
@@ -44,12 +43,11 @@ from jax_transformer.storage.folder import (
     mend,
     staged,
 )
-from jax_transformer.storage.reading import with_tuples
+from jax_transformer.storage.reading import read_bytes, read_json, with_tuples
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
 DTYPES = ("float32", "bfloat16")  # of the parameters
-MAX_CONFIG_SIZE = 2**20  # bytes of config.json
 # Generation defaults of the models that this library trains.
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
 # The tokenizer of a folder that describes none.
@@ -195,7 +193,7 @@ def read_origin(folder: Path) -> Origin | None:
     if ORIGIN_FILE not in description["sha256"]:
         return None
     _check_digest(folder / ORIGIN_FILE, description["sha256"][ORIGIN_FILE])
-    return Origin.from_bytes((folder / ORIGIN_FILE).read_bytes())
+    return Origin.from_bytes(read_bytes(folder / ORIGIN_FILE, "cannot be read", MAX_ORIGIN))
 
 
 def save(
@@ -272,19 +270,12 @@ def _read_description(folder: Path) -> dict[str, Any]:
     mend(folder)
     path = folder / CONFIG_FILE
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CONFIG_SIZE:
-            raise InputError(f"{path}: is no regular file of at most {MAX_CONFIG_SIZE:,} bytes")
-        description = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(_missing(folder)) from error
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is damaged ({error}); copy the model again") from error
-    if not isinstance(description, dict):
-        raise InputError(f"{path}: is damaged (no JSON object); copy the model again")
-    return description
+        return read_json(path)
+    except InputError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise InputError(_missing(folder)) from error
+        reason = str(error).removeprefix(str(path)).strip()
+        raise InputError(f"{path}: is damaged ({reason}); copy the model again") from error
 
 
 def _missing(folder: Path) -> str:

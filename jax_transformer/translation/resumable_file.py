@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.faults import faults_named, shorten
+from jax_transformer.storage.reading import read_json
 
 
 class ResumableFile:
@@ -174,12 +175,12 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
 def _resumed(path: Path, facts: Mapping[str, Any]) -> tuple[int, int, str]:
     """Return the lines, the bytes and the sha256 of the input of an unfinished output."""
     state_path = _state_of(path)
+    if not os.path.lexists(state_path):  # killed before the first commit
+        return 0, 0, ""
     try:
-        state = json.loads(state_path.read_text(encoding="utf-8"))
+        state = read_json(state_path)
         lines, size, digest = int(state["lines"]), int(state["bytes"]), str(state["input_sha256"])
         recorded = dict(state["facts"])
-    except FileNotFoundError:  # killed before the first commit
-        return 0, 0, ""
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{state_path}: is damaged ({error}); overwrite the unfinished output"
@@ -188,6 +189,6 @@ def _resumed(path: Path, facts: Mapping[str, Any]) -> tuple[int, int, str]:
         if recorded.get(name) != facts[name]:
             raise InputError(
                 f"{name}={facts[name]!r} is not that of the unfinished output, which has "
-                f"{recorded.get(name)!r}; resume it with the same {name}, or overwrite it"
+                f"{shorten(recorded.get(name))}; resume it with the same {name}, or overwrite it"
             )
     return lines, size, digest

@@ -11,6 +11,7 @@ from jax_transformer.data.text_files import (
     LONGEST_LINE,
     LineReader,
     count_lines,
+    open_stream,
     open_text,
     read_lines,
 )
@@ -140,10 +141,11 @@ def test_bytes_that_are_no_text_are_refused_by_place(write, content, place):
     assert str(refusal.value).startswith(f"{path}:{place}: ")
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory"])
-def test_an_unreadable_file_is_refused_by_name(tmp_path, kind):
-    path = tmp_path / "nowhere" if kind == "missing" else tmp_path
+@pytest.mark.parametrize("read", [read_lines, count_lines, open_stream])
+@pytest.mark.parametrize("kind", ["missing", "directory", "device"])
+def test_an_unreadable_file_is_refused_by_name(tmp_path, read, kind):
+    path = {"missing": tmp_path / "nowhere", "directory": tmp_path, "device": "/dev/zero"}[kind]
     with pytest.raises(InputError) as refusal:
-        read_lines(path)
-    assert str(refusal.value).startswith(f"{path}: ")
+        read(path)
+    assert str(refusal.value).startswith(str(path))
     assert "\n" not in str(refusal.value)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_transformer.data.tokenizers import BytePairTokenizer
-from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
+from jax_transformer.data.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
 from jax_transformer.errors import InputError
 
 
@@ -57,6 +57,17 @@ def test_overlong_lines_are_left_out_and_counted():
     assert lines.left_out == 0
     assert list(lines) == ["", "abc", "äöü", "xyz"]
     assert lines.left_out == 2
+
+
+def test_lines_with_a_word_that_would_take_the_trainer_long_are_left_out_and_counted():
+    long, marks = "字" * LONGEST_WORD, "\u200d" * (LONGEST_WORD + 1)  # joiners end no word
+    kept = [long, f"{long}。{long}", f"{long} {long}", f"{long}+{long}", "a," * LONGEST_WORD]
+    lines = LinesWithin([*kept, long + "字", f"a {marks} b", "x" * 10**6, f"{long}\u0301"], 10**7)
+    assert list(lines) == kept
+    assert lines.left_out == 4
+    words = BytePairTokenizer.train(["a b"], 10).words
+    assert max(map(len, (word for line in kept for word in words(f" {line}")))) == LONGEST_WORD + 1
+    assert len(words(f"a {marks} b")[1]) == LONGEST_WORD + 2  # with its space
 
 
 def test_the_order_of_the_lines_does_not_change_the_vocabulary():

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.storage.reading import open_regular
+
 
 def json_digest(content: Any) -> str:
     """Return the sha256 of JSON content, whatever the order of its names."""
@@ -12,6 +14,10 @@ def json_digest(content: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
+    """Return the sha256 of a regular file.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    with open_regular(path, "cannot be read") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,8 +4,8 @@ Nothing in a file is trusted: no code in it runs, memory stays below the size of
 fault is a `WeightFileError` that names the file and the tensor.
 """
 
+import io
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from jax_transformer.convert.files.checks import (
     check_shape,
 )
 from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import open_regular
 from jax_transformer.storage.writing import staged_file
 
 
@@ -43,12 +44,12 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
             tensors.
     """
     path = Path(path)
-    size = _check_input(path)
-    if _is_safetensors(path):
-        if key is not None:
-            raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-        return safetensors_file.read(path, size)
-    return torch_file.read(path, size, key)
+    with _opened(path) as file:
+        if _is_safetensors(path):
+            if key is not None:
+                raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
+            return safetensors_file.read(path, file)
+        return torch_file.read(path, file, key)
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
@@ -58,8 +59,8 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
         WeightFileError: The file is missing, or its header is damaged.
     """
     path = Path(path)
-    size = _check_input(path)
-    return safetensors_file.read_metadata(path, size) if _is_safetensors(path) else {}
+    with _opened(path) as file:
+        return safetensors_file.read_metadata(path, file) if _is_safetensors(path) else {}
 
 
 def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
@@ -75,7 +76,8 @@ def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoi
         WeightFileError: The file is missing, damaged, hostile or holds such objects.
     """
     path = Path(path)
-    return torch_file.read_checkpoint(path, _check_input(path), remedy)
+    with _opened(path) as file:
+        return torch_file.read_checkpoint(path, file, remedy)
 
 
 def write(
@@ -120,17 +122,14 @@ def write(
         else:
             torch_file.write(temporary, arrays)
             first_difference = torch_file.first_difference
-        if name := first_difference(temporary, _check_input(temporary), arrays):
+        with _opened(temporary) as file:
+            name = first_difference(temporary, file, arrays)
+        if name is not None:
             raise WeightFileError(f"{path}: {name} did not come back as it was written")
 
 
-def _check_input(path: Path) -> int:
-    """Return the size of a regular file in bytes."""
-    with faults_named(path, "cannot be read", OSError, ValueError, error=WeightFileError):
-        status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise WeightFileError(f"{path} is not a file")
-    return status.st_size
+def _opened(path: Path) -> io.BufferedReader:
+    return open_regular(path, "cannot be read", error=WeightFileError)
 
 
 def _is_safetensors(path: Path) -> bool:

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,15 +31,15 @@ _DIGEST = "sha256"
 _PIECE = 2**24  # bytes that are compared at a time
 
 
-def read(path: Path, size: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of `size` bytes; digests in the file are verified.
+def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
+    """Return the arrays of an open file; digests in the file are verified.
 
     Raises:
-        WeightFileError: The file is damaged or hostile.
+        WeightFileError: The file is damaged or hostile, or changes while it is read.
     """
     arrays = {}
-    with path.open("rb") as file:
-        metadata, entries = _read_header(path, file, size)
+    with faults_named(path, "changed while it was read", ValueError, error=WeightFileError):
+        metadata, entries = _read_header(path, file)
         digests = _stored_digests(path, metadata, entries)
         for name, (dtype, shape) in entries.items():
             arrays[name] = np.fromfile(file, dtype, math.prod(shape)).reshape(shape)
@@ -50,30 +51,28 @@ def read(path: Path, size: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def first_difference(path: Path, size: int, arrays: Mapping[str, np.ndarray]) -> str | None:
+def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return the name of the first tensor whose bits in the file differ, or None.
 
     It reads the file in pieces, so that the arrays are not in memory a second time.
     """
-    with path.open("rb") as file:
-        _, entries = _read_header(path, file, size)
-        if entries.keys() != arrays.keys():
-            return min(entries.keys() ^ arrays.keys())
-        for name, form in entries.items():
-            if form != (arrays[name].dtype, list(arrays[name].shape)):
+    _, entries = _read_header(path, file)
+    if entries.keys() != arrays.keys():
+        return min(entries.keys() ^ arrays.keys())
+    for name, form in entries.items():
+        if form != (arrays[name].dtype, list(arrays[name].shape)):
+            return name
+        expected = arrays[name].reshape(-1).view(np.uint8)
+        for begin in range(0, expected.size, _PIECE):
+            piece = expected[begin : begin + _PIECE]
+            if not np.array_equal(np.fromfile(file, np.uint8, piece.size), piece):
                 return name
-            expected = arrays[name].reshape(-1).view(np.uint8)
-            for begin in range(0, expected.size, _PIECE):
-                piece = expected[begin : begin + _PIECE]
-                if not np.array_equal(np.fromfile(file, np.uint8, piece.size), piece):
-                    return name
     return None
 
 
-def read_metadata(path: Path, size: int) -> dict[str, str]:
+def read_metadata(path: Path, file: BinaryIO) -> dict[str, str]:
     """Return the header's free text, without the digests."""
-    with path.open("rb") as file:
-        metadata, entries = _read_header(path, file, size)
+    metadata, entries = _read_header(path, file)
     _stored_digests(path, metadata, entries)
     return _free_text(metadata)
 
@@ -120,12 +119,13 @@ def _header(
 
 
 def _read_header(
-    path: Path, file: BinaryIO, size: int
+    path: Path, file: BinaryIO
 ) -> tuple[dict[str, str], dict[str, tuple[np.dtype, list[int]]]]:
     """Return metadata and, in the order of the data, (dtype, shape) by name.
 
     Leaves `file` at the first byte of the first tensor.
     """
+    size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise WeightFileError(

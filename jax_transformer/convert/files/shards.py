@@ -73,7 +73,7 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
 
 def _shards(index: Path) -> dict[str, set[str]]:
     """Return the names of the tensors in each shard of an index."""
-    weight_map = read_json(index, unique=True).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightFileError(f"{index}: weight_map must be an object that names tensors")
     suffix = index.name.removesuffix(".index.json")[index.name.index(".") :]

@@ -1,11 +1,12 @@
 """The zip archives of torch.save: checked before torch.load, and their tensors after it."""
 
+import os
 import pickletools
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -66,47 +67,47 @@ class Checkpoint(NamedTuple):
         return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
 
 
-def read(path: Path, size: int, key: str | None) -> dict[str, np.ndarray]:
-    """Return the state_dict of a file of `size` bytes; tied tensors are one array.
+def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
+    """Return the state_dict of a file; tied tensors are one array.
 
     Args:
         path: A file of torch.save.
-        size: Its size in bytes; the tensors must not be larger.
+        file: The file, open for reading; the tensors must not be larger.
         key: The entry that holds the state_dict, where the file holds more.
 
     Raises:
         WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
     """
-    torch = _import_torch(path)
+    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
     # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
     # its protection off.
     with faults_named(
         path, "is damaged or no file of torch.save", Exception, error=WeightFileError
     ):
-        _check_globals(path, _check_archive(path, size, MAX_HEADER), _GLOBALS, _ALONE)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        _check_globals(path, _check_archive(path, file, size, MAX_HEADER), _GLOBALS, _ALONE)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
-def read_checkpoint(path: Path, size: int, remedy: str) -> Checkpoint:
+def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
     """Return what a trainer saved: tensors, plain values, and settings of argparse.
 
     Args:
         path: A file of torch.save.
-        size: Its size in bytes.
+        file: The file, open for reading.
         remedy: What to do about a file that holds objects of other classes, which are not read.
 
     Raises:
         WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
     """
-    torch = _import_torch(path)
+    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
     with faults_named(
         path, "is damaged or no file of torch.save", Exception, error=WeightFileError
     ):
-        data = _check_archive(path, size, MAX_CHECKPOINT_PICKLE)
+        data = _check_archive(path, file, size, MAX_CHECKPOINT_PICKLE)
         _check_globals(path, data, {*_GLOBALS, _NAMESPACE}, remedy)
         with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     return Checkpoint(path, size, content)
 
 
@@ -117,9 +118,9 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     torch.save({name: tensors[id(array)] for name, array in arrays.items()}, path)
 
 
-def first_difference(path: Path, size: int, arrays: Mapping[str, np.ndarray]) -> str | None:
+def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return the name of the first tensor whose bits in the file differ, or None."""
-    written = read(path, size, None)
+    written = read(path, file, None)
     if written.keys() != arrays.keys():
         return min(written.keys() ^ arrays.keys())
     for name, own in arrays.items():
@@ -147,19 +148,22 @@ def _import_torch(path: Path) -> ModuleType:
     return torch
 
 
-def _check_archive(path: Path, size: int, longest: int) -> bytes:
-    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole."""
-    if not zipfile.is_zipfile(path):
+def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes:
+    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole.
+
+    Leaves `file` at its first byte.
+    """
+    if not zipfile.is_zipfile(file):
         raise WeightFileError(
             f"{path} is no zip archive, as torch.save has written since 1.6; files without "
             "checksums are not read: load it with the program it is from and save it again"
         )
     # zipfile reads the whole directory at once, whatever its length.
-    with path.open("rb") as file:
-        entries = sum(chunk.count(b"PK\1\2") for chunk in iter(lambda: file.read(2**20), b""))
+    file.seek(0)
+    entries = sum(chunk.count(b"PK\1\2") for chunk in iter(lambda: file.read(2**20), b""))
     if entries > _MAX_RECORDS:
         raise WeightFileError(f"{path}: {entries} records are more than {_MAX_RECORDS}")
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
         if sum(record.file_size for record in records) > size:
             raise WeightFileError(f"{path}: the records claim more than the file's {size} bytes")
@@ -176,7 +180,9 @@ def _check_archive(path: Path, size: int, longest: int) -> bytes:
                 f"{path}: the record {shorten(damaged)} differs from its CRC-32; the file is "
                 "damaged, fetch or convert it again"
             )
-        return archive.read(pickles[0])
+        data = archive.read(pickles[0])
+    file.seek(0)
+    return data
 
 
 def _check_globals(path: Path, data: bytes, allowed: Collection[str], remedy: str) -> None:

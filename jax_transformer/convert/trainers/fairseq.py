@@ -20,15 +20,16 @@ from jax_transformer.convert.layouts.torch_nn import linear, norm
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.convert.trainers import vocabulary
 from jax_transformer.convert.trainers.trainer import (
+    MISSING,
     Model,
     Settings,
     Trainer,
     as_dict,
     build,
-    read_text,
     table_rows,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 
 if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import Tokenizer
@@ -201,7 +202,7 @@ def read_dictionary(path: Path) -> list[str]:
     """
     tokens = list(SPECIAL_TOKENS)
     known = set(tokens)
-    lines = read_text(path, vocabulary.MAX_BYTES).split("\n")
+    lines = read_text(path, MISSING, MAX_TOKENIZER).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

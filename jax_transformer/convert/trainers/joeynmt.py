@@ -16,20 +16,20 @@ from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.convert.trainers import joeynmt_sentencepiece, vocabulary
 from jax_transformer.convert.trainers.trainer import (
+    MISSING,
     Model,
     Settings,
     Trainer,
     as_dict,
     build,
-    read_text,
     table_rows,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 
 if TYPE_CHECKING:
     from jax_transformer.data.tokenizers import Tokenizer
 
-MAX_YAML = 2**20  # bytes
 SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
 PROJECTIONS = {"query": "q_layer", "key": "k_layer", "value": "v_layer", "output": "output_layer"}
@@ -108,7 +108,7 @@ def _read(checkpoint: Checkpoint) -> Model:
     tokens: list[list[str] | None] = [None, None]
     if all((folder / name).is_file() for name in VOCABULARIES):
         tokens = [
-            read_text(folder / name, vocabulary.MAX_BYTES).splitlines() for name in VOCABULARIES
+            read_text(folder / name, MISSING, MAX_TOKENIZER).splitlines() for name in VOCABULARIES
         ]
     tensors = checkpoint.arrays(content.get("model_state"))
     return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
@@ -116,14 +116,10 @@ def _read(checkpoint: Checkpoint) -> Model:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        import yaml
+        from jax_transformer.storage.yaml_file import read_yaml
     except ImportError as error:
         raise InputError(f"{path}: needs pyyaml; install jax-transformer[train]") from error
-    text = read_text(path, MAX_YAML)
-    try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InputError(f"{path}: is no YAML; copy the file again") from error
+    values = read_yaml(path, MISSING)
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise InputError(f"{path}: has no section 'model'; it is not the settings of JoeyNMT")
     return values

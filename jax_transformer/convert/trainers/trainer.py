@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from jax_transformer.data.tokenizers import Tokenizer
 
+MISSING = "cannot be read; copy the file beside the checkpoint"
 PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
@@ -203,19 +204,3 @@ def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:
         return TransformerConfig(**fields)
     except InputError as error:
         raise InputError(f"{trainer}: {error}") from error
-
-
-def read_text(path: Path, largest: int) -> str:
-    """Return the text of a file beside a checkpoint.
-
-    Raises:
-        InputError: It cannot be read, is longer than `largest` bytes, or is not UTF-8.
-    """
-    try:
-        if path.stat().st_size > largest:
-            raise InputError(f"{path}: is longer than {largest} bytes")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8; copy the file again") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; copy it beside the checkpoint") from error

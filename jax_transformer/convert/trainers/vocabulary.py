@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jax_transformer.convert.trainers.trainer import Model
     from jax_transformer.data.tokenizers import Tokenizer
 
-MAX_BYTES = 2**28  # of a vocabulary file
 SPECIAL = ("pad_id", "bos_id", "eos_id")
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Int64, Integer
 from jax_transformer.data.encoded import Tokens, shuffled_numbers
 from jax_transformer.data.prepared.shards import ShardFacts, Shards, read_facts, unsealed
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import read_bytes
 
 MANIFEST = "manifest.json"  # written last: a folder with one is whole
 
@@ -75,7 +76,7 @@ def open_folder(folder: Path) -> PreparedCorpus:
         InputError: The folder is not whole, or a file in it is damaged.
     """
     try:
-        manifest = unsealed((folder / MANIFEST).read_bytes())
+        manifest = unsealed(read_bytes(folder / MANIFEST, "is no manifest"))
         key, count = manifest["key"], manifest["shards"]
         shards = [read_facts(folder, number, key) for number in range(count)]
     except (OSError, ValueError, TypeError, LookupError) as error:

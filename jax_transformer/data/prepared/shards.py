@@ -19,6 +19,7 @@ from jaxtyping import Int64, Integer, Shaped
 
 from jax_transformer.data.encoded import Tokens
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_RECORDS, open_regular, read_bytes
 from jax_transformer.storage.writing import staged_file
 
 INDEX_TYPE = np.dtype(
@@ -111,7 +112,7 @@ def read_facts(folder: Path, number: int, key: str) -> ShardFacts | None:
     """Return the facts of a shard; None if it is not whole, or belongs to another corpus."""
     ids, index, facts = shard_files(folder, number)
     try:
-        found = ShardFacts(**unsealed(facts.read_bytes()))
+        found = ShardFacts(**unsealed(read_bytes(facts, "is no shard", MAX_RECORDS)))
         _check_size(ids, found.ids, np.dtype(found.dtype))
         _check_size(index, found.pairs, INDEX_TYPE)
     except (OSError, ValueError, TypeError, InputError):
@@ -219,13 +220,8 @@ class Shards:
         if found is not None:
             return found
         path = shard_files(self._folder, shard)[kind]
-        try:
-            opened = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(
-                f"{path}: {error.strerror}; delete {self._folder} and start again: the text is "
-                "encoded once more"
-            ) from error
+        with open_regular(path, _again(self._folder)) as file:
+            opened = os.dup(file.fileno())
         while len(self._open) >= 2 * OPEN_SHARDS:
             os.close(self._open.popitem(last=False)[1])
         self._open[shard, kind] = opened
@@ -254,16 +250,14 @@ def _checksum(ids: bytes, source: int, target: int, seed: int) -> int:
     return zlib.crc32(ids, seed ^ source << 16 ^ target)
 
 
+def _again(folder: Path) -> str:
+    return f"cannot be read; delete {folder} and start again: the text is encoded once more"
+
+
 def _check_size(path: Path, count: int, dtype: np.dtype) -> None:
-    try:
-        with path.open("rb") as file:
-            header = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror}; delete {path.parent} and start again: the text is "
-            "encoded once more"
-        ) from error
+    with open_regular(path, _again(path.parent)) as file:
+        header = file.read(HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
     # Compared and not parsed: of a damaged header, NumPy's parser raises what it likes.
     if header != _header(count, dtype) or size != HEADER_BYTES + count * dtype.itemsize:
         raise InputError(

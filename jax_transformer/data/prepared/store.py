@@ -41,10 +41,13 @@ from jax_transformer.data.tokenizers import (
     from_text,
     to_text,
 )
-from jax_transformer.data.tokenizers.sample import LinesWithin, sampled
+from jax_transformer.data.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
 
 FORMAT = 1  # of a prepared corpus
+DAMAGED = "cannot be read; delete it"
+MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks for
 
 
 def default_store() -> Path:
@@ -214,6 +217,7 @@ def trained_tokenizer(
         "vocab_size": vocab_size,
         "pairs": most_pairs,
         "longest": longest,
+        "longest_word": LONGEST_WORD,
         "seed": seed,
     }
     entry = store / "tokenizers" / f"{digest(recipe)}.json"
@@ -234,9 +238,15 @@ def trained_tokenizer(
 
     with locked(entry.parent, console):
         if entry.exists():
-            return from_text(entry.read_bytes(), str(entry))
+            return from_text(read_bytes(entry, DAMAGED, 2 * MAX_TOKENIZER), str(entry))
         with console.status("training the tokenizer"):
-            tokenizer = BytePairTokenizer.train(LinesWithin(lines(), longest), vocab_size)
+            within = LinesWithin(lines(), longest)
+            tokenizer = BytePairTokenizer.train(within, vocab_size)
+        if within.left_out:
+            console.print(
+                f"{within.left_out:,} lines left out of the training of the tokenizer: of more "
+                f"than {longest:,} characters, or with a word of more than {LONGEST_WORD:,}"
+            )
         write_whole(entry, to_text(tokenizer).encode())
     return tokenizer
 
@@ -310,8 +320,10 @@ def _read_entry(entry: Path) -> list[Any]:
         InputError: The file is damaged.
     """
     try:
-        read = json.loads(entry.read_bytes())
-    except ValueError as error:
+        read = json.loads(read_bytes(entry, DAMAGED, MAX_HELD_OUT))
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{entry}: is damaged ({error}); delete it") from error
     if not isinstance(read, list):
         raise InputError(f"{entry}: is damaged (no list); delete it")

@@ -16,6 +16,7 @@ from jax_transformer.data.tokenizers.storage import read_files, write_files
 from jax_transformer.data.tokenizers.tokenizer import LineError, Tokenizer
 from jax_transformer.data.tokenizers.tokenizer_json import TokenizerJson
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import one_line
 
 __all__ = [
     "TOKENIZERS",
@@ -97,5 +98,6 @@ def from_text(text: str | bytes, name: str) -> Tokenizer:
         read = json.loads(text)
         files = {name: base64.b64decode(data) for name, data in read["files"].items()}
         return from_description(read["tokenizer"], files, name)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{name}: is no tokenizer ({error!r}); delete it") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = one_line(repr(error), 200)
+        raise InputError(f"{name}: is no tokenizer ({reason}); delete it") from error

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import sentencepiece
 
-from jax_transformer.data.tokenizers.storage import parse_json
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import parse_json
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3

@@ -17,9 +17,10 @@ import sentencepiece
 from jaxtyping import Integer
 
 from jax_transformer.data.tokenizers.sentencepiece_model import MARK, read_model, read_vocabulary
-from jax_transformer.data.tokenizers.storage import check_settings, parse_json, read_files
+from jax_transformer.data.tokenizers.storage import check_settings, read_files
 from jax_transformer.data.tokenizers.tokenizer import LineError, clean_up_spaces
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import read_json
 
 SOURCE_MODEL = "source.spm"
 TARGET_MODEL = "target.spm"
@@ -128,7 +129,7 @@ class SentencePieceTokenizer:
         values = {}
         path = folder / TOKENIZER_CONFIG
         if path.exists():
-            values = parse_json(read_files(folder, [path.name])[path.name], str(path))
+            values = read_json(path)
         names = [*FILES, TARGET_VOCABULARY] if values.get("separate_vocabs") else FILES
         contents = read_files(folder, names)
         vocabulary = read_vocabulary(contents[VOCABULARY], str(folder / VOCABULARY))

@@ -14,6 +14,7 @@ from rich.console import Console
 from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
+from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.training.run.checkpoint_format import (
     ARRAYS,
     FILES,
@@ -120,6 +121,9 @@ def read_step(directory: Path, step: int) -> Restored:
 
 
 def _read(directory: Path) -> Restored:
+    for path in directory.rglob("*"):
+        if not path.is_dir() and not path.is_file():  # a FIFO would make orbax wait
+            raise ValueError(f"{path.relative_to(directory)} is no regular file")
     alone = distributed.orbax_alone()
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
@@ -179,11 +183,14 @@ def _broadcast(restored: Restored | None) -> Restored:
 
 def _read_arrays(directory: Path, described: dict[str, Any]) -> dict[str, np.ndarray]:
     # Damage is detected before orbax reads: the threads of orbax would keep complaining about it.
-    for name, digest in json.loads((directory / FILES).read_text("utf-8")).items():
-        if not (directory / name).is_file():
-            raise ValueError(f"{ARRAYS}/{name} is missing")
-        if file_digest(directory / name) != digest:
-            raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
+    try:
+        for name, digest in read_json(directory / FILES, MAX_RECORDS).items():
+            if not (directory / name).is_file():
+                raise ValueError(f"{ARRAYS}/{name} is missing")
+            if file_digest(directory / name) != digest:
+                raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
+    except InputError as error:  # it is damaged, and not of another version
+        raise ValueError(str(error)) from error
     blanks = {
         name: np.empty(array["shape"], jnp.dtype(array["dtype"]))
         for name, array in described.items()

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.storage.reading import MAX_RECORDS, read_bytes
 from jax_transformer.storage.writing import replace_file
 
 METRICS_FILE = "metrics.jsonl"
@@ -63,18 +64,24 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the reports of a file, the oldest first; a line that was cut off ends them.
+    """Return the reports of a file, the oldest first; a line that is no report ends them.
 
-    A process that is killed while it writes leaves such a line, always the last one.
+    A process that is killed while it writes leaves a line that is cut off, always the last one.
+
+    Raises:
+        InputError: The file is no regular file, or longer than `MAX_RECORDS`.
     """
     if not path.exists():
         return []
     reports = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_bytes(path, "is no readable log", MAX_RECORDS).splitlines():
         try:
-            reports.append(json.loads(line))
-        except json.JSONDecodeError:
+            report = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(report, dict) or not isinstance(report.get("step"), int):
+            break
+        reports.append(report)
     return reports
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from jax_transformer.data.encoded import EncodedPairs
 from jax_transformer.data.plan import epoch_layout, plan_window
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.run.state import Position
@@ -49,8 +50,8 @@ def read_nonfinite(directory: Path) -> tuple[Position, ...]:
     if not path.exists():
         return ()
     try:
-        batches = json.loads(path.read_text("utf-8"))["batches"]
+        batches = read_json(path, MAX_RECORDS)["batches"]
         names = Position._fields
         return tuple(Position(*(int(one[name]) for name in names)) for one in batches)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({error}); repair or delete it") from error

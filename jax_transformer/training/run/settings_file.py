@@ -1,6 +1,6 @@
 """Settings in a YAML file: a dataclass as a mapping of its fields, nested ones as nested mappings.
 
-Read with yaml.safe_load, which creates only plain data, and checked against the fields' types.
+Only plain data are read (see `read_yaml`), and they are checked against the fields' types.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import one_line, shorten
+from jax_transformer.storage.yaml_file import read_yaml
 
 Settings = TypeVar("Settings")
 
@@ -36,16 +38,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
-        InputError: The file cannot be read or is no mapping.
+        InputError: As `read_yaml`, or the file is no mapping.
     """
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a YAML file of settings") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: is no YAML ({reason})") from error
-    return _checked_mapping(read, str(path))
+    return _checked_mapping(read_yaml(path, "is no YAML file of settings"), str(path))
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:
@@ -76,7 +71,8 @@ def replace_fields(default: Settings, read: Any, place: str) -> Settings:
     changes = {}
     for name, value in _checked_mapping(read, place).items():
         if name not in hints:
-            near = difflib.get_close_matches(str(name), hints, n=1)
+            name = one_line(str(name), 80)
+            near = difflib.get_close_matches(name, hints, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it knows {', '.join(hints)}"
             raise InputError(f"{place}: knows no setting {name}{hint}")
         here = f"{place}: {name}"
@@ -89,7 +85,7 @@ def replace_fields(default: Settings, read: Any, place: str) -> Settings:
 
 def _checked_mapping(read: Any, place: str) -> dict[str, Any]:
     if not isinstance(read, Mapping):
-        raise InputError(f"{place}: must map names of settings to values, but is {read!r}")
+        raise InputError(f"{place}: must map names of settings to values, but is {shorten(read)}")
     return dict(read)
 
 
@@ -115,7 +111,7 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
     words = " or ".join(_word(choice) for choice in choices)
     # YAML 1.1 reads 1e-3 as text: a number needs a point before its exponent.
     remedy = "; write 1.0e-3, not 1e-3" if isinstance(value, str) and float in choices else ""
-    raise InputError(f"{place}={value!r} must be {words}{remedy}")
+    raise InputError(f"{place}={shorten(value)} must be {words}{remedy}")
 
 
 def _word(choice: Any) -> str:

@@ -167,7 +167,7 @@ def test_links_to_shards_are_followed_and_other_things_are_no_files(folder, tmp_
         read_weights(links)
     (links / SECOND).unlink()
     os.mkfifo(links / SECOND)
-    with pytest.raises(WeightFileError, match=f"{SECOND} is not a file"):
+    with pytest.raises(WeightFileError, match=f"{SECOND} is no regular file"):
         read_weights(links)
 
 

@@ -216,13 +216,13 @@ def test_heads_are_asked_for_only_where_they_are_not_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "config.yaml: No such file.*copy it beside the checkpoint"),
+        (None, "config.yaml cannot be read; copy the file beside the checkpoint.*No such"),
         ("model: [", "config.yaml: is no YAML"),
         ("- 1", "config.yaml: has no section 'model'"),
         ("model: 3", "config.yaml: has no section 'model'"),
         ("model: !!python/object/apply:os.system [touch canary]", "config.yaml: is no YAML"),
         ("[" * 10_000, "config.yaml: is no YAML"),
-        ("x: " + "y" * 2**20, "config.yaml: is longer than 1048576 bytes"),
+        ("x: " + "y" * 2**20, "config.yaml is no regular file of at most 131,072 bytes"),
     ],
     ids=["absent", "damaged", "list", "number", "code", "deep", "long"],
 )

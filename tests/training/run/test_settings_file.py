@@ -74,7 +74,9 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch, text, message):
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file or directory; name a YAML file"):
+    with pytest.raises(
+        InputError, match=r"is no YAML file of settings .*No such file or directory"
+    ):
         read_settings(tmp_path / "none.yaml", Settings())
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is no YAML"):

@@ -1,0 +1,105 @@
+"""A YAML file of settings: plain mappings, lists, texts, numbers, true, false and null.
+
+It is YAML 1.1 without what settings do not need and a hostile file can abuse: tags, merges, and
+dates and numbers of base 60, which are text here. An alias is read where the value stays small.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import one_line, shorten
+from jax_transformer.storage.reading import MAX_YAML, read_text
+
+LONGEST_NUMBER = 100  # characters
+MOST_VALUES = 2**16  # of a file, those of each alias included; a file without any has fewer
+
+
+def read_yaml(path: Path, fault: str = "is no YAML file") -> Any:
+    """Return the value in a YAML file of at most `MAX_YAML` bytes.
+
+    Args:
+        path: The file.
+        fault: What the message says of a file that cannot be read.
+
+    Raises:
+        InputError: The file is missing, no regular file, too long, no UTF-8 or no YAML; it has a
+            tag, a name twice in one mapping, or more than `MOST_VALUES` values; or it is nested
+            too deep.
+    """
+    text = read_text(path, fault, MAX_YAML)
+    try:
+        return _Loader(text).get_single_data()
+    except RecursionError as error:
+        raise InputError(f"{path}: is no YAML (it is nested too deep)") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{path}: is no YAML ({one_line(str(error), 300)})") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader without tags, merges, dates, large aliases and names that occur twice."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values: dict[yaml.Node, int] = {}  # of a node, with those of its aliases
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse tags, and aliases that make a large or endless value of a small file."""
+        event = self.peek_event()
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(event, f"the tag {shorten(event.tag)}; leave it out")
+        node = super().compose_node(parent, index)
+        if not isinstance(event, yaml.AliasEvent):
+            parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in parts for part in pair]
+            self._values[node] = 1 + sum(self._values[part] for part in parts)
+        elif node not in self._values:
+            raise _refusal(event, f"the alias *{event.anchor:.40} of what it is a part of")
+        if self._values[node] > MOST_VALUES:
+            raise _refusal(event, f"more than {MOST_VALUES:,} values, those of aliases included")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse names that occur twice; the last value would win."""
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            names = Counter(str(key.value) for key, _ in node.value)
+            name, count = names.most_common(1)[0]
+            raise _refusal(node, f"the name {shorten(name)} {max(count, 2)} times")
+        return mapping
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        """Refuse half a pair of surrogates, which is no text that can be written again."""
+        value = super().construct_scalar(node)
+        value.encode()
+        return value
+
+    def number(self, node: yaml.ScalarNode) -> Any:
+        """Return a number; base 60, as 1:30, is text as in YAML 1.2."""
+        if ":" in node.value:
+            return self.construct_scalar(node)
+        if len(node.value) > LONGEST_NUMBER:
+            raise _refusal(node, f"a number of {len(node.value):,} characters")
+        is_int = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag.rpartition(":")[2] not in ("timestamp", "merge", "value")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
+
+
+def _refusal(where: Any, what: str) -> yaml.YAMLError:
+    mark = where.start_mark
+    return yaml.YAMLError(f"line {mark.line + 1}, column {mark.column + 1} has {what}")
