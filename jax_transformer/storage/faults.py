@@ -11,7 +11,10 @@ from jax_transformer.errors import InputError
 
 def shorten(value: object) -> str:
     """Return a value from a file for a message: at most 80 characters, escaped."""
-    text = ascii(value if not isinstance(value, str) else value[:80])
+    try:
+        text = ascii(value if not isinstance(value, str) else value[:80])
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        text = f"<{type(value).__name__} that is too long to show>"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
