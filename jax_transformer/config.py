@@ -15,14 +15,18 @@ from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.storage.faults import shorten
 
+LARGEST = 2**31 - 1  # of a whole number: lengths, ids and positions are int32 on a device
+MOST_LAYERS = 10_000  # of a stack; the deepest published models have 1,000
+
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """The shape of an encoder-decoder Transformer (Vaswani et al. 2017) and of its variants.
 
-    Frozen, hashable (a static argument of `jax.jit`) and checked on construction. Nothing here is
-    a run mode: a `dropout_key` in a call switches dropout on.
+    Frozen, hashable (a static argument of `jax.jit`) and checked on construction: no number is
+    above `LARGEST`, nor a width or a table's length that follows from several numbers. Nothing here
+    is a run mode: a `dropout_key` in a call switches dropout on.
 
     Attributes:
         src_vocab_size: Number of source token ids.
@@ -31,8 +35,8 @@ class TransformerConfig:
         num_heads: Attention heads.
         d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
         d_ff: Inner width of the feed-forward network.
-        num_encoder_layers: Layers of the encoder.
-        num_decoder_layers: Layers of the decoder.
+        num_encoder_layers: Layers of the encoder, at most `MOST_LAYERS`.
+        num_decoder_layers: Layers of the decoder, at most `MOST_LAYERS`.
         max_length: The longest source or target of the position table, in tokens. Without a
             position table (`positions` "relative" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
@@ -259,24 +263,24 @@ class TransformerConfig:
         """
         known = _hints(cls)
         if name not in known:
-            raise InputError(f"{name}={value!r} is no field of TransformerConfig: {list(known)}")
-        hint = known[name]
-        if hint is int:
-            right, wanted = type(value) is int, "a whole number"
-        elif hint is bool:
-            right, wanted = type(value) is bool, "True or False"
-        elif hint == bool | None:
-            right, wanted = value is None or type(value) is bool, "True, False or None"
-        elif hint == int | None:
-            right, wanted = value is None or type(value) is int, "a whole number or None"
+            given = f"{shorten(name).strip(chr(39))}={shorten(value)}"
+            raise InputError(f"{given} is no field of TransformerConfig: {list(known)}")
+        hint, kind, optional = known[name], type(value), type(None) in get_args(known[name])
+        whole = kind is int and -LARGEST <= value <= LARGEST
+        if hint in (int, int | None):
+            right, wanted = whole, "a whole number"
+        elif hint in (bool, bool | None):
+            right, wanted = kind is bool, "True, False" if optional else "True or False"
         elif hint in (float, float | None):
-            right = type(value) in (int, float) and math.isfinite(value)
-            right, wanted = right or (value is None and hint is not float), "a finite number"
+            right, wanted = whole or (kind is float and math.isfinite(value)), "a finite number"
         else:
             choices = get_args(hint)
             right, wanted = value in choices, f"one of {', '.join(choices)}"
-        if not right:
-            raise InputError(f"{name}={value!r} must be {wanted}")
+        if not (right or (optional and value is None)):
+            wanted += " or None" * optional
+            if kind is int and not whole:
+                wanted += f" from {-LARGEST} to {LARGEST}"
+            raise InputError(f"{name}={shorten(value)} must be {wanted}")
 
     def _check_ranges(self) -> None:
         sizes = (
@@ -294,6 +298,18 @@ class TransformerConfig:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise InputError(f"{name}={size} must be at least 1")
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if (layers := getattr(self, name)) > MOST_LAYERS:
+                raise InputError(f"{name}={layers} must be at most {MOST_LAYERS}")
+        if self.num_heads * self.head_dim > LARGEST:
+            raise InputError(
+                f"num_heads={self.num_heads} times d_kv={self.d_kv} must be at most {LARGEST}"
+            )
+        if self.max_length + self.position_offset > LARGEST:
+            raise InputError(
+                f"max_length={self.max_length} plus position_offset={self.position_offset} must be "
+                f"at most {LARGEST}"
+            )
         if self.position_offset < 0:
             raise InputError(f"position_offset={self.position_offset} must be at least 0")
         for name in ("dropout", "attention_dropout", "activation_dropout"):

@@ -45,6 +45,22 @@ WRONG = [
         ["self_over_memory", "memory_norm=False"],
     ),
     ({"d_kv": 0}, ["d_kv=0", "at least 1"]),
+    # What no device can count, or no Python number can be shown as.
+    ({"d_ff": 2**31}, ["d_ff=2147483648", "from -2147483647 to 2147483647"]),
+    ({"max_length": -(10**23)}, ["max_length=-1000", "from -2147483647 to 2147483647"]),
+    ({"d_kv": 10**12}, ["d_kv=1000000000000", "a whole number or None from -2147483647"]),
+    ({"dropout": 10**400}, ["dropout=10000", "finite number"]),
+    ({"norm_epsilon": float("inf")}, ["norm_epsilon=inf", "finite number"]),
+    ({"norm_epsilon": True}, ["norm_epsilon=True", "finite number"]),
+    ({"activation": [["relu"] * 10**5]}, ["activation=[['relu'", "...", "gelu_tanh"]),
+    ({"x" * 10**6: 1}, ["xxx", "no field"]),
+    ({"num_encoder_layers": 10_001}, ["num_encoder_layers=10001", "at most 10000"]),
+    ({"num_decoder_layers": 2**31 - 1}, ["num_decoder_layers=2147483647", "at most 10000"]),
+    ({"num_heads": 2**16, "d_kv": 2**15}, ["num_heads=65536", "d_kv=32768", "at most 2147483647"]),
+    (
+        {"max_length": 2**31 - 1, "position_offset": 1, "positions": "learned"},
+        ["max_length=2147483647", "position_offset=1", "at most 2147483647"],
+    ),
     ({"d_kv": 64.0}, ["d_kv=64.0", "whole number or None"]),
     ({"d_kv": 64, "head_projection": "shared"}, ["d_kv=64", "head_projection='shared'"]),
     ({"norm": "rms_norm"}, ["norm_bias=True", "norm='rms_norm'"]),
@@ -93,6 +109,7 @@ def test_wrong_value_is_named_with_the_remedy(fields, words):
         TransformerConfig.from_dict(fields)
     message = str(caught.value)
     assert "\n" not in message
+    assert len(message) < 2000
     for word in words:
         assert word in message
 
@@ -107,6 +124,11 @@ def test_learned_and_relative_positions_and_odd_sinusoids_need_no_even_width():
 def test_unknown_preset_is_named_with_the_known_ones():
     with pytest.raises(InputError, match=r"preset='post_norm'.*vaswani2017.*torch_nn"):
         TransformerConfig.preset("post_norm")
+
+
+def test_a_number_that_python_does_not_write_is_refused():
+    with pytest.raises(InputError, match="src_vocab_size=<int that is too long to show> must be"):
+        TransformerConfig(src_vocab_size=10**5000)
 
 
 def test_wrong_override_of_a_preset_is_refused():

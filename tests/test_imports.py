@@ -18,6 +18,7 @@ ROOMS = (
     ("storage",),
     ("presets", "execution"),
     ("config",),
+    ("parameter_count",),
     ("runtime",),
     ("checks", "masks", "dropout", "initialization", "norms"),
     ("fused_attention",),

@@ -47,7 +47,13 @@ class PositionTable:
                 f"positions={config.positions!r} has no computed table, but the layout has a "
                 "buffer for one; name a sinusoidal kind, or leave the buffer out"
             )
-        rows = config.max_length + config.position_offset if self.length is None else self.length
-        table = sinusoidal_positions(rows, config.d_model, config.positions)
-        lengths = {"length": rows, "d_model": config.d_model}
-        return table.reshape([lengths.get(axis, 1) for axis in self.shape])
+        table = sinusoidal_positions(self._rows(config), config.d_model, config.positions)
+        return table.reshape(self.lengths(config))
+
+    def lengths(self, config: TransformerConfig) -> tuple[int, ...]:
+        """Return the shape of the table for a config, without computing the table."""
+        known = {"length": self._rows(config), "d_model": config.d_model}
+        return tuple(known.get(axis, 1) for axis in self.shape)
+
+    def _rows(self, config: TransformerConfig) -> int:
+        return config.max_length + config.position_offset if self.length is None else self.length

@@ -349,6 +349,28 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
     return {stack: len(found) for stack, found in indices.items()}
 
 
+def layers_of(paths: Iterable[str], scope: str = "") -> dict[str, int]:
+    """Return how many layers of each stack parameters of these paths are of.
+
+    Args:
+        paths: Paths of parameters, relative to the scope.
+        scope: As `Layout.scope`.
+
+    Returns:
+        As `layers_held`.
+    """
+    if LAYER.search(scope):
+        return {}
+    stacks = (scope,) if scope in ("encoder", "decoder") else ("encoder", "decoder")
+    indices: dict[str, set[str]] = {stack: set() for stack in stacks}
+    inside = f"{scope}/" if scope else ""
+    for path in paths:
+        stack, *rest = f"{inside}{path}".split("/")
+        if stack in indices and rest and (match := LAYER.fullmatch(rest[0])):
+            indices[stack].add(match[1])
+    return {stack: len(found) for stack, found in indices.items()}
+
+
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:
     """Return whether a layout has a row, a buffer or no use for every one of these names."""
     templates = [row.foreign for row in layout.rows]
@@ -413,7 +435,11 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def _all_shapes(config: TransformerConfig) -> tuple[tuple[str, Shape], ...]:
     # Layers of one stack are alike from the second on: two of each are traced, the others copied.
     counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    traced = {f"num_{stack}_layers": min(2, count) for stack, count in counts.items()}
+    traced: dict[str, Any] = {
+        f"num_{stack}_layers": min(2, count) for stack, count in counts.items()
+    }
+    if config.positions.startswith("sinusoidal"):  # computed as wide as the config claims
+        traced |= {"positions": "none", "position_offset": 0}
     few_layers = dataclasses.replace(config, **traced)
     tree = jax.eval_shape(lambda: init_params(jax.random.key(0), few_layers))
     shapes = {path: leaf.shape for path, leaf in flatten(tree).items()}

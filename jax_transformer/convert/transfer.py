@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, no_type_check
@@ -12,10 +11,10 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy, pieces
+from jax_transformer.convert.claims import check_buffers, check_zeros, claimed_shape, within
 from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
-    LAYER,
     Buffer,
     Layout,
     Pair,
@@ -24,6 +23,7 @@ from jax_transformer.convert.table import (
     expand,
     flatten,
     layers_held,
+    layers_of,
     nest,
     parameter_shapes,
 )
@@ -32,7 +32,6 @@ from jax_transformer.errors import InputError
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-TRACED_WIDTH = 2**20  # a d_model that costs little to trace, whether the tensors have it or not
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.
 FREE_FIELDS = (
@@ -114,7 +113,7 @@ def to_params(
 
     Raises:
         ConversionError: The tensors do not fit; its report lists every fault.
-        InputError: `tensors` is no mapping of names to tensors, or the config claims far more
+        InputError: `tensors` is no mapping of names to tensors, or more numbers would be zeros
             than the tensors hold.
     """
     check_state_dict(tensors)
@@ -124,7 +123,7 @@ def to_params(
     for name in [name for name in layout.unused if name in named]:
         report.add("not read", name, "has no meaning in the model")
         del named[name]
-    config = _within_tensors(config, layout, named, report)
+    config = within(config, layout, layers_held(layout, named), "tensors", report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
     compare_names(named, pairs, computed, layout, config, report)
@@ -148,17 +147,18 @@ def to_params(
     if report.faults:
         raise ConversionError(report)
 
+    absent = [pair for pair in pairs if pair.zeros and pair.foreign not in named]
+    check_zeros(absent, arrays.values())
     named.clear()
     if consume:
         tensors.clear()
     arrays = {pair.foreign: arrays[pair.foreign] for pair in owners.values()}
     leaves = {}
-    for pair in pairs:
-        if pair.zeros and pair.foreign not in named:
-            report.add("zeros", pair.foreign, "is absent")
-            kind = arrays[next(iter(arrays))].dtype
-            for path, shape in zip(pair.paths, pair.shapes, strict=True):
-                leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
+    for pair in absent:
+        report.add("zeros", pair.foreign, "is absent")
+        kind = arrays[next(iter(arrays))].dtype
+        for path, shape in zip(pair.paths, pair.shapes, strict=True):
+            leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
     for pair in owners.values():
         array = arrays.pop(pair.foreign)
         for path, view in zip(pair.paths, pair.read(array), strict=True):
@@ -195,11 +195,14 @@ def to_tensors(
     Raises:
         ConversionError: The parameters are not those of the config; its report lists every
             fault.
+        InputError: A computed buffer would be far larger than the parameters.
     """
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
+    given = flatten(params)
+    config = within(config, layout, layers_of(given, layout.scope), "parameters", report)
     pairs = expand(layout, config)
-    shapes, given = parameter_shapes(config, layout.scope), flatten(params)
+    shapes = parameter_shapes(config, layout.scope)
     add_names(report, "missing", [path for path in shapes if path not in given], given)
     add_names(report, "unexpected", [path for path in given if path not in shapes], shapes)
     arrays = {p: check(p, given[p], shape) for p, shape in shapes.items() if p in given}
@@ -210,6 +213,8 @@ def to_tensors(
             report.add("wrong dtype", pair.foreign, f"would stack {' and '.join(sorted(kinds))}")
     if report.faults:
         raise ConversionError(report)
+    computed = layout.buffers if buffers else ()
+    check_buffers(computed, config, arrays.values())
 
     tensors: dict[str, np.ndarray] = {}
     owners: dict[tuple[str, ...], Pair] = {}
@@ -224,7 +229,7 @@ def to_tensors(
             tensors[pair.foreign] = tensor
             report.add(pair.kind, pair.foreign, f"{', '.join(pair.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
-    for buffer in layout.buffers if buffers else ():
+    for buffer in computed:
         value = buffer.value(config)
         value = np.array(value, widest if value.dtype == np.float64 else None, order="C")
         tensors[buffer.foreign] = value
@@ -342,35 +347,6 @@ def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) 
     return named
 
 
-def _within_tensors(
-    config: TransformerConfig, layout: Layout, named: Mapping[str, Any], report: Report
-) -> TransformerConfig:
-    """Return the config with no more layers than the tensors hold; missing layers are faults.
-
-    A config may come from a file that nobody checked: reading it must not cost more time or
-    memory than the tensors themselves.
-    """
-    largest = max((math.prod(getattr(value, "shape", ())) for value in named.values()), default=0)
-    if config.d_model > max(largest, TRACED_WIDTH):
-        raise InputError(
-            f"d_model={config.d_model}, but the largest tensor has only {largest} elements"
-        )
-    held = layers_held(layout, named)
-    fields = {}
-    for stack in ("encoder", "decoder"):
-        field = f"num_{stack}_layers"
-        claimed = getattr(config, field)
-        # Of 0 layers, none has the layout's names: the missing names say more.
-        if claimed > held.get(stack, 0) > 0:
-            detail = f"the tensors hold {held[stack]} layers of the {stack}"
-            report.add("missing", f"{field}={claimed}", detail)
-        # Of a stack that the layout does not convert, only the layer of its scope is needed.
-        index = LAYER.search(layout.scope)
-        needed = held.get(stack, 1 + int(index[1]) if index else 1)
-        fields[field] = min(claimed, max(1, needed))
-    return dataclasses.replace(config, **fields)
-
-
 def _compare_copies(
     pair: Pair, owner: Pair, arrays: Mapping[str, np.ndarray], report: Report
 ) -> None:
@@ -408,13 +384,14 @@ def _compare_computed(
     except InputError as error:
         report.add("wrong dtype", buffer.foreign, str(error))
         return
-    # A claimed length of 10**12 must not take memory: one row too many shows the fault as well.
-    rows = min(config.max_length, 1 + max(found.shape, default=0))
-    own = buffer.value(dataclasses.replace(config, max_length=rows))
-    if found.shape != own.shape:
-        detail = f"{list(found.shape)}, expected {list(own.shape)}"
-        if rows < config.max_length:
-            detail = f"{list(found.shape)}, but max_length={config.max_length}"
+    # What a config claims must not take memory: the shape shows the fault as well.
+    expected = claimed_shape(buffer, config)
+    if expected is None:  # it cannot say; one row too many shows the fault as well
+        rows = min(config.max_length, 1 + max(found.shape, default=0))
+        config = dataclasses.replace(config, max_length=rows)
+    own = None if expected not in (None, found.shape) else buffer.value(config)
+    if found.shape != (expected := expected if own is None else own.shape):
+        detail = f"{list(found.shape)}, expected {list(expected)}"
         report.add("wrong shape", buffer.foreign, detail)
         return
     if found.dtype.name not in FLOATS and found.dtype.kind not in "iub":

@@ -1,7 +1,12 @@
-"""Makes the process keep the memory that XLA's CPU backend has freed."""
+"""The memory of this machine: how much there is, and that XLA's CPU backend keeps what it freed."""
 
+import contextlib
 import ctypes
+import os
 import sys
+from pathlib import Path
+
+from jax_transformer.errors import InputError
 
 # Parameters of glibc's mallopt (malloc.h).
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
@@ -24,3 +29,40 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+
+
+def total_memory() -> int | None:
+    """Return the bytes that this process may have at most; None where the system does not say.
+
+    It is the memory of the machine, or the lower limit of the process or of its control group.
+    """
+    limits = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError, ValueError):  # "max" where the group has no limit
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        limits += [] if limit == resource.RLIM_INFINITY else [limit]
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def check_memory(needed: int, what: str, remedy: str) -> None:
+    """Refuse what cannot fit into the memory of this machine, before any of it is allocated.
+
+    Args:
+        needed: Bytes that are needed at least.
+        what: What needs them, for the message.
+        remedy: What to change.
+
+    Raises:
+        InputError: The machine has less; names both numbers.
+    """
+    total = total_memory()
+    if total is not None and needed > total:
+        raise InputError(
+            f"{what} needs at least {needed / 1e9:,.1f} GB, but this machine has "
+            f"{total / 1e9:,.1f} GB; {remedy}"
+        )

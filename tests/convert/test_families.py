@@ -336,16 +336,16 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
     torch.save(usual.model.state_dict(), tmp_path / "pytorch_model.bin")
     claims = {
         ("num_encoder_layers", "num_decoder_layers"): r"num_encoder_layers=\d+ .* hold \d+ layers",
-        ("d_model",): r"d_model=\d+, but the largest tensor has",
-        ("d_ff",): r"wrong shape .*expected \[\d{12}",
-        ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*\d{12}",
+        ("d_model",): r"wrong shape .*expected \[.*000",
+        ("d_ff",): r"wrong shape .*expected \[\d*000",
+        ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*000",
     }
     # A computed table that is not saved, or none, bears no witness.
     if any("embed_positions" in name for name in usual.model.state_dict()):
-        claims["max_length",] = r"wrong shape .*(but max_length=\d+|expected \[\d{12})"
+        claims["max_length",] = r"wrong shape .*expected \[\d*000"
     for fields, message in claims.items():
         claimed = {
-            key: usual.json[key] * 10**12
+            key: usual.json[key] * (10**3 if "num_encoder_layers" in fields else 10**6)
             for key, own in family.fields.items()
             if set(fields) & ({own} if isinstance(own, str) else set(own))
         }
@@ -353,7 +353,7 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
         start = time.monotonic()
         with pytest.raises(InputError, match=message):
             from_huggingface(tmp_path)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 2
 
 
 def test_mutated_configs_raise_nothing_else(usual, tmp_path):

@@ -13,12 +13,18 @@ from jax_transformer.functional import sinusoidal_positions
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
 
 
-def _position_table(config: TransformerConfig) -> np.ndarray:
-    """Return the table [max_length + 2, d_model] as older files hold it: padding has zeros."""
-    rows = config.max_length + EXTRA_ROWS
-    table = sinusoidal_positions(rows, config.d_model, "sinusoidal_tensor2tensor")
-    table[config.pad_id : config.pad_id + 1] = 0.0
-    return table
+class _PositionTable:
+    """The table [max_length + 2, d_model] as older files hold it: padding has zeros."""
+
+    def __call__(self, config: TransformerConfig) -> np.ndarray:
+        """Return the float64 table for a config."""
+        table = sinusoidal_positions(*self.lengths(config), "sinusoidal_tensor2tensor")
+        table[config.pad_id : config.pad_id + 1] = 0.0
+        return table
+
+    def lengths(self, config: TransformerConfig) -> tuple[int, int]:
+        """Return the shape of the table, as `PositionTable.lengths`."""
+        return config.max_length + EXTRA_ROWS, config.d_model
 
 
 def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -47,7 +53,7 @@ FAMILY = bart_lineage.family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
     "m2m100",
-    layout=bart_lineage.layout("m2m_100", _position_table, "weights"),
+    layout=bart_lineage.layout("m2m_100", _PositionTable(), "weights"),
     generation=_generation,
     defaults={
         "activation_function": "relu",

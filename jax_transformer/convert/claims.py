@@ -1,0 +1,101 @@
+"""What a config claims, held against what is there: no claim takes more than the weights do.
+
+A config may come from a file that nobody checked. Reading it must not cost more time or memory
+than the weights themselves, so nothing of the claimed size is built before it was compared. Of a
+parameter the shape is compared where the tensors are checked; here is the rest: the number of the
+layers, and arrays that no tensor holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.report import Report
+from jax_transformer.convert.table import LAYER, Buffer, Layout, Pair, Shape
+from jax_transformer.errors import InputError
+
+# A computed table may have this many numbers (some 100 MB while it is computed), and more where the
+# parameters are larger: so many times theirs.
+FREE_NUMBERS = 2**22
+FREE_SHARE = 4
+
+
+def within(
+    config: TransformerConfig, layout: Layout, held: Mapping[str, int], what: str, report: Report
+) -> TransformerConfig:
+    """Return the config with no more layers than there are; missing layers are faults.
+
+    Args:
+        config: The shape of the model, as claimed.
+        layout: The layout to convert by.
+        held: The layers that are there by stack, as `layers_held` or `layers_of` counts them.
+        what: What the layers are counted in: "tensors" or "parameters".
+        report: Receives the faults.
+    """
+    fields = {}
+    for stack in ("encoder", "decoder"):
+        field = f"num_{stack}_layers"
+        claimed = getattr(config, field)
+        # Of 0 layers, none has the layout's names: the missing names say more.
+        if claimed > held.get(stack, 0) > 0:
+            detail = f"the {what} hold {held[stack]} layers of the {stack}"
+            report.add("missing", f"{field}={claimed}", detail)
+        # Of a stack that the layout does not convert, only the layer of its scope is needed.
+        index = LAYER.search(layout.scope)
+        needed = held.get(stack, 1 + int(index[1]) if index else 1)
+        fields[field] = min(claimed, max(1, needed))
+    return dataclasses.replace(config, **fields)
+
+
+def claimed_shape(buffer: Buffer, config: TransformerConfig) -> Shape | None:
+    """Return the shape of a buffer without computing it; None where it cannot say."""
+    lengths = getattr(buffer.value, "lengths", None)
+    return None if lengths is None else lengths(config)
+
+
+def check_zeros(absent: Sequence[Pair], arrays: Iterable[np.ndarray]) -> None:
+    """Refuse more zeros in the place of absent tensors than there are numbers.
+
+    Args:
+        absent: The pairs of tensors whose absence means zeros.
+        arrays: The tensors that are there.
+
+    Raises:
+        InputError: Names the first tensor.
+    """
+    claimed = sum(math.prod(shape) for pair in absent for shape in pair.shapes)
+    held = sum(array.size for array in arrays)
+    if claimed > held:
+        raise InputError(
+            f"{absent[0].foreign!r} is absent: {claimed:,} numbers would be zeros, but the tensors "
+            f"hold only {held:,}"
+        )
+
+
+def check_buffers(
+    buffers: Sequence[Buffer], config: TransformerConfig, arrays: Iterable[Any]
+) -> None:
+    """Refuse computed buffers that would be far larger than the parameters beside them.
+
+    Args:
+        buffers: The buffers.
+        config: The shape of the model.
+        arrays: The parameters.
+
+    Raises:
+        InputError: Names the first such buffer.
+    """
+    held = sum(array.size for array in arrays)
+    for buffer in buffers:
+        shape = claimed_shape(buffer, config)
+        if shape is not None and math.prod(shape) > max(FREE_NUMBERS, FREE_SHARE * held):
+            raise InputError(
+                f"{buffer.foreign!r} of max_length={config.max_length} would have the shape "
+                f"{list(shape)}, but the parameters have {held:,} numbers; set a shorter max_length"
+            )
