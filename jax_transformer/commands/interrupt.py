@@ -5,50 +5,42 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 from jax_transformer.training.run.signals import received_signals
 
 EXIT_CODE = 128 + signal.SIGINT
-GRACE = 5.0  # seconds in which half-written files can be removed
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the program, wherever it is; a second one ends it at once.
+    """Let Ctrl-C end the process at once, with one line and exit code 130.
 
-    The first one raises KeyboardInterrupt, so that half-written files are removed. Python delays
-    this exception until compiled code returns, and drops it in some callbacks. The process
-    therefore ends without it after `GRACE` seconds. After the exception a further Ctrl-C ends the
-    process by the signal.
+    Python's KeyboardInterrupt is not enough: jaxlib drops it in a callback and makes an ImportError
+    of it while its modules start, and compiled code delays it. What is being written must survive
+    a kill at any moment anyway; the next call removes what is half written.
 
-    Where SIGINT is ignored, as in the background of a shell, or has another handler, nothing
-    changes.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
+    Where SIGINT is ignored, as in the background of a shell, or has another handler than Python's
+    own, nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    timer = threading.Timer(GRACE, os._exit, (EXIT_CODE,))
-    timer.daemon = True
-    received = 0
-
-    def end_soon(number: int) -> None:
-        nonlocal received
-        if number != signal.SIGINT:
-            return
-        received += 1
-        if received > 1:
-            os._exit(EXIT_CODE)
-        timer.start()
-
-    with received_signals(end_soon):
+    with received_signals(_leave):
+        before = signal.signal(signal.SIGINT, _wait)
         try:
             yield
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise
         finally:
-            timer.cancel()
+            signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int) -> None:
+    if number == signal.SIGINT:
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
+        os._exit(EXIT_CODE)
+
+
+def _wait(number: int, frame: FrameType | None) -> None:
+    """Do nothing, in the main thread, while `_leave` ends the process from another one."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jax_transformer.commands.extras import missing_library
-from jax_transformer.commands.interrupt import EXIT_CODE, interruptible
+from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
@@ -27,7 +27,7 @@ PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; bad input, or an error of the system, is one line and exit code 1.
 
-    Ctrl-C is one line and exit code 130.
+    Ctrl-C ends the process with one line and exit code 130.
 
     Args:
         arguments: The name of the command and its arguments; None takes those of the program.
@@ -43,9 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 run_command(*arguments)
             if sys.stdout is not None:
                 sys.stdout.flush()  # an error of it is noticed here and not at the exit
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_CODE)
     except InputError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:

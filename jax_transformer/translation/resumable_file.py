@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.faults import check_name, faults_named
 
 
 class ResumableFile:
@@ -91,8 +91,9 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         overwrite: Whether an output, finished or not, may be replaced.
 
     Raises:
-        InputError: There is one already, or the folder cannot be written.
+        InputError: There is one already, the folder cannot be written, or the name is too long.
     """
+    check_name(path, ".part.json.new")
     if resume and overwrite:
         raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

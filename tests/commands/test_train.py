@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -429,9 +430,8 @@ def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
 def begun(corpus, monkeypatch, capsys):
     """A run at model that ended as it compiled its steps."""
     interrupted = mock.patch.object(train.loop, "_compile_steps", side_effect=KeyboardInterrupt)
-    with interrupted, pytest.raises(SystemExit) as left:
+    with interrupted, pytest.raises(KeyboardInterrupt):
         program(*arguments(corpus, "--output=model"))
-    assert left.value.code == 130
     capsys.readouterr()
     assert [path.name for path in Path("model").iterdir()] == ["settings.yaml"]
     return Path("model")
@@ -470,6 +470,37 @@ def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
     line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert "model: exists already; name another output, overwrite it" in line
     output.check_output(begun, overwrite=True)
+
+
+def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(
+    corpus, monkeypatch, capsys
+):
+    trained = train.loop.train
+
+    def interrupted(run, *others):
+        best = trained(run, *others)
+        run.stop.signal = signal.SIGINT
+        return best
+
+    with monkeypatch.context() as late, pytest.raises(SystemExit) as left:
+        late.setattr(train.loop, "train", interrupted)
+        program(*arguments(corpus, "--output=model"))
+    assert left.value.code == 130
+    assert "stopped by SIGINT: the run in model is saved, and its model" in capsys.readouterr().out
+    assert not Path("model/config.json").exists()
+    program("--output=model", "--resume")
+    assert load(Path("model")).config.d_model == 8
+
+
+def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):
+    refused = mock.Mock(side_effect=InputError("refused"))
+    monkeypatch.setattr(train.loop, "train", refused)
+    for existing in (False, True):
+        with pytest.raises(SystemExit, match="error: refused"):
+            program(*arguments(corpus, "--output=new/model"))
+        assert Path("new").exists() is existing
+        Path("new/model").mkdir(parents=True, exist_ok=True)
+        Path("new/model/settings.yaml").write_text("")  # of an earlier run
 
 
 def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path, capsys):
