@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jax_transformer.commands.extras import missing_library
+from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
@@ -24,28 +25,66 @@ PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; an input error is one line on standard error and exit code 1.
+    """Run a command; bad input, or an error of the system, is one line and exit code 1.
+
+    Ctrl-C ends the process with one line and exit code 130.
 
     Args:
         arguments: The name of the command and its arguments; None takes those of the program.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return
+    name = " ".join(["jax-transformer", *arguments[:1]])
+    _open_closed_descriptors()
     try:
-        run_command(*arguments)
-        sys.stdout.flush()  # a reader that has left is noticed here and not at the exit
+        with interruptible():
+            if not arguments or arguments[0] in ("-h", "--help"):
+                print(usage())
+            else:
+                run_command(*arguments)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # an error of it is noticed here and not at the exit
     except InputError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
-        missing = missing_library(f"jax-transformer {arguments[0]}", error)
+        missing = missing_library(name, error)
         if missing is None:
             raise
         sys.exit(f"error: {missing}")
     except BrokenPipeError:  # the reader of standard output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
+    except OSError as error:  # of a file or a device, not of this library
+        if error.errno is None:
+            raise
+        place = "standard output" if _drop_output() else error.filename or name
+        sys.exit(f"error: {place}: {error.strerror}")
+
+
+def _open_closed_descriptors() -> None:
+    """Open /dev/null in the place of standard input, output and error where they are closed.
+
+    The next file that is opened would get the free number, and would be written to as output.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def _drop_output() -> bool:
+    """Drop what standard output cannot take, so that Python's exit is quiet.
+
+    Returns:
+        Whether there was such an output.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def run_command(name: str, *arguments: str) -> None:

@@ -28,6 +28,7 @@ from jax_transformer.commands.train_arguments import (
     parse,
     read_start,
     start_of_run,
+    with_file,
 )
 from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
@@ -36,6 +37,7 @@ from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
+from jax_transformer.storage.faults import check_name
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
@@ -107,7 +109,10 @@ def parse_new(argv: Sequence[str], arguments: Arguments) -> tuple[Arguments, Sta
 def parse_resumed(
     argv: Sequence[str], arguments: Arguments, console: Console
 ) -> tuple[Arguments, Restored]:
-    """Return the arguments of the run in --output, and the run; the command line's win.
+    """Return the arguments of the run in --output, and the run.
+
+    Those that the command line or its --config file names win; `check_resumed` and `check_same`
+    refuse the ones that a resumed run must keep.
 
     Raises:
         InputError: There is no such run, or the command line asks for another one.
@@ -116,7 +121,8 @@ def parse_resumed(
         raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
     resumed = restore(arguments.output / loop.CHECKPOINTS, console)
     saved = arguments_of_run(resumed.settings)
-    arguments = parse(argv, dataclasses.replace(saved, output=arguments.output))
+    given = with_file(argv, dataclasses.replace(saved, output=arguments.output))
+    arguments = parse(argv, given)
     check_resumed(saved, arguments)
     step = resumed.checkpoint.progress.step
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
@@ -147,6 +153,12 @@ def run(arguments: Arguments, start: Start, resumed: Restored | None, console: C
             start_directory(arguments, resumed)
         this_run = make_run(arguments, settings, start, resumed, stop, evaluation)
         best = loop.train(this_run, corpora.training, corpora.validation, console)
+    if stop.signal is not None:  # it came after the last step, too late for the loop
+        raise Stopped(
+            f"stopped by {stop.signal.name}: the run in {arguments.output} is saved, and its model "
+            "is not written; resume writes it",
+            stop.signal,
+        )
     if is_main:
         evaluation.finish(arguments.output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
@@ -165,6 +177,7 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
         ModuleNotFoundError: A library is missing that is needed later.
     """
     arguments.training.check()
+    check_name(arguments.prepared)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:

@@ -322,11 +322,7 @@ def defaults(argv: Sequence[str], start: Start = NO_START) -> Arguments:
     Raises:
         InputError: The preset is unknown, or `replace_fields` refuses the file.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--source")
-    parser.add_argument("--preset")
-    named, _ = parser.parse_known_args(list(argv))
+    named = _named_first(argv)
     if named.config is None and named.source is None:
         return with_start(with_preset(NUMBER_WORDS, named.preset, NUMBER_WORDS_SIZES), start)
     if named.config is None:
@@ -334,6 +330,31 @@ def defaults(argv: Sequence[str], start: Start = NO_START) -> Arguments:
     read = with_present_names(read_mapping(named.config), named.config)
     task = with_preset(Arguments(), named.preset or read.get("preset"), TEXT_SIZES)
     return replace_fields(with_start(task, start), read, str(named.config))
+
+
+def with_file(argv: Sequence[str], saved: Arguments) -> Arguments:
+    """Return the arguments of a run with the fields replaced that the command line's file names.
+
+    The output is that of `saved`.
+
+    Raises:
+        InputError: `replace_fields` refuses the file.
+    """
+    path = _named_first(argv).config
+    if path is None:
+        return saved
+    read = with_present_names(read_mapping(path), path)
+    given = replace_fields(saved, read, str(path))
+    return dataclasses.replace(given, output=saved.output)
+
+
+def _named_first(argv: Sequence[str]) -> argparse.Namespace:
+    """Return what the defaults of the other arguments depend on: config, source and preset."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--source")
+    parser.add_argument("--preset")
+    return parser.parse_known_args(list(argv))[0]
 
 
 def with_start(task: Arguments, start: Start) -> Arguments:
@@ -421,7 +442,9 @@ def check_resumed(saved: Arguments, given: Arguments) -> None:
     """
     kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
-    for name in (*kept, *text, "source_lang", "target_lang"):
+    # BLEU that selects the best parameters is computed in the same way throughout.
+    selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()
+    for name in (*kept, *text, "source_lang", "target_lang", *selecting):
         values = (getattr(arguments, name) for arguments in (saved, given))
         check_equal(name, *(_absolute(value) for value in values))
 

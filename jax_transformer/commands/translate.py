@@ -99,6 +99,10 @@ def translate(
         check_output(output, resume=resume, overwrite=overwrite)
     elif resume:
         raise InputError("--resume goes on with a file: name it by --output")
+    elif sys.stdout is None:
+        raise InputError("standard output is closed; name a file by --output")
+    if input is None and sys.stdin is None:
+        raise InputError("standard input is closed; name a file by --input")
     keep_freed_memory()
     keep_compilations()
     devices = make_mesh(mesh or "data=-1", jax.local_devices())

@@ -1,6 +1,7 @@
 """Errors of the operating system and of parsers as one line that names the file."""
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,3 +55,22 @@ def faults_named(
     except kinds as cause:
         reason = f": {cause.strerror}" if isinstance(cause, OSError) else ""
         raise error(f"{path} {fault} ({type(cause).__name__}{reason})") from cause
+
+
+def check_name(path: Path, suffix: str = "") -> None:
+    """Refuse a file or folder that the disk cannot hold by its name; changes nothing on the disk.
+
+    Args:
+        path: The file or folder; it and its parents need not exist.
+        suffix: What the writer adds to the name while it writes.
+
+    Raises:
+        InputError: A name on the path is too long for the disk or holds a zero byte, or the folder
+            that exists cannot be searched.
+    """
+    parents = path.absolute().parents
+    ancestor = next(parent for parent in parents if os.path.lexists(parent))
+    with faults_named(path, "cannot be written; name another output", OSError, ValueError):
+        for name in (*path.parent.parts, path.name + suffix):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(ancestor / name)

@@ -42,10 +42,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
     """
     if os.path.lexists(folder):
         if not overwrite:
-            raise InputError(
-                f"{folder}: exists already; name another output, overwrite it, or resume "
-                "the run in it"
-            )
+            raise InputError(f"{folder}: exists already; name another output or overwrite it")
         if not (folder / CONFIG_FILE).is_file():
             raise InputError(
                 f"{folder}: is not the folder of a trained model and so is not overwritten; name "

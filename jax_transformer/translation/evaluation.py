@@ -1,6 +1,8 @@
 """Translates, shows and scores the validation text of a run; writes the model and pictures."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -8,6 +10,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.data.corpus import ParallelCorpus
+from jax_transformer.errors import InputError
 from jax_transformer.model import Params
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.run.curves import draw_curves
@@ -15,6 +18,7 @@ from jax_transformer.training.run.loop import Best
 from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
 from jax_transformer.training.run.state import RunSettings
 from jax_transformer.translation import alignment_plot, model_folder, scores
+from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.run_model import trained_model
 from jax_transformer.translation.translate import translate
 
@@ -68,17 +72,35 @@ class Evaluation:
         return {"validation_bleu": bleu.value}
 
     def finish(self, output: Path, best: Best) -> None:
-        """Write the best model, draw the pictures, and show its translations if not shown last."""
+        """Write the best model, draw the pictures, and show its translations if not shown last.
+
+        A picture that cannot be drawn is a warning.
+
+        Raises:
+            InputError: The model cannot be written.
+        """
         model = trained_model(self.settings, best.params)
         model_folder.write(output, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
-        draw_curves(output / CURVES, read_metrics(output / METRICS_FILE))
-        some = self.text.sources[: alignment_plot.MAX_LINES]
-        alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
-        alignment_plot.draw(output / ATTENTION, alignments, overwrite=True)
-        self.console.print(f"drawn: {output / CURVES}, {output / ATTENTION}")
+        self._draw(output / CURVES, self._draw_curves)
+        self._draw(output / ATTENTION, functools.partial(self._draw_attention, model))
         if self.shown_step != best.step:
             self.measure(best.step, best.params)
+
+    def _draw(self, picture: Path, draw: Callable[[Path], None]) -> None:
+        try:
+            draw(picture)
+            self.console.print(f"drawn: {picture}")
+        except (InputError, OSError) as error:
+            self.console.print(f"WARNING: {picture} is not drawn ({error})")
+
+    def _draw_curves(self, picture: Path) -> None:
+        draw_curves(picture, read_metrics(picture.with_name(METRICS_FILE)))
+
+    def _draw_attention(self, model: TrainedModel, picture: Path) -> None:
+        some = self.text.sources[: alignment_plot.MAX_LINES]
+        alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
+        alignment_plot.draw(picture, alignments, overwrite=True)
 
     def _show_samples(self, translations: list[str]) -> None:
         triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))

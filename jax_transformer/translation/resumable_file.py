@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named, shorten
+from jax_transformer.storage.faults import check_name, faults_named, shorten
 from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.writing import WRITING, replace_file
 
 
 class ResumableFile:
@@ -71,12 +72,7 @@ class ResumableFile:
             "input_sha256": self._digest.hexdigest(),
             "facts": dict(self._facts),
         }
-        path = _state_of(self._path)
-        new = path.with_name(path.name + ".new")
-        new.unlink(missing_ok=True)
-        with new.open("x", encoding="utf-8") as file:
-            json.dump(state, file, indent=2)
-        os.replace(new, path)
+        replace_file(_state_of(self._path), json.dumps(state, indent=2).encode())
 
     def _update(self, line: str) -> None:
         self._digest.update(line.encode() + b"\n")
@@ -92,17 +88,19 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         overwrite: Whether an output, finished or not, may be replaced.
 
     Raises:
-        InputError: There is one already, or the folder cannot be written.
+        InputError: There is one already, the folder cannot be written, or the name is too long.
     """
+    check_name(path, f"{WRITING}.part.json")
     if resume and overwrite:
         raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
     if overwrite:
         return
-    if os.path.lexists(path):
+    unfinished = os.path.lexists(_part_of(path))
+    if os.path.lexists(path) and not (resume and unfinished):  # which was to replace it
         raise InputError(f"{path}: exists already; name another output or overwrite it")
-    if os.path.lexists(_part_of(path)) and not resume:
+    if unfinished and not resume:
         raise InputError(
             f"{_part_of(path)}: is an unfinished output; resume it, overwrite it, or name another "
             "output"
@@ -128,6 +126,8 @@ def resumable_file(
         InputError: As `check_output`; the unfinished output has other facts or is damaged; another
             process writes it; or the disk is full.
     """
+    if os.path.lexists(path) and not os.path.lexists(_part_of(path)):
+        _state_of(path).unlink(missing_ok=True)  # of a process that was killed at its end
     check_output(path, resume=resume, overwrite=overwrite)
     resume = resume and os.path.lexists(_part_of(path))
     with faults_named(path, "cannot be written", OSError), _locked(_part_of(path)) as part:

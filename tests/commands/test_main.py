@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
@@ -104,3 +105,128 @@ def test_a_fault_of_the_library_is_no_missing_extra(monkeypatch):
 def test_an_unknown_command_is_refused():
     with pytest.raises(SystemExit, match="error: command 'trian' is unknown; choose one of train"):
         cli.main(["trian"])
+
+
+INTERRUPTED = """
+import gc, hashlib, os, signal, sys, time, threading
+from jax_transformer.commands import main
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+
+def command(*arguments):
+    if sys.argv[1] == "callback":  # which drops a KeyboardInterrupt, as one of jaxlib does
+        gc.callbacks.append(interrupt)
+        gc.collect()
+    elif sys.argv[1] == "suppressed":
+        try:
+            interrupt()
+        except BaseException:
+            pass
+    else:  # compiled code, in which Python runs no handler
+        threading.Timer(0.2, interrupt).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+
+main.run_command = command
+main.main(["train"])
+"""
+
+
+@pytest.mark.parametrize("place", ["callback", "suppressed", "compiled code"])
+def test_ctrl_c_is_one_line_and_code_130(place):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, place],
+        capture_output=True,
+        cwd=ROOT,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
+    handlers = []
+
+    def command(*_):
+        handlers.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr(cli, "run_command", command)
+    for before in (signal.default_int_handler, signal.SIG_IGN):
+        old = signal.signal(signal.SIGINT, before)
+        try:
+            cli.main(["train"])
+            handlers.append(signal.getsignal(signal.SIGINT))
+        finally:
+            signal.signal(signal.SIGINT, old)
+    inside, after, ignored, still_ignored = handlers
+    assert inside is not after
+    assert after is signal.default_int_handler
+    assert ignored is still_ignored is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_output_that_cannot_be_written_is_one_line(command, monkeypatch):
+    monkeypatch.setattr(cli, "run_command", lambda *_: print("a report"))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as left:
+            cli.main([command])
+        assert left.value.code == "error: standard output: No space left on device"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_an_error_of_the_system_names_the_file(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "run_command", lambda *_: (tmp_path / ("x" * 300)).stat())
+    with pytest.raises(SystemExit) as left:
+        cli.main([command])
+    assert left.value.code == f"error: {tmp_path / ('x' * 300)}: File name too long"
+
+
+CLOSED = """
+import os, sys
+from jax_transformer.commands import main
+
+def command(*arguments):
+    opened = os.open(os.devnull, os.O_RDONLY)
+    assert opened > 2, "a file would get what is printed"
+
+main.run_command = command
+main.main(["train"])
+"""
+
+
+def test_closed_streams_are_no_files_of_others():
+    closing = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", closing, sys.executable, CLOSED], cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("stream", "option"), [("stdin", "--input"), ("stdout", "--output")])
+def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit, match=f"is closed; name a file by {option}"):
+        cli.main(["translate", str(tmp_path)])
+
+
+LONG = "x" * 250  # a name that the disk can hold; those of half-written files are longer
+TOO_LONG = {
+    "train": ("--output={}", "--prepared={}/store"),
+    "prepare": ("--prepared={}",),
+    "average": ("run {}", "run new/{}"),
+    "translate": ("model --output={}", "model --alignments={}.svg"),
+}
+
+
+@pytest.mark.parametrize("command", TOO_LONG)
+def test_a_name_that_is_too_long_is_refused_before_any_work(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options in TOO_LONG[command]:
+        written_beside = "--output=" in options or command == "average"
+        names = ("x" * 300, f"{'x' * 300}/output", *((LONG,) if written_beside else ()))
+        for name in names:
+            with pytest.raises(SystemExit) as left:
+                cli.main([command, *options.format(name).split()])
+            assert re.match(r"error: .* cannot be written; .*File name too long", left.value.code)
+            assert not list(tmp_path.iterdir())

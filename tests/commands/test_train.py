@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -336,6 +337,80 @@ def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
     assert line == "error: other/run: holds no checkpoint of a run; start one without resume"
 
 
+CONTRADICTING_FILES = {
+    "model: {d_model: 16}": "d_model=16 is not the run's, which has 8",
+    "training: {warmup_steps: 5}": "warmup_steps=5 is not the run's, which has 4",
+    "vocab_size: 17": "vocab_size=17 is not the run's, which has 16",
+    "preset: pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
+    "training: {stepps: 3}": "knows no setting stepps; did you mean steps?",
+}
+
+
+def test_a_file_is_compared_with_the_resumed_run_as_flags_are(finished, monkeypatch, capsys):
+    def contradicts(text, *flags):
+        Path("changed.yaml").write_text(text)
+        options = ("--config=changed.yaml", "--output=model", "--resume", *flags)
+        return refusal(capsys, *options)
+
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    capsys.readouterr()
+    for text, message in CONTRADICTING_FILES.items():
+        assert message in contradicts(text), text
+    Path("changed.yaml").write_text("output: other\ntraining: {steps: 14}")
+    for steps, flags in ((14, ()), (15, ("--steps=15",))):
+        with pytest.raises(SystemExit, match="enough"):
+            program("--config=changed.yaml", "--output=model", "--resume", *flags)
+        assert f"resumed at step 12 of {steps}" in capsys.readouterr().out
+        written = yaml.safe_load((finished / "settings.yaml").read_text())
+        assert (written["output"], written["training"]["steps"]) == ("model", steps)
+    with pytest.raises(SystemExit, match="enough"):  # its own file
+        program("--config=model/settings.yaml", "--output=model", "--resume")
+
+
+def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
+    program(*arguments(corpus, "--output=model", "--select-by=bleu", "--steps=1"))
+    capsys.readouterr()
+    line = refusal(capsys, "--output=model", "--resume", "--bleu-tokenization=char")
+    assert "bleu_tokenization='char' is not the run's, which has '13a'" in line
+
+
+def test_bleu_that_is_only_shown_may_change(finished, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    with pytest.raises(SystemExit, match="enough"):
+        program("--output=model", "--resume", "--bleu-tokenization=char")
+
+
+def test_a_lost_log_is_a_warning_and_the_model_is_written(finished, capsys):
+    (finished / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    (finished / "curves.png").unlink()
+    (finished / "config.json").unlink()
+    program("--output=model", "--resume")
+    shown = capsys.readouterr().out
+    assert "WARNING: model/metrics.jsonl: reports up to step 12 are missing or damaged" in shown
+    assert "WARNING: model/curves.png is not drawn (there is no report of a loss)" in shown
+    assert "drawn: model/attention.png" in shown
+    assert load(finished).config.d_model == 8
+
+
+def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
+    corpus, monkeypatch, capsys
+):
+    mean_loss, losses = train.loop._mean_loss, []
+
+    def deleting(*arguments):
+        if losses:
+            shutil.rmtree("model")
+        losses.append(mean_loss(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(train.loop, "_mean_loss", deleting)
+    program(*arguments(corpus, "--output=model", "--evaluation-interval=8"))
+    assert len(losses) == 2
+    assert "WARNING: model/curves.png is not drawn" in capsys.readouterr().out
+    assert load(Path("model")).config.d_model == 8
+    assert [path.name for path in Path("model/run").iterdir()] == ["12"]
+
+
 def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
     (finished / "run/12/arrays/_METADATA").unlink()
     program("--output=model", "--resume")
@@ -395,6 +470,38 @@ def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
     line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert "model: exists already; name another output, overwrite it" in line
     output.check_output(begun, overwrite=True)
+
+
+def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(
+    corpus, monkeypatch, capsys
+):
+    trained = train.loop.train
+
+    def interrupted(run, *others):
+        best = trained(run, *others)
+        run.stop.signal = signal.SIGINT
+        return best
+
+    with monkeypatch.context() as late:
+        late.setattr(train.loop, "train", interrupted)
+        with pytest.raises(SystemExit) as left:
+            program(*arguments(corpus, "--output=model"))
+    assert left.value.code == 130
+    assert "stopped by SIGINT: the run in model is saved, and its model" in capsys.readouterr().out
+    assert not Path("model/config.json").exists()
+    program("--output=model", "--resume")
+    assert load(Path("model")).config.d_model == 8
+
+
+def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):
+    refused = mock.Mock(side_effect=InputError("refused"))
+    monkeypatch.setattr(train.loop, "train", refused)
+    for existing in (False, True):
+        with pytest.raises(SystemExit, match="error: refused"):
+            program(*arguments(corpus, "--output=new/model"))
+        assert Path("new").exists() is existing
+        Path("new/model").mkdir(parents=True, exist_ok=True)
+        Path("new/model/settings.yaml").write_text("")  # of an earlier run
 
 
 def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path, capsys):

@@ -9,6 +9,9 @@ import base64
 import contextlib
 import hashlib
 import logging
+import os
+import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,17 +139,32 @@ def describe(array: np.ndarray) -> dict[str, Any]:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an error as one line, without the settings that tensorstore adds to it."""
-    return " ".join(f"{type(error).__name__}: {error}".split(" [tensorstore_spec")[0].split())[:300]
+    """Return an error as one line; of one of tensorstore, only what the system said."""
+    text = " ".join(str(error).split(" [tensorstore_spec")[0].split())
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        text = os.strerror(int(code[1]))
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 @contextlib.contextmanager
 def orbax_quiet() -> Iterator[None]:
-    """Silence orbax's log of errors, a traceback from every thread; the error is raised as well."""
-    log = logging.getLogger("absl")
+    """Silence what orbax and tensorstore say of an error beside raising it, from every thread.
+
+    Orbax logs a traceback. It also closes its event loop at the first write that fails; each other
+    write that ends later then prints that the loop is closed. Some end after the error has left
+    this context, so after an error these lines stay silent.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
     level = log.level
+
+    def without_closed_loops(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
     log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = without_closed_loops
     try:
         yield
+        sys.unraisablehook = hook
     finally:
         log.setLevel(level)

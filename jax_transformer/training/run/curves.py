@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.writing import staged_file
 
@@ -20,12 +21,17 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
         path: A .png, .pdf or .svg file.
         reports: Mappings with "step" and some of the drawn values; a value that no report has
             gets no panel.
+
+    Raises:
+        InputError: No report has a value that is drawn.
     """
     # A figure without pyplot needs no window and leaves no global state.
     from matplotlib.figure import Figure
 
     known = set().union(*reports)
     drawn = {label: names for label, names in AXES.items() if known.intersection(names)}
+    if not drawn:
+        raise InputError("there is no report of a loss")
     figure = Figure(figsize=(8, 2.5 * len(drawn)), layout="constrained")
     panels = figure.subplots(len(drawn), sharex=True, squeeze=False)[:, 0]
     for panel, (label, names) in zip(panels, drawn.items(), strict=True):

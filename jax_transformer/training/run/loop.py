@@ -49,7 +49,7 @@ from jax_transformer.training.mesh import (
 )
 from jax_transformer.training.run.checkpoint_writer import RunCheckpoints
 from jax_transformer.training.run.checkpoints import steps_in
-from jax_transformer.training.run.metrics import MetricsLog
+from jax_transformer.training.run.metrics import METRICS_FILE, MetricsLog
 from jax_transformer.training.run.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
 from jax_transformer.training.run.progress import Progress
 from jax_transformer.training.run.signals import Stopped, StopRequest
@@ -336,19 +336,25 @@ def _open_services(
     logged = progress.step - len(progress.window)
     with (
         RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
-        contextlib.closing(_log(run, logged)) as log,
+        contextlib.closing(_log(run, logged, console)) as log,
         Progress(console, progress.step, settings.training_config.steps) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
     ):
         yield _Services(checkpoints, log, shown, watchdog, validation_loss)
 
 
-def _log(run: Run, step: int) -> MetricsLog:
+def _log(run: Run, step: int, console: Console) -> MetricsLog:
     """Open the run's log; only the main process writes one."""
     if not distributed.is_main():
         return MetricsLog(None)
     run.directory.mkdir(parents=True, exist_ok=True)
-    return MetricsLog(run.directory, step, run.tensorboard)
+    log = MetricsLog(run.directory, step, run.tensorboard)
+    if log.is_damaged:
+        console.print(
+            f"WARNING: {run.directory / METRICS_FILE}: reports up to step {step:,} are missing or "
+            "damaged; the log and the curves go on without them"
+        )
+    return log
 
 
 def _evaluation_is_due(progress: RunProgress, training_config: TrainingConfig) -> bool:

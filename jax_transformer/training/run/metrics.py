@@ -5,10 +5,12 @@ Each line is an object with "step" and some of these values: "loss", "learning_r
 unchanged (earlier versions wrote "left_out"); "validation_loss" and "validation_bleu".
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.reading import MAX_RECORDS, read_bytes
 from jax_transformer.storage.writing import replace_file
 
@@ -21,6 +23,10 @@ class MetricsLog:
 
     A resumed run repeats the steps after its checkpoint: their lines are dropped first, so that
     each step is reported once.
+
+    Attributes:
+        is_damaged: Whether reports of the steps made so far were missing or could not be read when
+            the log was opened. They are dropped.
     """
 
     def __init__(self, directory: Path | None, step: int = 0, tensorboard: bool = False) -> None:
@@ -34,7 +40,8 @@ class MetricsLog:
         Raises:
             ModuleNotFoundError: Events are wanted and tensorboardX is missing.
         """
-        self._events, self._file = None, None
+        self._events, self._file, self._path = None, None, None
+        self.is_damaged = False
         if directory is None:
             return
         if tensorboard:
@@ -42,15 +49,23 @@ class MetricsLog:
 
             self._events = SummaryWriter(str(directory / EVENTS), purge_step=step + 1)
         path = directory / METRICS_FILE
-        kept = [entry for entry in read_metrics(path) if entry["step"] <= step]
+        reports, whole = _read(path)
+        kept = [entry for entry in reports if entry["step"] <= step]
+        # The last step of a checkpoint was reported before the checkpoint was written.
+        self.is_damaged = not whole or (step > 0 and step not in {one["step"] for one in kept})
         replace_file(path, "".join(map(_line, kept)).encode())
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: float | int) -> None:
-        """Append one report; the file has it when this returns."""
+        """Append one report; the file has it when this returns.
+
+        Raises:
+            InputError: The file cannot be written, as on a full disk.
+        """
         if self._file is not None:
-            self._file.write(_line({"step": step} | values))
-            self._file.flush()
+            with faults_named(self._path, "cannot be written", OSError):
+                self._file.write(_line({"step": step} | values))
+                self._file.flush()
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
@@ -58,31 +73,42 @@ class MetricsLog:
     def close(self) -> None:
         """Close the files."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # `write` has raised it already
+                self._file.close()
         if self._events is not None:
             self._events.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the reports of a file, the oldest first; a line that is no report ends them.
+    """Return the reports of a file, the oldest first; lines that cannot be read are left out.
 
-    A process that is killed while it writes leaves a line that is cut off, always the last one.
+    Returns:
+        The reports; none if there is no file.
 
     Raises:
         InputError: The file is no regular file, or longer than `MAX_RECORDS`.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return the reports, and whether every line could be read.
+
+    The last line may have been cut off: a process that is killed while it writes leaves it.
+    """
     if not path.exists():
-        return []
-    reports = []
-    for line in read_bytes(path, "is no readable log", MAX_RECORDS).splitlines():
-        try:
-            report = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(report, dict) or not isinstance(report.get("step"), int):
-            break
-        reports.append(report)
-    return reports
+        return [], True
+    *lines, last = read_bytes(path, "is no readable log", MAX_RECORDS).split(b"\n")
+    reports = [_report(line) for line in (*lines, last)]
+    return [one for one in reports if one is not None], None not in reports[:-1]
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    try:
+        report = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) and type(report.get("step")) is int else None
 
 
 def _line(report: dict[str, Any]) -> str:

@@ -1,9 +1,13 @@
 """The output directory of a run: what it may hold before the run, and the lock on it."""
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import check_name, faults_named
 from jax_transformer.storage.folder import check_free, mend
 from jax_transformer.storage.writing import WRITING
 from jax_transformer.training.run.lock import locked
@@ -25,11 +29,17 @@ def check_output(directory: Path, overwrite: bool) -> None:
         overwrite: Whether an existing model may be replaced.
 
     Raises:
-        InputError: The directory holds something that may not be replaced, or a parent is no
-            directory.
+        InputError: The directory holds something that may not be replaced, a parent is no
+            directory, or the name is too long.
     """
+    check_name(directory, ".writing.")
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
+    if os.path.lexists(directory) and not overwrite:
+        raise InputError(
+            f"{directory}: exists already; name another output, overwrite it, or resume the run in "
+            "it"
+        )
     check_free(directory, overwrite)
 
 
@@ -37,15 +47,27 @@ def check_output(directory: Path, overwrite: bool) -> None:
 def claimed(directory: Path) -> Iterator[None]:
     """Create a directory if it does not exist, and keep other runs out of it.
 
-    What a killed run has left of a model that it was writing is removed.
+    What a killed run has left of a model that it was writing is removed. If the run is refused
+    before its first checkpoint and its first evaluation, a directory that was created here is
+    removed again.
 
     Raises:
-        InputError: Another run is being trained in it.
+        InputError: Another run is being trained in it, or it cannot be created.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    with faults_named(directory, "cannot be written; name another output", OSError):
+        directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        mend(directory)
-        yield
+        try:
+            mend(directory)
+            yield
+        except InputError:
+            if missing and _has_only_begun(directory) and not _is_evaluated(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+                with contextlib.suppress(OSError):  # another program may use them by now
+                    for parent in missing[1:]:
+                        parent.rmdir()
+            raise
 
 
 def _has_only_begun(directory: Path) -> bool:

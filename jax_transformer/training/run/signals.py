@@ -1,4 +1,4 @@
-"""Signals that stop a training run: the first one lets it save, the second ends it at once."""
+"""Signals: one that stops a training run lets it save, the second one ends it at once."""
 
 import contextlib
 import os
@@ -65,42 +65,57 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
         for name in SIGNALS:
             signal.signal(name, signal.SIG_DFL)
 
-    # The C part of Python writes the number of each signal into this socket as it arrives.
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    watching = threading.Thread(
-        target=_watch, args=(reader, request, acknowledge), name="signals", daemon=True
-    )
-    watching.start()
-    wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    before = {name: signal.signal(name, note) for name in SIGNALS}
-    try:
-        yield request
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-        signal.set_wakeup_fd(wakeup_before)
-        writer.close()
-        watching.join()
-        reader.close()
-
-
-def _watch(
-    reader: socket.socket, request: StopRequest, acknowledge: Callable[[str], object] | None
-) -> None:
-    """Acknowledge the first signal, end the process at the second, until the writer closes."""
     received = 0
-    while number := reader.recv(1):
-        if number[0] not in SIGNALS:
-            continue
+
+    def answer(number: int) -> None:
+        nonlocal received
+        if number not in SIGNALS:
+            return
         received += 1
         if received > 1:
-            os._exit(128 + number[0])
+            os._exit(128 + number)
         if acknowledge is not None:
             with contextlib.suppress(OSError):  # nobody may read standard output any more
-                name = signal.Signals(number[0]).name
-                again = "press Ctrl-C" if number[0] == signal.SIGINT else f"send {name}"
+                name = signal.Signals(number).name
+                again = "press Ctrl-C" if number == signal.SIGINT else f"send {name}"
                 acknowledge(
                     f"{name}: stopping after {request.current_work}, the run is then saved; "
                     f"{again} again to end at once without saving"
                 )
+
+    with received_signals(answer):
+        before = {name: signal.signal(name, note) for name in SIGNALS}
+        try:
+            yield request
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
+@contextlib.contextmanager
+def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
+    """Call a function with the number of each signal as it arrives, in another thread.
+
+    The handlers of the signals are called as well, later. To be entered in the main thread.
+
+    Args:
+        answer: Called with the number of a signal that has a handler of Python's.
+    """
+
+    def watch() -> None:
+        while number := reader.recv(1):
+            answer(number[0])
+
+    # The C part of Python writes the number of each signal into this socket as it arrives.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    watching = threading.Thread(target=watch, name="signals", daemon=True)
+    watching.start()
+    wakeup_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        writer.close()
+        watching.join()
+        reader.close()

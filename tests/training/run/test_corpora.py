@@ -119,6 +119,16 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
     assert encode(settings).sha256 != first.sha256
 
 
+def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
+    digests = set()
+    for unknown in "♠♣":
+        settings.files.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
+        found = encode(settings)
+        digests.add(found.sha256)
+    assert len(digests) == 2
+    assert unknown not in found.tokenizer.decode(found.tokenizer.encode(unknown))
+
+
 def test_held_out_pairs_are_not_trained_on(settings):
     files = Files(settings.files.source, settings.files.target)
     found = encode(settings._replace(files=files, valid_pairs=20))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jax_transformer import InputError
 from jax_transformer.training.run.curves import draw_curves
 from jax_transformer.training.run.metrics import EVENTS, METRICS_FILE, MetricsLog, read_metrics
 
@@ -35,6 +36,46 @@ def test_a_resumed_run_tells_of_each_step_once(tmp_path):
     assert [report["step"] for report in reports] == [1, 2, 3]
     assert [report["loss"] for report in reports] == LOSSES
     assert [path.name for path in tmp_path.iterdir()] == [METRICS_FILE]
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_told(tmp_path):
+    path = tmp_path / METRICS_FILE
+    for damaged in (b"\xff\xfe", b"[1]", b'{"step": "1"}', b"[" * 10**5, b'{"loss": 1}', b""):
+        write(tmp_path, [1, 2, 3])
+        lines = path.read_bytes().splitlines()
+        path.write_bytes(b"\n".join([lines[0], damaged, lines[2], b""]))
+        assert [report["step"] for report in read_metrics(path)] == [1, 3]
+        log = MetricsLog(tmp_path, step=3)
+        assert log.is_damaged
+        log.close()
+        log = MetricsLog(tmp_path, step=3)
+        assert not log.is_damaged
+        log.close()
+        path.unlink()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": 2}\n{"step": 9}\n'])
+def test_a_log_that_was_lost_is_told(tmp_path, content):
+    if content is not None:
+        (tmp_path / METRICS_FILE).write_text(content)
+    log = MetricsLog(tmp_path, step=5)
+    assert log.is_damaged
+    log.close()
+
+
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path)
+    monkeypatch.setattr(log, "_file", open("/dev/full", "w"))  # noqa: SIM115
+    with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written .*No space left"):
+        log.write(1, loss=0.5)
+    log.close()
+
+
+def test_without_a_report_there_are_no_curves(tmp_path):
+    for reports in ([], [{"step": 3}]):
+        with pytest.raises(InputError, match="there is no report of a loss"):
+            draw_curves(tmp_path / "curves.svg", reports)
+    assert not list(tmp_path.iterdir())
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
