@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_transformer.checks import check_mask, check_rows
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Attention, Exponentials, Product
 from jax_transformer.fused_attention import cudnn_attention, flash_attention
@@ -38,7 +40,9 @@ def linear(
             "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
             rows of 0 added where there are fewer than 8.
     """
-    missing = FEWEST_ROWS - math.prod(x.shape[:-1]) if product == "padded" else 0
+    missing = 0
+    if product == "padded" and not any(map(is_symbolic_dim, x.shape)):
+        missing = FEWEST_ROWS - math.prod(x.shape[:-1])
     flattened = product in ("flattened", "wide_sums") or missing > 0
     rows = x.reshape(-1, x.shape[-1]) if flattened else x
     if product == "wide_sums":
@@ -121,7 +125,9 @@ def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Ar
     An id outside the table gives a row of NaN, which no loss can miss, where plain indexing
     would silently use another token's row.
     """
-    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return (
+        jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    )
 
 
 def sinusoidal_positions(
@@ -376,9 +382,14 @@ def dot_product_attention(
         exponentials: What "plain" keeps of its softmax, as `Execution.exponentials`.
 
     Raises:
-        InputError: A fused kernel is asked to drop attention weights, or "flash" to read a mask
-            that is not by segments or a bias, which they cannot do.
+        InputError: The mask is not boolean or does not fit, or keys or values are of another batch;
+            or a fused kernel is asked to drop attention weights, or "flash" to read a mask that is
+            not by segments or a bias, which they cannot do.
     """
+    batch, num_heads, queries, _ = query.shape
+    check_mask("mask", mask, (batch, num_heads, queries, key.shape[2]))
+    check_rows("keys", key, batch, "queries")
+    check_rows("values", value, batch, "queries")
     if implementation != "plain" and dropout is not None:
         raise InputError(
             f"attention={implementation!r} cannot drop attention weights; use attention='plain', "

@@ -10,13 +10,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer import functional, masks
-from jax_transformer.checks import check_inputs, check_mask, check_num_layers
+from jax_transformer import checks, functional, masks
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.layer_cache import LayerCache
 from jax_transformer.layer_stack import rematerialized, run_layers, scan_layers
@@ -186,6 +184,7 @@ class Transformer(nn.Module):
         src_positions: SourcePositions | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
+        checks.check_source(self.config, src, src_mask, src_positions)
         if src_mask is None:
             src_mask = masks.source_segments(src, self.config)
         src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
@@ -203,6 +202,8 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
+        checks.check_target(self.config, tgt, tgt_mask, tgt_positions)
+        checks.check_memory(self.config, memory, src_mask, tgt)
         if tgt_mask is None:
             tgt_mask = masks.target_segments(tgt, self.config)
         tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
@@ -222,6 +223,7 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
+        checks.check_source(self.config, src, src_mask, src_positions)
         if src_mask is None:
             src_mask = masks.source_segments(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
@@ -320,6 +322,8 @@ class Transformer(nn.Module):
         config = self.config
         if not config.has_position_table:
             return x
+        if positions is None and is_symbolic_dim(x.shape[1]):  # of a length that is not known
+            positions = jnp.arange(x.shape[1])[None]
         if length is None:
             length = x.shape[1] if positions is None else config.max_length
         if config.positions == "learned":
@@ -334,14 +338,22 @@ class Transformer(nn.Module):
         return x + (table if positions is None else functional.embed(positions, table))
 
 
-@partial(jax.jit, static_argnames="config")
 def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return freshly drawn float32 parameters as a plain nested dict of arrays.
 
     Args:
         key: Random key; the same key gives the same parameters.
         config: The shape of the model; `config.initialization` names the scheme.
+
+    Raises:
+        InputError: `key` is no random key.
     """
+    checks.check_key("key", key)
+    return _draw(key, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _draw(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     if config.token_embeddings == "none":
         tokens = jnp.zeros((1, 1, config.d_model), jnp.float32)
     else:
@@ -374,12 +386,11 @@ def encode(
         execution: How the model is executed.
 
     Raises:
-        InputError: A source is longer than the position table or, where ids and positions are
-            concrete (not traced by `jit`), one is outside the vocabulary or the table.
+        InputError: An argument has another type (dtype or shape) than this, or a source is longer
+            than the position table; under `jit` too. Where ids and positions are concrete (not
+            traced), one is outside the vocabulary or the table; under `jit` it gives NaN.
     """
-    check_inputs("src", src, config.src_vocab_size, src_positions, config)
-    (batch, length), heads = src.shape[:2], config.num_heads
-    check_mask("src_mask", src_mask, (batch, heads, length, length))
+    checks.check_source(config, src, src_mask, src_positions)
     positions = {"src_positions": src_positions}
     return _run(params, config, execution, dropout_key, src, src_mask, method="encode", **positions)
 
@@ -416,15 +427,11 @@ def decode(
         Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
 
     Raises:
-        InputError: A target is longer than the position table, is not as long as the memory
-            where `config.decoder_attention` needs it, or holds an id outside the vocabulary or
-            a position outside the table.
+        InputError: As `encode`; or targets and memory do not belong together.
     """
-    check_inputs("tgt", tgt, config.tgt_vocab_size, tgt_positions, config)
+    checks.check_target(config, tgt, tgt_mask, tgt_positions)
+    checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
-    (batch, length), heads = tgt.shape[:2], config.num_heads
-    check_mask("tgt_mask", tgt_mask, (batch, heads, length, length))
-    check_mask("src_mask", src_mask, (batch, heads, length, memory.shape[1]))
     inputs = (tgt, memory, tgt_mask, src_mask)
     positions = {"tgt_positions": tgt_positions}
     return _run(params, config, execution, dropout_key, *inputs, method="decode", **positions)
@@ -448,14 +455,9 @@ def apply(
     Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
     result and errors as there.
     """
-    check_inputs("src", src, config.src_vocab_size, src_positions, config)
-    check_inputs("tgt", tgt, config.tgt_vocab_size, tgt_positions, config)
+    checks.check_target(config, tgt, tgt_mask, tgt_positions)
+    checks.check_source(config, src, src_mask, src_positions, tgt)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
-    (batch, source_length), target_length = src.shape[:2], tgt.shape[1]
-    # One mask serves the queries of the encoder and of the decoder.
-    queries = source_length if source_length == target_length else 1
-    check_mask("src_mask", src_mask, (batch, config.num_heads, queries, source_length))
-    check_mask("tgt_mask", tgt_mask, (batch, config.num_heads, target_length, target_length))
     positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
     return _run(params, config, execution, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
 
@@ -469,31 +471,29 @@ def _run(
     method: str | None = None,
     **positions: Array | np.ndarray | None,
 ) -> Float[Array, "B L _"]:
-    check_num_layers(params, config)
-    # NumPy arrays are welcome.
-    params, args, positions = jax.tree.map(jnp.asarray, (params, args, positions))
+    args, positions = jax.tree.map(jnp.asarray, (args, positions))  # NumPy arrays are welcome
+    if dropout_key is not None:
+        checks.check_key("dropout_key", dropout_key)
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    model = Transformer(config, execution)
-    try:
-        return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
-    except (ScopeParamNotFoundError, ScopeParamShapeError) as error:
-        raise InputError(
-            f"params do not fit the config: {_first_difference(params, config)}"
-        ) from error
+    return run_module(params, config, execution, *args, rngs=rngs, method=method, **positions)
 
 
-def _first_difference(params: Params, config: TransformerConfig) -> str:
-    """Return the first parameter, by path, that is missing or has another shape than expected."""
-    expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
-    shapes = [
-        {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (params, expected)
-    ]
-    for path, wanted in shapes[1].items():
-        if shapes[0].get(path) != wanted:
-            found = shapes[0].get(path, "missing")
-            return f"{path} is {found} and must have shape {wanted}"
-    return "every parameter has the expected shape"
+def run_module(
+    params: Params, config: TransformerConfig, execution: Execution, *args: Any, **kwargs: Any
+) -> Any:
+    """Return `Transformer(config, execution).apply` with these parameters.
+
+    Args:
+        params: Parameters, as from `init_params`; NumPy arrays are welcome.
+        config: Their shape.
+        execution: How the model is executed.
+        *args: Arguments of the method, as jax arrays.
+        **kwargs: Further arguments of `apply`.
+
+    Raises:
+        InputError: The parameters are no nested dict of arrays, or do not fit the config.
+    """
+    checks.check_params(params, config)
+    params = jax.tree.map(jnp.asarray, params)
+    with checks.fitting(params, partial(_draw, config=config)):
+        return Transformer(config, execution).apply({"params": params}, *args, **kwargs)

@@ -7,6 +7,7 @@ H heads, B batch, N hypotheses of a source, slots N times target positions.
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer import functional, initialization
@@ -32,6 +33,8 @@ class RelativeAttentionBias(nn.Module):
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
         """Return the bias of each query and key, both counted from position 0."""
+        if is_symbolic_dim(queries) or is_symbolic_dim(keys):
+            return self._of_symbolic_lengths(queries, keys)
         distances = np.arange(1 - queries, keys)
         return functional.toeplitz(self.by_distance(distances), queries)[None]
 
@@ -45,6 +48,15 @@ class RelativeAttentionBias(nn.Module):
             self.bidirectional,
         )
         return self.embedding[buckets]
+
+    def _of_symbolic_lengths(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
+        """Return the bias for lengths that are not known, where numpy can name no distances."""
+        # From this distance on, all distances of a side share a bucket.
+        furthest = self.config.relative_attention_max_distance
+        by_distance = self.by_distance(np.arange(-furthest, furthest + 1))
+        distances = jnp.arange(keys) - jnp.arange(queries)[:, None]
+        rows = by_distance[jnp.clip(distances, -furthest, furthest) + furthest]
+        return jnp.moveaxis(rows, -1, 0)[None]
 
 
 def slot_bias(

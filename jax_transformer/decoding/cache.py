@@ -12,12 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from jax_transformer.checks import check_ids, check_length, check_mask
+from jax_transformer.checks import (
+    check_floats,
+    check_ids,
+    check_length,
+    check_memory,
+    check_not_empty,
+    check_whole,
+    check_whole_number,
+)
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.layer_cache import cache_layout
-from jax_transformer.model import DecoderCache, Params, SourceMask, Transformer
+from jax_transformer.masks import dense
+from jax_transformer.model import DecoderCache, Params, SourceMask, run_module
 from jax_transformer.self_over_memory import needs_equal_lengths
 
 Tokens = (
@@ -72,12 +81,14 @@ def init_cache(
         execution: How the model is executed; names the layout of the cache.
 
     Raises:
-        InputError: A size is below 1, the positions exceed the position table or, where
-            `config.decoder_attention` is "self_over_memory", the memory.
+        InputError: An argument has another type than this, a size is below 1, the positions exceed
+            the position table or, where `config.decoder_attention` is "self_over_memory", the
+            memory.
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
-        if size < 1:
-            raise InputError(f"{name}={size} must be at least 1")
+        check_whole_number(name, size, least=1)
+    check_memory(config, memory, src_mask)
+    check_not_empty("memory", memory)
     if config.has_position_table:
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
     if needs_equal_lengths(config) and max_new_tokens > memory.shape[1]:
@@ -85,13 +96,9 @@ def init_cache(
             f"max_new_tokens={max_new_tokens} exceeds the memory's length {memory.shape[1]}, but "
             "decoder_attention='self_over_memory' needs a memory as long: pad the source"
         )
-    batch, source_length = memory.shape[:2]
-    check_mask("src_mask", src_mask, (batch, config.num_heads, 1, source_length))
-    params, memory, src_mask = jax.tree.map(jnp.asarray, (params, memory, src_mask))
+    memory, src_mask = jax.tree.map(jnp.asarray, (memory, dense(src_mask, 1, memory.shape[1])))
     slots = max_new_tokens * beam_size
-    layers = Transformer(config, execution).apply(
-        {"params": params}, memory, src_mask, slots, method="init_cache"
-    )
+    layers = run_module(params, config, execution, memory, src_mask, slots, method="init_cache")
     return Cache(
         layers=layers,
         src_mask=src_mask,
@@ -130,25 +137,29 @@ def decode_step(
         InputError: The cache is full, the tokens do not have its shape, or an id is outside the
             vocabulary.
     """
+    _check_cache(cache)
     batch, count, length = cache.ancestors.shape
     traced = isinstance(cache.position, jax.core.Tracer)
     if not traced and cache.position >= length:
         raise InputError(f"the cache is full: init_cache was called with max_new_tokens={length}")
     vectors = config.token_embeddings == "none"
+    (check_floats if vectors else check_whole)("tokens", tokens)
     single = tokens.ndim == 1 + vectors
     if tokens.shape[: 2 - single] not in ((batch, count), (batch,) * (count == 1)):
         wanted = f"[{batch}, {count}]" + f" or [{batch}]" * (count == 1)
         raise InputError(f"tokens of shape {tokens.shape} must be {wanted}, as the cache is")
     if not vectors and not isinstance(tokens, jax.core.Tracer):
         check_ids("tokens", np.asarray(tokens).reshape(batch, count), config.tgt_vocab_size)
-    params, tokens = jax.tree.map(jnp.asarray, (params, tokens))
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     own = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
     layout = cache_layout(cache.layers[0].memory_keys)
     execution = dataclasses.replace(execution, product=execution.step_product, cache=layout)
-    logits, layers = Transformer(config, execution).apply(
-        {"params": params},
+    tokens = jnp.asarray(tokens)
+    logits, layers = run_module(
+        params,
+        config,
+        execution,
         tokens[:, None] if single else tokens,
         cache.layers,
         cache.position,
@@ -161,6 +172,27 @@ def decode_step(
 
 
 def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:
-    """Return the cache in which hypothesis n of each source continues hypothesis `parents[n]`."""
+    """Return the cache in which hypothesis n of each source continues hypothesis `parents[n]`.
+
+    Raises:
+        InputError: `parents` has another type than this or, where it is concrete (not traced by
+            `jit`), names no hypothesis.
+    """
+    _check_cache(cache)
+    batch, count, _ = cache.ancestors.shape
+    check_whole("parents", parents, "hypotheses")
+    if parents.shape != (batch, count):
+        raise InputError(
+            f"parents of shape {parents.shape} must be [{batch}, {count}], as the cache is"
+        )
+    if not isinstance(parents, jax.core.Tracer):
+        check_ids("parents", np.asarray(parents), count, "the hypotheses")
     parents = jnp.asarray(parents)[..., None]
     return cache._replace(ancestors=jnp.take_along_axis(cache.ancestors, parents, axis=1))
+
+
+def _check_cache(cache: Cache) -> None:
+    if not isinstance(cache, Cache):
+        raise InputError(
+            f"cache of type {type(cache).__qualname__} must be a Cache, as init_cache returns it"
+        )

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
 
 from jax_transformer import masks
-from jax_transformer.checks import check_mask
+from jax_transformer.checks import check_id_batch, check_mask, check_not_empty, check_params
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import options
 from jax_transformer.decoding.beam import beam_search
@@ -20,7 +20,7 @@ from jax_transformer.decoding.rule_options import StartToken, make_rules
 from jax_transformer.decoding.rules import Rules
 from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import EarlyStopping, Hypotheses, LengthPenalty
-from jax_transformer.decoding.source import Scalar, as_ids, check_generates
+from jax_transformer.decoding.source import Scalar, as_ids, as_tuple, check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model import Params, SourceMask, encode
@@ -156,12 +156,20 @@ def generate(
             where nothing can be raised, that row's scores are NaN.
     """
     check_generates(config)
-    options.check_sizes(config, beam_size, num_hypotheses, 1 if eos_ids is None else len(eos_ids))
-    options.check_early_stopping(early_stopping)
-    prefix_length = 0 if prefix is None else prefix.shape[1]
-    options.check_lengths(config, prefix_length, max_new_tokens)
+    check_params(params, config)
     src = as_ids("src", src, config.src_vocab_size)
+    check_not_empty("src", src)
     check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
+    eos_ids = (
+        (config.eos_id,) if eos_ids is None else as_tuple("eos_ids", eos_ids, config.tgt_vocab_size)
+    )
+    options.check_sizes(config, beam_size, num_hypotheses, len(eos_ids))
+    options.check_early_stopping(early_stopping)
+    prefix_length = 0
+    if prefix is not None:
+        check_id_batch("prefix", prefix)
+        prefix_length = prefix.shape[1]
+    options.check_lengths(config, prefix_length, max_new_tokens)
     rules = make_rules(
         config,
         src,
@@ -229,7 +237,8 @@ def _search(
     early_stopping: EarlyStopping,
     execution: Execution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
+    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
+    src_mask = jnp.asarray(masks.dense(src_mask, 1, src.shape[1]))
     src, src_mask = pad_source(config, src, src_mask, target_length)
     memory = encode(params, config, src, src_mask, execution=execution)
     if execution.copied_kernels:
@@ -247,7 +256,7 @@ def _search(
     )
     panels = None
     if execution.copied_kernels:
-        panels = cut_panels(params, config, len(src) * beam_size)
+        panels = cut_panels(params, config, src.shape[0] * beam_size)
 
     def advance(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
         # The barrier keeps XLA from making a float32 copy of half-precision parameters before the

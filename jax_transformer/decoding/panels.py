@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
@@ -44,10 +45,11 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
     Args:
         params: Parameters, as from `init_params`.
         config: Their shape.
-        num_rows: Number of rows of a step: all hypotheses of all sources.
+        num_rows: Number of rows of a step: all hypotheses of all sources. There are no panels
+            where it is symbolic.
     """
     # A layer of self_over_memory multiplies all rows of the memory, and not only the step's.
-    if num_rows > MOST_ROWS or needs_equal_lengths(config):
+    if is_symbolic_dim(num_rows) or num_rows > MOST_ROWS or needs_equal_lengths(config):
         return None
     width = 32 if num_rows == 1 else 64
     kernels = {}

@@ -4,16 +4,26 @@ Letters in shapes: B batch, P prefix, V target vocabulary, S source length.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Int32, Integer
 
-from jax_transformer.checks import check_ids
+from jax_transformer.checks import check_flag, check_ids, check_whole, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.rules import WILDCARD, Rules
-from jax_transformer.decoding.source import Scalar, as_ids, as_scalar, check_id
+from jax_transformer.decoding.source import (
+    Scalar,
+    as_ids,
+    as_scalar,
+    as_tuple,
+    cast_ids,
+    check_id,
+)
 from jax_transformer.errors import InputError
 
 StartToken = int | Integer[Array | np.ndarray, ""] | Integer[Array | np.ndarray, " _"]
@@ -46,27 +56,25 @@ def make_rules(
         InputError: An id is outside the vocabulary, a number or a shape is out of range, or the
             rules leave no token.
     """
-    batch, vocab_size = len(src), config.tgt_vocab_size
+    batch, vocab_size = src.shape[0], config.tgt_vocab_size
     eos_ids = (config.eos_id,) if eos_ids is None else eos_ids
     if not eos_ids:
         raise InputError("eos_ids=() must name at least one id")
-    _is_one_of("eos_ids", eos_ids, vocab_size)
+    check_flag("allow_padding", allow_padding)
+    check_flag("renormalize", renormalize)
     banned = _is_one_of("banned_tokens", banned_tokens, vocab_size)
     banned[config.pad_id] |= not allow_padding
     if banned.all():
-        raise InputError(f"banned_tokens={banned_tokens} leaves no token to generate")
+        raise InputError(f"banned_tokens={shown(banned_tokens)} leaves no token to generate")
     forced = {"forced_first_token": forced_first_token, "forced_last_token": forced_last_token}
     for name, token in forced.items():
         if token is not None:
             check_id(name, token, vocab_size)
             forced[name] = np.asarray(token, np.int32)
-    begin_suppressed = None
-    if begin_suppressed_tokens:
-        begin_suppressed = _is_one_of(
-            "begin_suppressed_tokens", begin_suppressed_tokens, vocab_size
-        )
+    begin_suppressed = _is_one_of("begin_suppressed_tokens", begin_suppressed_tokens, vocab_size)
     prefix, prefix_lengths = _prefix(config, prefix, batch)
     if min_new_tokens is not None:
+        check_whole_number("min_new_tokens", min_new_tokens)
         if not 0 <= min_new_tokens < max_new_tokens:
             raise InputError(
                 f"min_new_tokens={min_new_tokens} must be from 0 to {max_new_tokens - 1}: "
@@ -77,15 +85,17 @@ def make_rules(
         repetition_penalty = as_scalar(
             "repetition_penalty", repetition_penalty, lambda x: 0 < x < np.inf, "above 0"
         )
+    longest = 1 + max_new_tokens + (0 if prefix is None else prefix.shape[1])
     sizes = {
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "encoder_no_repeat_ngram_size": encoder_no_repeat_ngram_size,
     }
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{name}={size} must be at least 1")
+        if size is not None:
+            check_whole_number(name, size, least=1)
+            sizes[name] = int(size) if size <= longest else None  # no text has so many tokens
     source = None
-    if encoder_no_repeat_ngram_size is not None:
+    if sizes["encoder_no_repeat_ngram_size"] is not None:
         source = jnp.where(src == config.pad_id, vocab_size, src)
     return Rules(
         start=_start(config, start_token, batch),
@@ -96,7 +106,7 @@ def make_rules(
         prefix=prefix,
         forced_first=forced["forced_first_token"],
         forced_last=forced["forced_last_token"],
-        begin_suppressed=begin_suppressed,
+        begin_suppressed=begin_suppressed if begin_suppressed.any() else None,
         min_new_tokens=min_new_tokens,
         repetition_penalty=repetition_penalty,
         banned_sequences=_sequences(banned_sequences, eos_ids, vocab_size),
@@ -107,8 +117,13 @@ def make_rules(
 
 
 def _is_one_of(name: str, ids: tuple[int, ...], vocab_size: int) -> Bool[np.ndarray, " V"]:
-    check_ids(name, np.array([ids], np.int64), vocab_size)
-    return np.isin(np.arange(vocab_size), ids)
+    return np.isin(np.arange(vocab_size), as_tuple(name, ids, vocab_size))
+
+
+def _numpy_for(*values: Any) -> ModuleType:
+    """Return numpy, which runs on the host at once; jax's where a value or a size is traced."""
+    traced = any(isinstance(value, jax.core.Tracer) or is_symbolic_dim(value) for value in values)
+    return jnp if traced else np
 
 
 def _start(
@@ -116,12 +131,14 @@ def _start(
 ) -> Int32[Array | np.ndarray, " B"]:
     if start_token is None:
         start_token = config.bos_id
+    if isinstance(start_token, np.ndarray | jax.Array):
+        check_whole("start_token", start_token)
     if isinstance(start_token, jax.core.Tracer):
-        start_token = start_token.astype(np.int32)
-    elif np.ndim(start_token) == 0:
+        start_token = cast_ids(start_token, config.tgt_vocab_size)
+    elif not isinstance(start_token, np.ndarray | jax.Array) or start_token.ndim == 0:
         check_id("start_token", start_token, config.tgt_vocab_size)
         start_token = np.asarray(start_token, np.int32)
-    else:
+    elif start_token.ndim == 1:
         check_ids("start_token", np.asarray(start_token)[None], config.tgt_vocab_size)
         start_token = np.asarray(start_token, np.int32)
     if start_token.shape not in ((), (batch,)):
@@ -129,8 +146,7 @@ def _start(
             f"start_token of shape {start_token.shape} must be one id, or one for each of {batch} "
             "sources"
         )
-    xp = jnp if isinstance(start_token, jax.core.Tracer) else np
-    return xp.broadcast_to(start_token, (batch,))
+    return _numpy_for(start_token, batch).broadcast_to(start_token, (batch,))
 
 
 def _prefix(
@@ -138,18 +154,17 @@ def _prefix(
 ) -> tuple[Int32[Array, "B P"] | None, Int32[Array | np.ndarray, " B"]]:
     """Return the prefix, and the number of leading columns of each row that are not padding."""
     if prefix is None:
-        return None, np.zeros(batch, np.int32)
+        return None, _numpy_for(batch).zeros(batch, np.int32)
     prefix = as_ids("prefix", prefix, config.tgt_vocab_size)
     if prefix.shape[0] != batch or prefix.shape[1] == 0:
         raise InputError(
             f"prefix of shape {prefix.shape} must have a row for each of {batch} sources and at "
             "least 1 column"
         )
-    traced = isinstance(prefix, jax.core.Tracer)
-    xp = jnp if traced else np
+    xp = _numpy_for(prefix)
     used = xp.asarray(prefix) != config.pad_id
     leading = xp.cumprod(used, axis=1, dtype=np.int32)
-    if not traced and (late := np.argwhere(used & (leading == 0))).size:
+    if xp is np and (late := np.argwhere(used & (leading == 0))).size:
         row, column = late[0]
         raise InputError(
             f"prefix[{row}, {column}]={prefix[row, column]} follows padding (id {config.pad_id}): "
@@ -162,7 +177,8 @@ def _length_limits(
     limits: Integer[Array | np.ndarray, " _"] | None, batch: int, max_new_tokens: int
 ) -> Int32[Array | np.ndarray, " B"]:
     if limits is None:
-        return np.full(batch, max_new_tokens, np.int32)
+        return _numpy_for(batch).full(batch, max_new_tokens, np.int32)
+    check_whole("length_limits", limits, "numbers of tokens")
     if limits.shape != (batch,):
         raise InputError(
             f"length_limits of shape {limits.shape} must have a number for each of {batch} sources"
@@ -182,10 +198,11 @@ def _length_limits(
 def _sequences(
     sequences: Sequence[Sequence[int]], eos_ids: tuple[int, ...], vocab_size: int
 ) -> Int32[np.ndarray, "sequences longest"] | None:
+    if not isinstance(sequences, list | tuple):
+        raise InputError(f"banned_sequences={shown(sequences)} must be a tuple of tuples of ids")
     for index, sequence in enumerate(sequences):
-        if not sequence:
+        if not as_tuple(f"banned_sequences[{index}]", sequence, vocab_size):
             raise InputError(f"banned_sequences[{index}] is empty")
-        check_ids(f"banned_sequences[{index}]", np.array([sequence], np.int64), vocab_size)
     # As in transformers: a single EOS id cannot be banned.
     sequences = [ids for ids in sequences if not (len(ids) == 1 and ids[0] in eos_ids)]
     if not sequences:

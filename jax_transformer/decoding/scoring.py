@@ -12,10 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer import masks
-from jax_transformer.checks import check_length, check_mask
+from jax_transformer.checks import (
+    check_length,
+    check_mask,
+    check_not_empty,
+    check_params,
+    check_rows,
+)
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.source import as_ids, check_generates
-from jax_transformer.model import Params, SourceMask, Transformer, apply
+from jax_transformer.execution import DEFAULT_EXECUTION
+from jax_transformer.model import Params, SourceMask, apply, run_module
 from jax_transformer.self_over_memory import needs_equal_lengths, pad_source
 
 
@@ -45,7 +52,7 @@ def score(
         InputError: A length does not fit the position table, an id is outside the vocabulary, or
             the model has no token embeddings or output projection.
     """
-    src, tgt = _check(config, src, tgt, src_mask)
+    src, tgt = _check(params, config, src, tgt, src_mask)
     return _score(params, config, src, tgt, src_mask)
 
 
@@ -62,23 +69,29 @@ def cross_attention_weights(
     The weights [B, layers, H, T, S] are those of the step that predicts token t. They sum to 1
     over the source, or to 0 where the whole source is masked. Arguments and errors as `score`.
     """
-    src, tgt = _check(config, src, tgt, src_mask)
+    src, tgt = _check(params, config, src, tgt, src_mask)
     return _weights(params, config, src, tgt, src_mask)
 
 
 def _check(
+    params: Params,
     config: TransformerConfig,
     src: Integer[Array | np.ndarray, "B S"],
     tgt: Integer[Array | np.ndarray, "B T"],
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     check_generates(config)
+    check_params(params, config)
+    src = as_ids("src", src, config.src_vocab_size)
+    tgt = as_ids("tgt", tgt, config.tgt_vocab_size)
+    check_rows("tgt", tgt, src.shape[0], "src")
+    for name, ids in (("src", src), ("tgt", tgt)):
+        check_not_empty(name, ids)
+    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
     if config.has_position_table:
         check_length("src", src.shape[1], config.max_length)
         check_length("tgt", tgt.shape[1], config.max_length)
-    src = as_ids("src", src, config.src_vocab_size)
-    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
-    return src, as_ids("tgt", tgt, config.tgt_vocab_size)
+    return src, tgt
 
 
 @partial(jax.jit, static_argnames="config")
@@ -107,8 +120,10 @@ def _weights(
 ) -> Float[Array, "B layers H T S"]:
     source_length = src.shape[1]
     src, given, src_mask = _inputs(config, src, tgt, src_mask)
-    _, captured = Transformer(config).apply(
-        {"params": params},
+    _, captured = run_module(
+        params,
+        config,
+        DEFAULT_EXECUTION,
         src,
         given,
         src_mask,
@@ -140,7 +155,8 @@ def _inputs(
     count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
     # The last token predicts nothing: replace it by padding, so that no position attends to it.
     given = jnp.where(jnp.arange(given.shape[1]) < count, given, config.pad_id)
-    src_mask = masks.source_mask(src, config) if src_mask is None else jnp.asarray(src_mask)
+    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
+    src_mask = jnp.asarray(masks.dense(src_mask, 1, src.shape[1]))
     src, src_mask = pad_source(config, src, src_mask, tgt.shape[1])
     if needs_equal_lengths(config):
         missing = src.shape[1] - tgt.shape[1]

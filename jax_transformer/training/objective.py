@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jax_transformer.checks import check_array, check_whole
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
@@ -38,9 +39,10 @@ def batch_loss(
         execution: How the model is executed.
 
     Raises:
-        InputError: The batch is packed, and the model takes vectors or its targets do not attend
-            to each other.
+        InputError: The fields of the batch do not belong together; or it is packed, and the model
+            takes vectors or its targets do not attend to each other.
     """
+    check_batch(batch)
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
@@ -67,6 +69,27 @@ def batch_loss(
     else:
         total = loss(head, hidden, targets)
     return total, jnp.sum(targets != config.pad_id)
+
+
+def check_batch(batch: Batch) -> None:
+    """Refuse a batch whose fields do not belong together; `encode` and `decode` check its inputs.
+
+    Raises:
+        InputError: The targets or the segments are no whole numbers, or not one for each token; or
+            one side alone has segments.
+    """
+    sides = [("tgt_out", batch.tgt_out, "tgt_in", batch.tgt_in)]
+    if batch.src_segments is not None or batch.tgt_segments is not None:
+        sides.append(("src_segments", batch.src_segments, "src", batch.src))
+        sides.append(("tgt_segments", batch.tgt_segments, "tgt_in", batch.tgt_in))
+    for name, array, other_name, other in sides:
+        check_whole(f"batch.{name}", array)
+        check_array(f"batch.{other_name}", other)
+        if array.shape != other.shape[:2]:
+            raise InputError(
+                f"batch.{name} of shape {array.shape} must be [batch, length] as batch."
+                f"{other_name}, which is {list(other.shape[:2])}"
+            )
 
 
 def _head(params: Params, config: TransformerConfig) -> Params:

@@ -17,7 +17,7 @@ from jax_transformer.model import Params, init_params
 from jax_transformer.runtime.sharding import shard_parameters
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
-from jax_transformer.training.objective import batch_loss
+from jax_transformer.training.objective import batch_loss, check_batch
 from jax_transformer.training.optimizer import adam, learning_rate_schedule
 
 SPIKE_WINDOW = 32  # losses whose median a spike is measured against
@@ -115,8 +115,9 @@ def train_step(
     are. The argument `state` is donated: do not use it afterwards.
 
     Raises:
-        InputError: As `freeze.trained_names`.
+        InputError: As `freeze.trained_names` and `batch_loss`.
     """
+    check_batch(batch)
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(
         state.params, batch, dropout_key, config, training_config, execution

@@ -11,6 +11,7 @@ from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jax_transformer.checks import check_whole_number, shown
 from jax_transformer.data.tokenizers import LineError
 from jax_transformer.decoding import generate, options
 from jax_transformer.decoding.generation import NonFiniteError
@@ -94,7 +95,7 @@ def translate(
         translations.
 
     Raises:
-        InputError: `generate` refuses an option. While the iterator runs: a line is too long, or it
+        InputError: `generate` refuses an option, or a number is too small. While the iterator runs: a line is too long, or it
             is no source of this model; the lines of its window have not been translated then. Or
             the logits of a line are NaN or infinite. The message names the line.
     """
@@ -108,10 +109,14 @@ def translate(
     chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
     chosen |= {name: value for name, value in given.items() if value is not None}
     options.check_sizes(config, chosen["beam_size"], chosen["num_hypotheses"])
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if window is not None and window < 1:
-        raise InputError(f"window={window} must be at least 1")
+    options.length_penalty(chosen.get("length_penalty", 0.0), "gnmt")
+    counts = {"max_new_tokens": max_new_tokens, "max_tokens": max_tokens, "window": window}
+    for name, count in counts.items():
+        if count is not None:
+            check_whole_number(name, count, least=1)
+    check_whole_number("skip", skip, least=0)
+    if overlong not in ("refuse", "cut"):
+        raise InputError(f"overlong={shown(overlong)} must be 'refuse' or 'cut'")
     if window is None:
         lines = list(lines)
         total = len(lines)
