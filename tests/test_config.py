@@ -127,7 +127,7 @@ def test_unknown_preset_is_named_with_the_known_ones():
 
 
 def test_a_number_that_python_does_not_write_is_refused():
-    with pytest.raises(InputError, match="src_vocab_size=<int that is too long to show> must be"):
+    with pytest.raises(InputError, match="src_vocab_size=a large int must be"):
         TransformerConfig(src_vocab_size=10**5000)
 
 

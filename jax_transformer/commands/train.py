@@ -37,7 +37,7 @@ from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
-from jax_transformer.storage.faults import check_name
+from jax_transformer.storage.faults import check_path
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
@@ -177,7 +177,7 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
         ModuleNotFoundError: A library is missing that is needed later.
     """
     arguments.training.check()
-    check_name(arguments.prepared)
+    check_path(arguments.prepared)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:

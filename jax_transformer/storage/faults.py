@@ -57,7 +57,7 @@ def faults_named(
         raise error(f"{path} {fault} ({type(cause).__name__}{reason})") from cause
 
 
-def check_name(path: Path, suffix: str = "") -> None:
+def check_path(path: Path, suffix: str = "") -> None:
     """Refuse a file or folder that the disk cannot hold by its name; changes nothing on the disk.
 
     Args:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_name, faults_named
+from jax_transformer.storage.faults import check_path, faults_named
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
@@ -48,7 +48,7 @@ def check_picture(path: Path, overwrite: bool) -> None:
         InputError: The file format is unknown, the file exists and may not be replaced, its folder
             is not writable, or matplotlib is missing.
     """
-    check_name(path)
+    check_path(path)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
     if os.path.lexists(path) and (path.is_dir() or not overwrite):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_name, faults_named, shorten
+from jax_transformer.storage.faults import check_path, faults_named, shorten
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.writing import WRITING, replace_file
 
@@ -90,7 +90,7 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
     Raises:
         InputError: There is one already, the folder cannot be written, or the name is too long.
     """
-    check_name(path, f"{WRITING}.part.json")
+    check_path(path, f"{WRITING}.part.json")
     if resume and overwrite:
         raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_name, faults_named
+from jax_transformer.storage.faults import check_path, faults_named
 from jax_transformer.storage.folder import check_free, mend
 from jax_transformer.storage.writing import WRITING
 from jax_transformer.training.run.lock import locked
@@ -32,7 +32,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
         InputError: The directory holds something that may not be replaced, a parent is no
             directory, or the name is too long.
     """
-    check_name(directory, ".writing.")
+    check_path(directory, ".writing.")
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
     if os.path.lexists(directory) and not overwrite:
