@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
 # chosen command is imported.
@@ -21,6 +22,7 @@ COMMANDS = {
     "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
+LONGEST_ARGUMENT = 1024  # characters
 PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_closed_descriptors()
     try:
         with interruptible():
+            _check_arguments(arguments)
             if not arguments or arguments[0] in ("-h", "--help"):
                 print(usage())
             else:
@@ -58,6 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         place = "standard output" if _drop_output() else error.filename or name
         sys.exit(f"error: {place}: {error.strerror}")
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse arguments that cannot be shown in a message of one line.
+
+    Raises:
+        InputError: One is too long, or is not UTF-8.
+    """
+    for number, argument in enumerate(arguments, start=1):
+        shown = f"argument {number}, {shorten(argument)},"
+        if len(argument) > LONGEST_ARGUMENT:
+            raise InputError(
+                f"{shown} has {len(argument):,} characters; at most {LONGEST_ARGUMENT:,} are read"
+            )
+        if not argument.isprintable() and any("\ud800" <= one <= "\udfff" for one in argument):
+            raise InputError(f"{shown} is not UTF-8; rename the file that it names")
 
 
 def _open_closed_descriptors() -> None:

@@ -230,3 +230,19 @@ def test_a_name_that_is_too_long_is_refused_before_any_work(command, tmp_path, m
                 cli.main([command, *options.format(name).split()])
             assert re.match(r"error: .* cannot be written; .*File name too long", left.value.code)
             assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("x" * 4989, "has 5,000 characters; at most 1,024 are read"),
+        ("model\udcff", "is not UTF-8; rename the file that it names"),
+    ],
+)
+def test_an_argument_that_cannot_be_shown_is_one_line(capsys, argument, message):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["translate", "model", f"--overlong={argument}"])
+    assert str(left.value.code).startswith("error: argument 3, '--overlong=")
+    assert str(left.value.code).endswith(message)
+    assert len(str(left.value.code)) < 300
+    assert capsys.readouterr() == ("", "")
