@@ -161,3 +161,18 @@ def check_num_layers(params: Mapping[str, Any], config: TransformerConfig) -> No
                 f"config.num_{stack}_layers={wanted}, but the parameters hold {found} layers of "
                 f"the {stack}; use the config that they were made with"
             )
+
+
+def first_difference(params: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Return the first parameter, by path, that is missing or has another shape than expected."""
+    shapes = [
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (params, expected)
+    ]
+    for path, wanted in shapes[1].items():
+        if (found := shapes[0].get(path, "missing")) != wanted:
+            return f"{path} is {found} and must have shape {wanted}"
+    return "every parameter has the expected shape"

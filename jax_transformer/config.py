@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
@@ -411,6 +412,22 @@ class TransformerConfig:
             raise InputError(
                 f"relative_attention_max_distance={distance} must exceed half of "
                 f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
+            )
+
+
+def check_whole_numbers(numbers: Mapping[str, Any]) -> None:
+    """Refuse whole numbers that no int32 holds; values of another type pass.
+
+    Args:
+        numbers: Values by the names that a message calls them.
+
+    Raises:
+        InputError: Names the first of them.
+    """
+    for name, value in numbers.items():
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise InputError(
+                f"{name}={shorten(value)} must be a whole number from {-LARGEST} to {LARGEST}"
             )
 
 

@@ -14,7 +14,12 @@ from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import functional, masks
-from jax_transformer.checks import check_inputs, check_mask, check_num_layers
+from jax_transformer.checks import (
+    check_inputs,
+    check_mask,
+    check_num_layers,
+    first_difference,
+)
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
@@ -28,6 +33,7 @@ from jax_transformer.layers import (
     OutputProjection,
     PositionEmbedding,
 )
+from jax_transformer.memory_checks import check_parameters
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import shard_rows
 from jax_transformer.self_over_memory import OverMemoryCache, check_equal_lengths, decoder_layer
@@ -334,18 +340,24 @@ class Transformer(nn.Module):
         return x + (table if positions is None else functional.embed(positions, table))
 
 
-@partial(jax.jit, static_argnames="config")
 def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return freshly drawn float32 parameters as a plain nested dict of arrays.
 
     Args:
         key: Random key; the same key gives the same parameters.
         config: The shape of the model; `config.initialization` names the scheme.
+
+    Raises:
+        InputError: They are more than a machine that computes on its CPU has memory.
     """
-    if config.token_embeddings == "none":
-        tokens = jnp.zeros((1, 1, config.d_model), jnp.float32)
-    else:
-        tokens = jnp.zeros((1, 1), jnp.int32)
+    check_parameters(config, key)
+    return _draw(key, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _draw(key: PRNGKeyArray, config: TransformerConfig) -> Params:
+    vectors = config.token_embeddings == "none"
+    tokens = jnp.zeros((1, 1, config.d_model) if vectors else (1, 1), "f4" if vectors else "i4")
     return Transformer(config).init(key, tokens, tokens)["params"]
 
 
@@ -477,23 +489,6 @@ def _run(
     try:
         return model.apply({"params": params}, *args, rngs=rngs, method=method, **positions)
     except (ScopeParamNotFoundError, ScopeParamShapeError) as error:
-        raise InputError(
-            f"params do not fit the config: {_first_difference(params, config)}"
-        ) from error
-
-
-def _first_difference(params: Params, config: TransformerConfig) -> str:
-    """Return the first parameter, by path, that is missing or has another shape than expected."""
-    expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
-    shapes = [
-        {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (params, expected)
-    ]
-    for path, wanted in shapes[1].items():
-        if shapes[0].get(path) != wanted:
-            found = shapes[0].get(path, "missing")
-            return f"{path} is {found} and must have shape {wanted}"
-    return "every parameter has the expected shape"
+        expected = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+        difference = first_difference(params, expected)
+        raise InputError(f"params do not fit the config: {difference}") from error

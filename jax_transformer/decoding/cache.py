@@ -17,6 +17,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.layer_cache import cache_layout
+from jax_transformer.memory_checks import check_cache
 from jax_transformer.model import DecoderCache, Params, SourceMask, Transformer
 from jax_transformer.self_over_memory import needs_equal_lengths
 
@@ -73,7 +74,8 @@ def init_cache(
 
     Raises:
         InputError: A size is below 1, the positions exceed the position table or, where
-            `config.decoder_attention` is "self_over_memory", the memory.
+            `config.decoder_attention` is "self_over_memory", the memory; or the cache is larger
+            than a machine that computes on its CPU has memory.
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         if size < 1:
@@ -88,6 +90,8 @@ def init_cache(
     batch, source_length = memory.shape[:2]
     check_mask("src_mask", src_mask, (batch, config.num_heads, 1, source_length))
     params, memory, src_mask = jax.tree.map(jnp.asarray, (params, memory, src_mask))
+    sizes = batch, source_length, max_new_tokens, beam_size, memory.dtype.itemsize
+    check_cache(config, *sizes)
     slots = max_new_tokens * beam_size
     layers = Transformer(config, execution).apply(
         {"params": params}, memory, src_mask, slots, method="init_cache"

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, check_whole_numbers
 from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import EarlyStopping, LengthPenalty
 from jax_transformer.decoding.source import Scalar, as_scalar
@@ -38,6 +38,7 @@ def check_lengths(config: TransformerConfig, prefix_length: int, max_new_tokens:
     """
     if max_new_tokens < 1:
         raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    check_whole_numbers({"max_new_tokens": max_new_tokens})
     too_long = prefix_length + max_new_tokens > config.max_length
     if prefix_length and too_long and config.has_position_table:
         raise InputError(

@@ -11,6 +11,7 @@ from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jax_transformer.config import check_whole_numbers
 from jax_transformer.data.tokenizers import LineError
 from jax_transformer.decoding import generate, options
 from jax_transformer.decoding.generation import NonFiniteError
@@ -108,8 +109,10 @@ def translate(
     chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
     chosen |= {name: value for name, value in given.items() if value is not None}
     options.check_sizes(config, chosen["beam_size"], chosen["num_hypotheses"])
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise InputError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    check_whole_numbers({**given, "max_tokens": max_tokens, "window": window})
+    for name, value in (("max_new_tokens", max_new_tokens), ("max_tokens", max_tokens)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value} must be at least 1")
     if window is not None and window < 1:
         raise InputError(f"window={window} must be at least 1")
     if window is None:

@@ -1,6 +1,7 @@
 """Reads a run's checkpoints, past damaged ones; `checkpoint_format` describes the files."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
+from jax_transformer.parameter_count import parameter_count
 from jax_transformer.runtime import distributed
 from jax_transformer.training.run.checkpoint_format import (
     ARRAYS,
@@ -128,6 +130,7 @@ def _read(directory: Path) -> Restored:
         raise ValueError(f"{RUN}: its sha256 differs")
     content = upgrade(read["content"])
     settings = settings_from_json(content["settings"])
+    _check_held(settings, content["arrays"])
     arrays = {
         upgraded_array_name(name): array
         for name, array in _read_arrays(directory / ARRAYS, content["arrays"]).items()
@@ -144,6 +147,16 @@ def _read(directory: Path) -> Restored:
                 "wrote the checkpoint"
             )
     return Restored(settings, _filled(shapes, arrays))
+
+
+def _check_held(settings: RunSettings, described: dict[str, Any]) -> None:
+    """Refuse a config of more parameters than the arrays have numbers, before it is traced."""
+    held = sum(math.prod(array["shape"]) for array in described.values())
+    if (claimed := parameter_count(settings.config)) > held:
+        raise InputError(
+            f"its config has {claimed:,} parameters, but its arrays have only {held:,} numbers; "
+            "restore the directory from a copy"
+        )
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
