@@ -318,6 +318,8 @@ class TransformerConfig:
                 raise InputError(f"{name}={rate} must be between 0 and 1")
         if self.norm_epsilon <= 0:
             raise InputError(f"norm_epsilon={self.norm_epsilon} must be above 0")
+        if not 2.0**-126 <= self.norm_epsilon < 2.0**128:
+            raise InputError(f"norm_epsilon={self.norm_epsilon} is 0 or infinite in float32")
         for name in ("pad_id", "bos_id", "eos_id"):
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
             if name != "bos_id":  # padding and EOS also occur in sources

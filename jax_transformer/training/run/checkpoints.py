@@ -146,6 +146,8 @@ def _read(directory: Path) -> Restored:
                 f"{name} is missing or of another shape; use the version of the library that "
                 "wrote the checkpoint"
             )
+    if others := sorted(arrays.keys() - {name for name, _ in named_leaves(shapes)}):
+        raise InputError(f"{others[0]} is of no model of its config; use a copy of the directory")
     return Restored(settings, _filled(shapes, arrays))
 
 
