@@ -18,7 +18,7 @@ from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeP
 from jax.errors import InconclusiveDimensionOperation
 from jaxtyping import Integer
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.masks import SegmentMask
 from jax_transformer.storage.faults import shorten
@@ -128,7 +128,7 @@ def check_key(name: str, key: Any) -> None:
 
 
 def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
-    """Refuse what is no whole number, or one that is too small.
+    """Refuse what is no whole number, or one that is too small or that no int32 holds.
 
     Args:
         name: Name of the argument, for the message.
@@ -136,7 +136,8 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
         least: The smallest number; None is any.
 
     Raises:
-        InputError: It is another kind of number or object, traced by `jit`, or below `least`.
+        InputError: It is another kind of number or object, traced by `jit`, below `least` or
+                above `LARGEST`.
     """
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
@@ -148,6 +149,8 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
         raise InputError(f"{name}={shown(value)} must be a whole number")
     if least is not None and number < least:
         raise InputError(f"{name}={shown(value)} must be at least {least}")
+    if number > LARGEST:
+        raise InputError(f"{name}={shown(value)} must be at most {LARGEST}")
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
@@ -318,6 +319,8 @@ class TransformerConfig:
                 raise InputError(f"{name}={rate} must be between 0 and 1")
         if self.norm_epsilon <= 0:
             raise InputError(f"norm_epsilon={self.norm_epsilon} must be above 0")
+        if not 2.0**-126 <= self.norm_epsilon < 2.0**128:
+            raise InputError(f"norm_epsilon={self.norm_epsilon} is 0 or infinite in float32")
         for name in ("pad_id", "bos_id", "eos_id"):
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
             if name != "bos_id":  # padding and EOS also occur in sources
@@ -412,6 +415,22 @@ class TransformerConfig:
             raise InputError(
                 f"relative_attention_max_distance={distance} must exceed half of "
                 f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
+            )
+
+
+def check_whole_numbers(numbers: Mapping[str, Any]) -> None:
+    """Refuse whole numbers that no int32 holds; values of another type pass.
+
+    Args:
+        numbers: Values by the names that a message calls them.
+
+    Raises:
+        InputError: Names the first of them.
+    """
+    for name, value in numbers.items():
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise InputError(
+                f"{name}={shorten(value)} must be a whole number from {-LARGEST} to {LARGEST}"
             )
 
 

@@ -19,6 +19,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import Attention, Exponentials, Product
 from jax_transformer.fused_attention import cudnn_attention, flash_attention
 from jax_transformer.masks import SegmentMask, dense
+from jax_transformer.runtime.host_memory import check_memory
 
 FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
 
@@ -145,7 +146,11 @@ def sinusoidal_positions(
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
         offset: Position of the first row.
+
+    Raises:
+        InputError: This machine has no memory for the table.
     """
+    check_memory(3 * 8 * length * d_model, f"a table of {length} positions", "set a lower length")
     position = np.arange(offset, offset + length)[:, None]
     if kind == "sinusoidal_tensor2tensor":
         half = d_model // 2

@@ -26,6 +26,7 @@ from jax_transformer.layers import (
     OutputProjection,
     PositionEmbedding,
 )
+from jax_transformer.memory_checks import check_parameters
 from jax_transformer.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import shard_rows
 from jax_transformer.self_over_memory import OverMemoryCache, check_equal_lengths, decoder_layer
@@ -346,9 +347,11 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
         config: The shape of the model; `config.initialization` names the scheme.
 
     Raises:
-        InputError: `key` is no random key.
+        InputError: `key` is no random key; or the parameters are more than a machine that computes
+            on its CPU has memory.
     """
     checks.check_key("key", key)
+    check_parameters(config, key)
     return _draw(key, config)
 
 

@@ -51,6 +51,8 @@ WRONG = [
     ({"d_kv": 10**12}, ["d_kv=1000000000000", "a whole number or None from -2147483647"]),
     ({"dropout": 10**400}, ["dropout=10000", "finite number"]),
     ({"norm_epsilon": float("inf")}, ["norm_epsilon=inf", "finite number"]),
+    ({"norm_epsilon": 1e-320}, ["norm_epsilon=1e-320", "float32"]),
+    ({"norm_epsilon": 1e39}, ["norm_epsilon=1e+39", "float32"]),
     ({"norm_epsilon": True}, ["norm_epsilon=True", "finite number"]),
     ({"activation": [["relu"] * 10**5]}, ["activation=[['relu'", "...", "gelu_tanh"]),
     ({"x" * 10**6: 1}, ["xxx", "no field"]),

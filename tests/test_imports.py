@@ -20,6 +20,7 @@ ROOMS = (
     ("config",),
     ("parameter_count",),
     ("runtime",),
+    ("memory_checks",),
     ("checks", "masks", "dropout", "initialization", "norms"),
     ("fused_attention",),
     ("functional",),

@@ -30,8 +30,10 @@ from jax_transformer.commands.train_arguments import (
     start_of_run,
     with_file,
 )
+from jax_transformer.config import TransformerConfig, check_whole_numbers
 from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
+from jax_transformer.memory_checks import check_training
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.compilation_cache import keep_compilations
@@ -178,11 +180,12 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     """
     arguments.training.check()
     check_path(arguments.prepared)
+    check_whole_numbers(vars(arguments))
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
         config = model_config(arguments.model, start.config or start.tokenizer)
-    trained_sizes(config, arguments.training.freeze)
+    _check_memory(arguments, config, known=start.tokenizer is not None)
     if arguments.training.bpe_dropout and start.tokenizer is not None:
         BPEDropout(start.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
@@ -193,6 +196,18 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     check_installed("matplotlib")
     if arguments.tensorboard:
         check_installed("tensorboardX")
+
+
+def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) -> None:
+    """Refuse a model that this machine cannot train; `known` says whether its vocabulary is."""
+    if not known:  # the text may have few characters
+        fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
+        config = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
+    settings = arguments.training
+    # Rows of packed batches are there whatever the text is; buckets follow the text.
+    tokens = settings.max_tokens // settings.num_microbatches
+    trained, whole = trained_sizes(config, settings.freeze)
+    check_training(whole, trained, tokens if settings.batching == "packed" else 0, config)
 
 
 def prepare(
@@ -209,6 +224,7 @@ def prepare(
     text_settings = arguments.text_settings(max_length)
     corpora = read_corpora(text_settings, start.tokenizer, console)
     config = model_config(arguments.model, start.config or corpora.tokenizer)
+    _check_memory(arguments, config, known=True)
     encoded = encode_corpora(corpora, text_settings, console)
     for line in (*start.report, *encoded.report):
         console.print(line)

@@ -25,7 +25,7 @@ def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[
     added = values * (pairs_up_to - pairs_up_to[:, None])
     added = np.where(added < 0, np.inf, added)
     previous_ends = []
-    for _ in range(count - 1):
+    for _ in range(min(count, len(values)) - 1):
         totals = columns[:, None] + added
         previous_ends.append(np.argmin(totals, axis=0))
         columns = np.min(totals, axis=0)

@@ -26,6 +26,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.layer_cache import cache_layout
 from jax_transformer.masks import dense
+from jax_transformer.memory_checks import check_cache
 from jax_transformer.model import DecoderCache, Params, SourceMask, run_module
 from jax_transformer.self_over_memory import needs_equal_lengths
 
@@ -83,7 +84,7 @@ def init_cache(
     Raises:
         InputError: An argument has another type than this, a size is below 1, the positions exceed
             the position table or, where `config.decoder_attention` is "self_over_memory", the
-            memory.
+            memory; or the cache is larger than a machine that computes on its CPU has memory.
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         check_whole_number(name, size, least=1)
@@ -97,6 +98,8 @@ def init_cache(
             "decoder_attention='self_over_memory' needs a memory as long: pad the source"
         )
     memory, src_mask = jax.tree.map(jnp.asarray, (memory, dense(src_mask, 1, memory.shape[1])))
+    sizes = *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize
+    check_cache(config, *sizes)
     slots = max_new_tokens * beam_size
     layers = run_module(params, config, execution, memory, src_mask, slots, method="init_cache")
     return Cache(

@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jax_transformer.config import check_whole_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.watchdog import Watchdog
 
@@ -59,6 +60,9 @@ def initialize(
         "num_processes": num_processes,
         "process_id": process_id,
     }
+    check_whole_numbers({**named, "lost_after": lost_after})
+    if lost_after < 1:
+        raise InputError(f"lost_after={lost_after} must be at least 1")
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
         if not _launched_together():

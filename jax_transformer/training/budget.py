@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Group
 from rich.table import Table
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, check_whole_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Execution
 from jax_transformer.model import Params, init_params
@@ -66,6 +66,7 @@ class Workload:
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
+        check_whole_numbers({"rows": self.rows, "length": self.length})
         for name in ("rows", "length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
@@ -181,6 +182,7 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     Raises:
         InputError: As `budget`, or a number is out of range.
     """
+    check_whole_numbers({"steps": steps})
     if steps < 1:
         raise InputError(f"steps={steps} must be at least 1")
     if not 0 < utilisation <= 1:

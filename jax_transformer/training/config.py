@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
+from jax_transformer.config import check_whole_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.execution import Remat
 
@@ -126,6 +127,8 @@ class TrainingConfig:
         Raises:
             InputError: A value is out of range; the message names the field.
         """
+        # A seed has 32 bits; everything else is counted in int32.
+        check_whole_numbers({**vars(self), "seed": 0})
         for name in (
             "steps",
             "warmup_steps",

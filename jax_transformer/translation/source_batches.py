@@ -13,6 +13,7 @@ FIRST_WINDOW = 64  # lines
 GROWTH = 4  # factor from one window to the next
 LARGEST_WINDOW = 8192  # lines
 SHORTEST_BATCH = 8  # tokens
+MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
 
 class Window(NamedTuple):
@@ -107,7 +108,7 @@ def source_batches(
         length = min(_power_of_two(max(SHORTEST_BATCH, lengths[order[0]])), config.max_length)
         longest = target_length(length)
         counted = max(length, (longest - usual_target_length(0)) // 2)
-        count = max(1, most_tokens // (counted * shards)) * shards
+        count = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
         members, order = order[:count], order[count:]
         if is_first and not order:
             count = min(count, -(-_power_of_two(len(members)) // shards) * shards)

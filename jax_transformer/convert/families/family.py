@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 if TYPE_CHECKING:
     from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
@@ -91,7 +93,9 @@ def config_from_json(
     """
     for key, accepted in family.fixed.items():
         if key in values and values[key] not in accepted:
-            raise InputError(f"config.json: {key}={values[key]!r} must be {_one_of(accepted)}")
+            raise InputError(
+                f"config.json: {key}={shorten(values[key])} must be {_one_of(accepted)}"
+            )
     values = {**family.defaults, **values}
     for key, value in family.computed.items():
         if values.get(key) is None:
@@ -105,14 +109,15 @@ def config_from_json(
             value = _number(values, key, field)
             if fields.setdefault(field, value) != value:
                 raise InputError(
-                    f"config.json: {key}={value!r} must equal {sources[field]}={fields[field]!r}"
+                    f"config.json: {key}={shorten(value)} must equal "
+                    f"{sources[field]}={shorten(fields[field])}"
                 )
             sources.setdefault(field, key)
     for key, words in family.words.items():
         value = _get(values, key)
         matching = [word for word in words if type(word) is type(value) and word == value]
         if not matching:
-            raise InputError(f"config.json: {key}={value!r} must be {_one_of(words)}")
+            raise InputError(f"config.json: {key}={shorten(value)} must be {_one_of(words)}")
         fields |= words[matching[0]]
     if family.implied is not None:
         fields |= family.implied(fields)
@@ -187,8 +192,10 @@ def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
     value = _get(values, key)
     if TransformerConfig.__annotations__[field] in ("int", "int | None"):
         if type(value) is not int:
-            raise InputError(f"config.json: {key}={value!r} must be an integer")
+            raise InputError(f"config.json: {key}={shorten(value)} must be an integer")
         return value
     if type(value) not in (int, float):
-        raise InputError(f"config.json: {key}={value!r} must be a number")
+        raise InputError(f"config.json: {key}={shorten(value)} must be a number")
+    if (type(value) is int and abs(value) > LARGEST) or not math.isfinite(value):
+        raise InputError(f"config.json: {key}={shorten(value)} must be a finite number")
     return float(value)

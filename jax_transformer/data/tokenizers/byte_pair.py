@@ -38,6 +38,8 @@ class BytePairTokenizer:
     bos_id = 1
     eos_id = 2
     unk_id = 3
+    # The library behind it reserves memory for all entries at once, and aborts without it.
+    most_entries = 2**24
 
     def __init__(self, byte_pair_encoding: tokenizers.Tokenizer) -> None:
         self._tokenizer = byte_pair_encoding
@@ -56,8 +58,11 @@ class BytePairTokenizer:
             vocab_size: Number of token ids.
 
         Raises:
-            InputError: The text has more distinct characters than `vocab_size` allows.
+            InputError: The text has more distinct characters than `vocab_size` allows, or
+                `vocab_size` is above `most_entries`.
         """
+        if vocab_size > cls.most_entries:
+            raise InputError(f"vocab_size={vocab_size} must be at most {cls.most_entries}")
         tokenizer = _untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=max(vocab_size, 0),

@@ -1,6 +1,7 @@
 """Reads a run's checkpoints, past damaged ones; `checkpoint_format` describes the files."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
+from jax_transformer.parameter_count import parameter_count
 from jax_transformer.runtime import distributed
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.training.run.checkpoint_format import (
@@ -132,6 +134,7 @@ def _read(directory: Path) -> Restored:
         raise ValueError(f"{RUN}: its sha256 differs")
     content = upgrade(read["content"])
     settings = settings_from_json(content["settings"])
+    _check_held(settings, content["arrays"])
     arrays = {
         upgraded_array_name(name): array
         for name, array in _read_arrays(directory / ARRAYS, content["arrays"]).items()
@@ -147,7 +150,19 @@ def _read(directory: Path) -> Restored:
                 f"{name} is missing or of another shape; use the version of the library that "
                 "wrote the checkpoint"
             )
+    if others := sorted(arrays.keys() - {name for name, _ in named_leaves(shapes)}):
+        raise InputError(f"{others[0]} is of no model of its config; use a copy of the directory")
     return Restored(settings, _filled(shapes, arrays))
+
+
+def _check_held(settings: RunSettings, described: dict[str, Any]) -> None:
+    """Refuse a config of more parameters than the arrays have numbers, before it is traced."""
+    held = sum(math.prod(array["shape"]) for array in described.values())
+    if (claimed := parameter_count(settings.config)) > held:
+        raise InputError(
+            f"its config has {claimed:,} parameters, but its arrays have only {held:,} numbers; "
+            "restore the directory from a copy"
+        )
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:

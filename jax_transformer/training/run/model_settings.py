@@ -90,6 +90,10 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
+    if vocab_size > BytePairTokenizer.most_entries:
+        raise InputError(
+            f"vocab_size={vocab_size} must be at most {BytePairTokenizer.most_entries}"
+        )
     return _resolved(model, BytePairTokenizer, (vocab_size, vocab_size))
 
 

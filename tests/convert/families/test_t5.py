@@ -30,6 +30,7 @@ from tests.convert.families.case import (
 )
 from tests.convert.families.t5_lineage import three_heads, write_folder
 from tests.convert.tools import assert_same_params, same_bits
+from tests.models import small_config
 from tests.parity.ladder import bound, error
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
@@ -254,3 +255,12 @@ def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
         assert abs(actual.mean()) < error_of_one * deviation, path
         assert abs(actual.std() / deviation - 1) < error_of_one * math.sqrt(2), path
         assert np.abs(actual).max() > 2 * deviation, path  # normal, not uniform
+
+
+@pytest.mark.parametrize("family", T5_FAMILIES)
+def test_a_number_that_is_not_finite_is_refused_by_its_key(family):
+    family = FAMILIES[family]
+    for value, shown in ((float("nan"), "nan"), (float("inf"), "inf"), (10**400, "1000")):
+        values = config_to_json(family, small_config(family.preset)) | {"layer_norm_epsilon": value}
+        with pytest.raises(InputError, match=f"layer_norm_epsilon={shown}.* must be a finite"):
+            config_from_json(family, values)

@@ -212,6 +212,14 @@ FOREIGN = {
         sharpness=3
     ),
     "width=3 is no field": lambda content: content["settings"]["config"].update(width=3),
+    # More than the arrays hold, and less.
+    "parameters, but its arrays have only": lambda content: content["settings"]["config"].update(
+        num_encoder_layers=10_000
+    ),
+    "numbers; restore": lambda content: content["settings"]["config"].update(d_model=2**30),
+    "is of no model of its config": lambda content: content["settings"]["config"].update(
+        feed_forward_bias=False
+    ),
     "is missing or of another shape": lambda content: content["settings"]["config"].update(d_ff=5),
 }
 

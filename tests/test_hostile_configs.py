@@ -1,0 +1,25 @@
+"""No config takes time or memory that the weights behind it do not: a thousand that try."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hostile_configs import BYTES, SECONDS
+
+COUNT = 1000
+
+
+def test_a_thousand_hostile_configs_are_refused_or_read_alike():
+    command = [sys.executable, "-m", "tests.hostile_configs", str(COUNT), "0"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True, timeout=600
+    )
+    found = json.loads(done.stdout)
+    print({name: value for name, value in found.items() if name != "fell"})
+    assert found["fell"] == []
+    assert found["tried"] == found["refused"] + found["accepted"] == COUNT
+    assert found["accepted"] > COUNT // 100
+    assert found["slowest"][0] < SECONDS, found["slowest"]
+    assert found["largest"][0] < BYTES, found["largest"]
