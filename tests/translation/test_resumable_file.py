@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.errors import InputError
+from jax_transformer.translation import resumable_file as resumable
 from jax_transformer.translation.resumable_file import resumable_file
 
 LINES = [f"line {number}" for number in range(10)]
@@ -142,3 +143,35 @@ def test_two_processes_do_not_share_an_output(path):
             write(path, resume=True)
         file.write(whole())
     assert path.read_bytes() == whole()
+
+
+def finished_by_another_process(monkeypatch, path, before):
+    """Let another process finish the output just before or after this one locks it."""
+    flock = resumable.fcntl.flock
+
+    def finish_and_lock(file, how):
+        if before:
+            Path(f"{path}.part").write_bytes(whole())
+            os.replace(f"{path}.part", path)
+        else:
+            path.write_bytes(whole())
+        flock(file, how)
+
+    monkeypatch.setattr(resumable.fcntl, "flock", finish_and_lock)
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_an_output_that_another_process_has_just_finished_is_kept(path, monkeypatch, options):
+    finished_by_another_process(monkeypatch, path, before=True)
+    with pytest.raises(InputError, match="another process has just finished it"):
+        write(path, lines=LINES[:2], **options)
+    assert path.read_bytes() == whole()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}])
+def test_an_output_that_appears_meanwhile_is_not_replaced(path, monkeypatch, options):
+    finished_by_another_process(monkeypatch, path, before=False)
+    with pytest.raises(InputError, match="output: exists already"):
+        write(path, lines=LINES[:2], **options)
+    assert path.read_bytes() == whole()
+    assert os.listdir(path.parent) == ["output"]
