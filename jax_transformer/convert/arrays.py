@@ -30,8 +30,14 @@ def as_numpy(value: Any) -> np.ndarray:
         share memory with `value` and may be strided: copy it before keeping it.
 
     Raises:
-        InputError: The value is no dense array that numpy can hold.
+        InputError: The value is no dense array that numpy can hold, or its parts are on devices of
+            several processes.
     """
+    if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):
+        raise InputError(
+            f"{type(value).__name__} of shape {value.shape} lies on the devices of several "
+            "processes; gather it first: multihost_utils.process_allgather(array, tiled=True)"
+        )
     try:
         array = _from_torch(value) if hasattr(value, "detach") else np.asarray(value)
     except (TypeError, ValueError, NotImplementedError) as error:

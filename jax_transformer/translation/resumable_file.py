@@ -97,10 +97,9 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
     if overwrite:
         return
-    unfinished = os.path.lexists(_part_of(path))
-    if os.path.lexists(path) and not (resume and unfinished):  # which was to replace it
+    if os.path.lexists(path):
         raise InputError(f"{path}: exists already; name another output or overwrite it")
-    if unfinished and not resume:
+    if os.path.lexists(_part_of(path)) and not resume:
         raise InputError(
             f"{_part_of(path)}: is an unfinished output; resume it, overwrite it, or name another "
             "output"
@@ -132,6 +131,10 @@ def resumable_file(
     resume = resume and os.path.lexists(_part_of(path))
     with faults_named(path, "cannot be written", OSError), _locked(_part_of(path)) as part:
         lines, size, digest = _resumed(path, facts) if resume else (0, 0, "")
+        if os.path.lexists(path) and not overwrite:  # by a process that has just finished it
+            if not resume:
+                _part_of(path).unlink()
+            raise InputError(f"{path}: exists already; name another output or overwrite it")
         if os.fstat(part.fileno()).st_size < size:
             raise InputError(f"{_part_of(path)}: is shorter than it was; overwrite it")
         part.truncate(size)
@@ -169,6 +172,9 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
             raise InputError(
                 f"{path}: another process is writing it; wait until that process ends"
             ) from error
+        # The file may have become the finished output of that process just before it was locked.
+        if not (os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))):
+            raise InputError(f"{path}: another process has just finished it")
         yield file
 
 

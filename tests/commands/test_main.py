@@ -33,6 +33,10 @@ for command in cli.COMMANDS:
         cli.main([command])
     except SystemExit as left:
         said[command] = left.code
+try:
+    import torch_reference
+except ModuleNotFoundError as error:
+    said["torch_reference"] = str(error)
 for name in [name for name in EXTRA_OF if EXTRA_OF[name] == "train"]:
     del sys.modules[name]
 try:
@@ -70,9 +74,9 @@ def test_a_command_without_its_extra_says_which(without_extras):
         )
         module, extra = re.fullmatch(expected, said[command]).groups()
         assert EXTRA_OF[module] == extra == "train"
-    assert said["verify of weights"].endswith(
-        'needs torch, which is not installed: pip install "jax-transformer[torch]"'
-    )
+    torch = 'needs torch, which is not installed: pip install "jax-transformer[torch]"'
+    assert said["verify of weights"].endswith(torch)
+    assert said["torch_reference"] == f"torch_reference {torch}"
 
 
 def test_train_py_is_the_same_command(tmp_path, monkeypatch):

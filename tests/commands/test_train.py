@@ -472,9 +472,7 @@ def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
     output.check_output(begun, overwrite=True)
 
 
-def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(
-    corpus, monkeypatch, capsys
-):
+def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(corpus, capsys):
     trained = train.loop.train
 
     def interrupted(run, *others):
@@ -482,15 +480,12 @@ def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(
         run.stop.signal = signal.SIGINT
         return best
 
-    with monkeypatch.context() as late:
-        late.setattr(train.loop, "train", interrupted)
-        with pytest.raises(SystemExit) as left:
-            program(*arguments(corpus, "--output=model"))
+    with mock.patch.object(train.loop, "train", interrupted), pytest.raises(SystemExit) as left:
+        program(*arguments(corpus, "--output=model"))
     assert left.value.code == 130
     assert "stopped by SIGINT: the run in model is saved, and its model" in capsys.readouterr().out
     assert not Path("model/config.json").exists()
-    program("--output=model", "--resume")
-    assert load(Path("model")).config.d_model == 8
+    assert Path("model/run/12").is_dir()
 
 
 def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):

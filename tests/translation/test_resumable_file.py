@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.errors import InputError
+from jax_transformer.translation import resumable_file as resumable
 from jax_transformer.translation.resumable_file import resumable_file
 
 LINES = [f"line {number}" for number in range(10)]
@@ -144,27 +145,6 @@ def test_two_processes_do_not_share_an_output(path):
     assert path.read_bytes() == whole()
 
 
-def test_an_unfinished_output_that_was_to_replace_another_is_resumed(tmp_path):
-    path = tmp_path / "out"
-    path.write_text("old\n")
-
-    def interrupted():
-        with resumable_file(path, {}, resume=False, overwrite=True) as file:
-            for line in file.rest(["a"]):
-                file.write(line.encode())
-            file.commit()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == "old\n"
-    with resumable_file(path, {}, resume=True, overwrite=False) as file:
-        for line in file.rest(["a", "b"]):
-            file.write(line.encode())
-    assert path.read_text() == "ab"
-    assert [left.name for left in tmp_path.iterdir()] == ["out"]
-
-
 def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
     path = tmp_path / "out"
     path.write_text("whole\n")
@@ -175,3 +155,35 @@ def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
     ):
         pytest.fail("the output is finished")
     assert [left.name for left in tmp_path.iterdir()] == ["out"]
+
+
+def finished_by_another_process(monkeypatch, path, before):
+    """Let another process finish the output just before or after this one locks it."""
+    flock = resumable.fcntl.flock
+
+    def finish_and_lock(file, how):
+        if before:
+            Path(f"{path}.part").write_bytes(whole())
+            os.replace(f"{path}.part", path)
+        else:
+            path.write_bytes(whole())
+        flock(file, how)
+
+    monkeypatch.setattr(resumable.fcntl, "flock", finish_and_lock)
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_an_output_that_another_process_has_just_finished_is_kept(path, monkeypatch, options):
+    finished_by_another_process(monkeypatch, path, before=True)
+    with pytest.raises(InputError, match="another process has just finished it"):
+        write(path, lines=LINES[:2], **options)
+    assert path.read_bytes() == whole()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}])
+def test_an_output_that_appears_meanwhile_is_not_replaced(path, monkeypatch, options):
+    finished_by_another_process(monkeypatch, path, before=False)
+    with pytest.raises(InputError, match="output: exists already"):
+        write(path, lines=LINES[:2], **options)
+    assert path.read_bytes() == whole()
+    assert os.listdir(path.parent) == ["output"]

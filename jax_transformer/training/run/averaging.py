@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from jax_transformer.errors import InputError
 from jax_transformer.model import Params
-from jax_transformer.training.run.checkpoints import read_step, steps_in
+from jax_transformer.training.run.checkpoints import check_one_run, read_step, steps_in
 from jax_transformer.training.run.loop import CHECKPOINTS
 from jax_transformer.training.run.state import RunSettings
 
@@ -36,7 +36,8 @@ def average_run(directory: Path, last: int | None = None) -> Averaged:
         last: Number of checkpoints, counted from the newest; None takes all that the run kept.
 
     Raises:
-        InputError: There is no checkpoint or there are fewer than `last`, or one is damaged.
+        InputError: There is no checkpoint or there are fewer than `last`, one is damaged, or
+            they are of several runs.
     """
     checkpoints = directory / CHECKPOINTS if steps_in(directory / CHECKPOINTS) else directory
     steps = steps_in(checkpoints)
@@ -54,6 +55,7 @@ def average_run(directory: Path, last: int | None = None) -> Averaged:
     for step in steps:
         restored = read_step(checkpoints, step)
         params.append(restored.checkpoint.state.eval_params)
+    check_one_run(checkpoints, restored.settings, steps[:-1])
     return Averaged(restored.settings, average(params), tuple(steps))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
+from jax_transformer.storage.faults import shorten
 from jax_transformer.training.run.state import RunCheckpoint
 
 FORMAT = 4  # of what a step's directory holds
@@ -43,11 +44,12 @@ def upgrade(content: dict[str, Any]) -> dict[str, Any]:
     The names of the arrays stay those on disk; see `upgraded_array_name`.
 
     Raises:
-        InputError: The content is of a later format.
+        InputError: The content is of another format.
     """
-    if content["format"] not in range(1, FORMAT + 1):
+    found = content.get("format")
+    if type(found) is not int or not 1 <= found <= FORMAT:
         raise InputError(
-            f"is of format {content['format']}, but this version of the library reads formats 1 "
+            f"is of format {shorten(found)}, but this version of the library reads formats 1 "
             f"to {FORMAT}; use the version that wrote it"
         )
     if content["format"] == 1:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +32,11 @@ from jax_transformer.training.run.checkpoint_format import (
     upgraded_array_name,
 )
 from jax_transformer.training.run.state import (
+    KEPT,
     RunCheckpoint,
     RunProgress,
     RunSettings,
+    check_same,
     progress_from_json,
     progress_to_json,
     settings_from_json,
@@ -78,8 +81,8 @@ def restore(directory: Path, console: Console) -> Restored:
         console: Shows one line for each damaged checkpoint.
 
     Raises:
-        InputError: There is no checkpoint, all of them are damaged, or the newest undamaged one
-            was written by another version of the library.
+        InputError: There is no checkpoint, all of them are damaged, the newest undamaged one was
+            written by another version of the library, or there are steps of two runs.
     """
     return _broadcast(_newest(directory, console) if distributed.is_main() else None)
 
@@ -96,6 +99,7 @@ def _newest(directory: Path, console: Console) -> Restored:
             console.print(f"WARNING: {error}; going back to the checkpoint before it")
             damaged.append(step)
             continue
+        check_one_run(directory, restored.settings, (one for one in steps if one < step))
         for step in damaged:
             _move_aside(directory, step)
         return restored
@@ -122,27 +126,77 @@ def read_step(directory: Path, step: int) -> Restored:
         raise DamagedError(f"{path} is damaged ({in_one_line(error)})") from error
 
 
-def _read(directory: Path) -> Restored:
+class _Described(NamedTuple):
+    """What a checkpoint says of itself: its settings, its progress, and its arrays' digests."""
+
+    settings: RunSettings
+    progress: RunProgress
+    arrays: dict[str, Any]
+
+
+def _read_description(directory: Path) -> _Described:
     for path in directory.rglob("*"):
         if not path.is_dir() and not path.is_file():  # a FIFO would make orbax wait
             raise ValueError(f"{path.relative_to(directory)} is no regular file")
     alone = distributed.orbax_alone()
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        read = checkpointer.restore(directory / RUN)
-    if json_digest(read["content"]) != read["sha256"]:
-        raise ValueError(f"{RUN}: its sha256 differs")
-    content = upgrade(read["content"])
-    settings = settings_from_json(content["settings"])
-    _check_held(settings, content["arrays"])
-    arrays = {
-        upgraded_array_name(name): array
-        for name, array in _read_arrays(directory / ARRAYS, content["arrays"]).items()
-    }
+        content = upgrade(verified(checkpointer.restore(directory / RUN)))
     progress = progress_from_json(content["progress"])
     if str(progress.step) != directory.name:
         raise ValueError(f"it is of step {progress.step}")
+    return _Described(settings_from_json(content["settings"]), progress, content["arrays"])
 
+
+def verified(read: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint's description.
+
+    Args:
+        read: The JSON object in the file: "content" and its "sha256".
+
+    Raises:
+        ValueError: The content is not the one that was written.
+    """
+    if json_digest(read["content"]) != read["sha256"]:
+        raise ValueError(f"{RUN}: its sha256 differs")
+    return read["content"]
+
+
+def check_one_run(directory: Path, newest: RunSettings, older: Iterable[int]) -> None:
+    """Refuse steps of another run, which were put beside those of this one.
+
+    Args:
+        directory: The directory of checkpoints.
+        newest: The settings of the newest step.
+        older: Steps before it; damaged ones are passed over.
+
+    Raises:
+        InputError: A step has other settings; the message names both values.
+    """
+    for step in older:
+        path = directory / str(step)
+        try:
+            with orbax_quiet():
+                settings = _read_description(path.absolute()).settings
+        except Exception:  # it is damaged, and nothing of it is needed
+            continue
+        try:
+            check_same(settings, newest, step)
+        except InputError as error:
+            reason = str(error).removesuffix(KEPT)
+            raise InputError(
+                f"{path}: is of another run than the newest step beside it ({reason}); remove the "
+                "steps that do not belong there"
+            ) from error
+
+
+def _read(directory: Path) -> Restored:
+    settings, progress, described = _read_description(directory)
+    _check_held(settings, described)
+    arrays = {
+        upgraded_array_name(name): array
+        for name, array in _read_arrays(directory / ARRAYS, described).items()
+    }
     shapes = _shapes(settings, progress)
     for name, leaf in named_leaves(shapes):
         if name not in arrays or not _fits(arrays[name], leaf):

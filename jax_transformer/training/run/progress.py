@@ -9,6 +9,7 @@ from rich.progress import Progress as Bar
 
 from jax_transformer.training.step import Metrics
 
+SHORTEST = 1e-6  # seconds that some steps take at least, where the clock has not moved on
 SECONDS_PER_LINE = 10  # between two lines of progress, where there is no terminal
 
 
@@ -59,7 +60,7 @@ class Progress:
             is no loss if every step was rejected.
         """
         now = time.monotonic()
-        seconds = now - self._window_started
+        seconds = max(now - self._window_started, SHORTEST)
         tokens = sum(int(one.target_tokens) for one in metrics)
         accepted = [one for one in metrics if one.finite and not one.spike]
         self._report_rejected(step, metrics)

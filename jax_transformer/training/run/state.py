@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "keep_checkpoints",
     "remat",
 )
+KEPT = "; a resumed run keeps it"  # ends the message about a setting that differs
 
 
 class RunSettings(NamedTuple):
@@ -168,9 +169,7 @@ def check_equal(name: str, saved: Any, given: Any) -> None:
         InputError: The values differ; the message names both.
     """
     if saved != given:
-        raise InputError(
-            f"{name}={given!r} is not the run's, which has {saved!r}; a resumed run keeps it"
-        )
+        raise InputError(f"{name}={given!r} is not the run's, which has {saved!r}{KEPT}")
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:

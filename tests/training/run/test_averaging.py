@@ -1,6 +1,8 @@
 """The mean of a run's checkpoints: by hand, from the command line, and what is refused."""
 
+import shutil
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -79,3 +81,19 @@ def test_more_than_there_are_is_refused(run, last):
 def test_a_directory_of_none_is_refused(tmp_path, last):
     with pytest.raises(InputError, match="none: holds no checkpoint of a run; name the output of"):
         average_run(tmp_path / "none", last)
+
+
+def test_a_damaged_checkpoint_is_refused_and_not_left_out(run, tmp_path):
+    damages = {
+        "its sha256 differs": lambda step: max((step / "arrays/d").iterdir()).write_bytes(b"x"),
+        "is missing": lambda step: max((step / "arrays/d").iterdir()).unlink(),
+        "is damaged": lambda step: (step / "run/metadata").unlink(),
+    }
+    for number, (reason, damage) in enumerate(damages.items()):
+        copy = Path(shutil.copytree(run / loop.CHECKPOINTS, tmp_path / str(number)))
+        damage(copy / "4")
+        with pytest.raises(InputError, match=reason) as refused:
+            average_run(copy)
+        assert str(refused.value).startswith(f"{copy / '4'} is damaged (")
+        assert "\n" not in str(refused.value)
+        assert average_run(copy, last=1).steps == (5,)

@@ -14,9 +14,10 @@ from jax_transformer import InputError
 from jax_transformer.convert.files.digests import json_digest
 from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.run.averaging import average_run
 from jax_transformer.training.run.checkpoint_format import FORMAT, named_arrays
 from jax_transformer.training.run.checkpoint_writer import DigestingHandler, RunCheckpoints
-from jax_transformer.training.run.checkpoints import restore, steps_in
+from jax_transformer.training.run.checkpoints import restore, steps_in, verified
 from jax_transformer.training.run.state import Position, RunProgress, check_same
 from tests.training.runs import (
     GENERATION,
@@ -208,6 +209,11 @@ def rewritten(directory, change):
 
 FOREIGN = {
     f"is of format {FORMAT + 1}": lambda content: content.update(format=FORMAT + 1),
+    "is of format 0,": lambda content: content.update(format=0),
+    f"is of format '{FORMAT}',": lambda content: content.update(format=str(FORMAT)),
+    f"is of format {FORMAT}.0,": lambda content: content.update(format=float(FORMAT)),
+    "is of format True,": lambda content: content.update(format=True),
+    "is of format None,": lambda content: content.pop("format"),
     "sharpness=3 is no setting": lambda content: content["settings"]["training_config"].update(
         sharpness=3
     ),
@@ -230,6 +236,56 @@ def test_what_another_version_wrote_is_no_damage_but_refused(directory, message,
     with pytest.raises(InputError, match=message):
         restore(directory, quiet())
     assert steps_in(directory) == [0, 4, 8]
+
+
+def other_runs(settings):
+    """Return settings of runs whose arrays have the shapes of those of a run, by what differs."""
+    config, training_config = settings.config, settings.training_config
+    return {
+        "num_heads=": settings._replace(config=dataclasses.replace(config, num_heads=1)),
+        "seed=": settings._replace(training_config=dataclasses.replace(training_config, seed=1)),
+        "tokenizer's sha256=": settings._replace(
+            tokenizer=BytePairTokenizer.train(("ab", "ac", "bc"), vocab_size=8)
+        ),
+        "text's sha256=": settings._replace(data_sha256="1" * 64),
+    }
+
+
+def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
+    changed = dataclasses.replace(settings.training_config, steps=50)
+    save(directory, settings._replace(training_config=changed), [12])  # the same run, longer
+    assert restore(directory, quiet()).checkpoint.progress.step == 12
+    for number, (message, other) in enumerate(other_runs(settings).items()):
+        for step in (10, 13):
+            save(tmp_path / f"{number} {step}", other, [step])
+            shutil.copytree(tmp_path / f"{number} {step}/{step}", directory / str(step))
+            for read in (lambda: restore(directory, quiet()), lambda: average_run(directory)):
+                with pytest.raises(InputError, match="is of another run than the newest") as error:
+                    read()
+                assert f"({message}" in str(error.value)
+            shutil.rmtree(directory / str(step))
+    assert average_run(directory).steps == (4, 8, 12)
+
+
+def test_every_flipped_bit_of_a_description_is_found(directory):
+    """Without the arrays and the tokenizer's text, which are most of it and have digests too."""
+    read = json.loads((directory / "8/run/metadata").read_text())
+    content = read["content"]
+    content["arrays"], content["settings"]["tokenizer_files"] = {}, {}
+    text = json.dumps({"sha256": json_digest(content), "content": content}).encode()
+    tried = wrong = 0
+    for bit in range(8 * len(text)):
+        damaged = bytearray(text)
+        damaged[bit // 8] ^= 1 << bit % 8
+        tried += 1
+        try:
+            found = verified(json.loads(damaged.decode()))
+        except (ValueError, LookupError):  # to `read_step`, every error is damage
+            continue
+        wrong += found != content
+    print(f"{tried:,} flipped bits of a description: {wrong} wrongly accepted")
+    assert tried > 10_000
+    assert wrong == 0
 
 
 def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):

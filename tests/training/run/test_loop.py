@@ -257,3 +257,24 @@ def test_a_spike_is_told_and_counts_in_no_mean():
     shown = shown.file.getvalue().replace("\n", " ")
     assert "1 of the last 2 steps rejected: loss or gradient not finite (0), spike" in shown
     assert "spike of the loss (1)" in shown
+
+
+def test_a_clock_that_stands_still_gives_finite_numbers(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 5.0)
+    lines = console()
+    metrics = Metrics(np.float32(1.0), np.int32(7), np.float32(1e-5), np.bool_(True))
+    with progress.Progress(lines, 0, 10) as shown:
+        values = shown.report(1, [metrics])
+    assert np.isfinite(values["tokens_per_second"])
+    assert "trained for 0.0 minutes" in lines.file.getvalue()
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(train, monkeypatch):
+    expected = train(SETTINGS, console())
+    now = itertools.count(2_000_000_000, -1000)
+    monkeypatch.setattr(progress.time, "time", lambda: float(next(now)))
+    lines = console()
+    found = train(SETTINGS, lines)
+    assert (found.step, found.score) == (expected.step, expected.score)
+    assert next(now) < 2_000_000_000
+    assert "-" not in re.findall(r"trained for .* minutes", lines.file.getvalue())[0]

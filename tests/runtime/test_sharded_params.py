@@ -1,0 +1,79 @@
+"""Parameters whose parts lie on several devices: equal results, or one line."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from jax_transformer import InputError
+from jax_transformer.convert.arrays import as_numpy
+from tests.compilation import QUICKLY
+
+ROOT = Path(__file__).parents[2]
+
+ON_FOUR_DEVICES = """
+import json, sys
+from pathlib import Path
+import jax, numpy as np
+from jax_transformer import apply, generate, init_params, score
+from jax_transformer.convert import to_torch
+from jax_transformer.runtime.sharding import make_mesh, shardings
+from jax_transformer.translation.model_folder import TrainedModel, model_digest, save
+from tests.training.runs import make_settings
+
+settings = make_settings()
+config = settings.config
+params = jax.device_get(init_params(jax.random.key(0), config))
+split = jax.device_put(params, shardings(params, make_mesh("tensor=2,fsdp=2"), config))
+both = (params, split)
+src = np.array([[6, 7, 2], [5, 6, 2]], np.int32)
+logits = [np.asarray(apply(one, config, src, src)) for one in both]
+scores = [np.asarray(score(one, config, src, src)) for one in both]
+tokens = [np.asarray(generate(one, config, src, max_new_tokens=4).tokens) for one in both]
+tensors = [to_torch(one, config) for one in both]
+models = [TrainedModel(config, one, settings.tokenizer) for one in both]
+for model, folder in zip(models, ("whole", "split")):
+    save(Path(sys.argv[1]) / folder, model)
+print(json.dumps({
+    "split": sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(split)),
+    "logits": float(np.abs(logits[0] - logits[1]).max()),
+    "scores": float(np.abs(scores[0] - scores[1]).max()),
+    "tokens": bool((tokens[0] == tokens[1]).all()),
+    "tensors": all(np.array_equal(tensors[0][name], tensors[1][name]) for name in tensors[0]),
+    "digest": model_digest(models[0]) == model_digest(models[1]),
+}))
+"""
+
+
+def test_parameters_on_several_devices_give_the_same_results(tmp_path):
+    flags = f"--xla_force_host_platform_device_count=4 {QUICKLY}"
+    done = subprocess.run(
+        [sys.executable, "-c", ON_FOUR_DEVICES, tmp_path],
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["split"] > 0
+    assert max(found["logits"], found["scores"]) < 1e-5
+    assert found["tokens"]
+    assert found["tensors"]
+    assert found["digest"]
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "split" / path.name).read_bytes(), path.name
+    print(f"{found['split']} parameters split over 4 devices: {found}")
+
+
+def test_parts_on_the_devices_of_other_processes_are_refused():
+    spread = types.SimpleNamespace(
+        is_fully_addressable=False, is_fully_replicated=False, shape=(4, 2)
+    )
+    with pytest.raises(InputError, match=r"of shape \(4, 2\) lies on the devices of several proc"):
+        as_numpy(spread)
