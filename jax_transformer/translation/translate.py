@@ -95,9 +95,10 @@ def translate(
         translations.
 
     Raises:
-        InputError: `generate` refuses an option, or a number is too small. While the iterator runs: a line is too long, or it
-            is no source of this model; the lines of its window have not been translated then. Or
-            the logits of a line are NaN or infinite. The message names the line.
+        InputError: `generate` refuses an option, or a number is too small. While the iterator runs:
+            a line is too long, or it is no source of this model; the lines of its window have not
+            been translated then. Or the logits of a line are NaN or infinite. The message names
+            the line.
     """
     config, params, _, defaults = model
     given = {
