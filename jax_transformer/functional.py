@@ -126,9 +126,20 @@ def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Ar
     An id outside the table gives a row of NaN, which no loss can miss, where plain indexing
     would silently use another token's row.
     """
-    return (
-        jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-    )
+    if ids.dtype.itemsize > 4:
+        ids = cast_ids(ids, len(table))
+    rows = jnp.asarray(table).at[ids]
+    return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def cast_ids(ids: Int[Array | np.ndarray, "*batch"], count: int) -> Int[Array, "*batch"]:
+    """Return ids as int32, those outside 0 to count - 1 still outside.
+
+    A cast alone wraps, and XLA casts indices too: it would read id 2**32 + 5 as id 5.
+    """
+    if isinstance(ids, jax.core.Tracer) and ids.dtype.itemsize > 4:
+        ids = jnp.where((ids >= 0) & (ids < count), ids, count)
+    return jnp.asarray(ids, jnp.int32)
 
 
 def sinusoidal_positions(

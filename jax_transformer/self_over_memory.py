@@ -138,9 +138,9 @@ def pad_source(
     target_length: int,
 ) -> tuple[Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
     """Return a source and its mask padded to the target's length, where the layer needs that."""
-    if not needs_equal_lengths(config):
+    added = jax.core.max_dim(target_length - src.shape[1], 0)  # of a symbolic length too
+    if not needs_equal_lengths(config) or added == 0:
         return src, src_mask
-    added = jax.core.max_dim(target_length - src.shape[1], 0)
     src_mask = jnp.broadcast_to(src_mask, (*src_mask.shape[:3], src.shape[1]))
     src = jnp.pad(src, ((0, 0), (0, added)), constant_values=config.pad_id)
     return src, jnp.pad(src_mask, ((0, 0), (0, 0), (0, 0), (0, added)))

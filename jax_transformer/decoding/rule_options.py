@@ -13,6 +13,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Int32, Integer
 
+from jax_transformer import functional
 from jax_transformer.checks import check_flag, check_ids, check_whole, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.rules import WILDCARD, Rules
@@ -21,7 +22,6 @@ from jax_transformer.decoding.source import (
     as_ids,
     as_scalar,
     as_tuple,
-    cast_ids,
     check_id,
 )
 from jax_transformer.errors import InputError
@@ -134,7 +134,7 @@ def _start(
     if isinstance(start_token, np.ndarray | jax.Array):
         check_whole("start_token", start_token)
     if isinstance(start_token, jax.core.Tracer):
-        start_token = cast_ids(start_token, config.tgt_vocab_size)
+        start_token = functional.cast_ids(start_token, config.tgt_vocab_size)
     elif not isinstance(start_token, np.ndarray | jax.Array) or start_token.ndim == 0:
         check_id("start_token", start_token, config.tgt_vocab_size)
         start_token = np.asarray(start_token, np.int32)

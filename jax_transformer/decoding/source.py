@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Integer
 
+from jax_transformer import functional
 from jax_transformer.checks import check_id_batch, check_ids, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
@@ -63,17 +64,7 @@ def as_ids(
     check_id_batch(name, ids)
     if not isinstance(ids, jax.core.Tracer):
         check_ids(name, np.asarray(ids), vocab_size)
-    return cast_ids(ids, vocab_size)
-
-
-def cast_ids(ids: Integer[Array | np.ndarray, "*shape"], vocab_size: int) -> Int32[Array, "*shape"]:
-    """Return ids as int32, and still outside the vocabulary where they were.
-
-    A cast alone would wrap: it would read id 2**32 + 5 as id 5.
-    """
-    if isinstance(ids, jax.core.Tracer) and ids.dtype.itemsize > 4:
-        ids = jnp.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
-    return jnp.asarray(ids, jnp.int32)
+    return functional.cast_ids(ids, vocab_size)
 
 
 def as_scalar(
