@@ -5,6 +5,7 @@ nothing in it ever changes.
 """
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
 
 FORMAT = 1  # of a prepared corpus
 DAMAGED = "cannot be read; delete it"
+MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
 MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks for
 
 
@@ -151,18 +153,25 @@ def held_out(
 def _chosen_by_seed(
     known: KnownText, count: int, seed: int
 ) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
-    asked = count
+    asked, most = count, min(known.pairs, max(MOST_CANDIDATES, 4 * count))
     while True:
-        asked = min(2 * asked + 64, known.pairs)
+        asked = min(2 * asked + 64, most)
         candidates = shuffled_numbers(known.pairs, seed, range(asked))
-        lines = chosen_pairs(known.text, np.sort(candidates))
-        usable = [number for number in candidates.tolist() if has_text(lines[number])]
-        if len(usable) > count or asked == known.pairs:
+        chosen = chosen_pairs(known.text, np.sort(candidates))
+        lines = {number: pair for number, pair in chosen if has_text(pair)}
+        usable = [int(number) for number in candidates if int(number) in lines]
+        if len(usable) > count or asked == most:
             break
     if not usable:
         raise InputError(
-            f"{known.text.names} hold no pair with text on both sides in {known.pairs:,} lines; "
+            f"{known.text.names} hold no pair with text on both sides in {asked:,} lines; "
             "name other files"
+        )
+    if len(usable) <= count and asked < known.pairs:
+        raise InputError(
+            f"{known.text.names} hold text on both sides in {len(usable):,} of {asked:,} pairs, "
+            f"too few to choose valid_pairs={count}; remove the blank lines, or name valid_source "
+            "and valid_target"
         )
     if len(usable) <= count:
         raise InputError(
@@ -174,15 +183,15 @@ def _chosen_by_seed(
     return numbers, ParallelCorpus(sources, targets)
 
 
-def chosen_pairs(text: Text, numbers: Int64[np.ndarray, "_"]) -> dict[int, tuple[str, str]]:
-    """Return some pairs of a text by their numbers, which are ascending."""
-    found = {}
+def chosen_pairs(
+    text: Text, numbers: Int64[np.ndarray, "_"]
+) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield some pairs of a text with their numbers, which are ascending."""
     for block in text.blocks(SHARD_PAIRS):
         begin, end = np.searchsorted(numbers, [block.first, block.first + len(block.sources)])
         places = [int(number) - block.first for number in numbers[begin:end]]
         for place, pair in zip(places, decode_pairs(block, places), strict=True):
-            found[block.first + place] = pair
-    return found
+            yield block.first + place, pair
 
 
 def trained_tokenizer(
@@ -339,7 +348,12 @@ def _repeated_pairs(text: Text, scratch: Path) -> Int64[np.ndarray, "_"]:
     """Return the numbers of the pairs that repeat an earlier one, ascending."""
     finder = DuplicateFinder(scratch)
     for block in text.blocks(SHARD_PAIRS):
-        finder.add(block.first, pair_digests(decode_pairs(block)))
+        # Blank pairs, which are dropped in any case, would all have one digest.
+        runs = itertools.groupby(enumerate(decode_pairs(block)), lambda item: has_text(item[1]))
+        for with_text, run in runs:
+            if with_text:
+                places, pairs = zip(*run, strict=True)
+                finder.add(block.first + places[0], pair_digests(pairs))
     repeats = np.flatnonzero(finder.repeats())
     finder.remove()
     return repeats

@@ -71,7 +71,7 @@ def replace_fields(default: Settings, read: Any, place: str) -> Settings:
     changes = {}
     for name, value in _checked_mapping(read, place).items():
         if name not in hints:
-            name = one_line(str(name), 80)
+            name = one_line(name, 80)
             near = difflib.get_close_matches(name, hints, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it knows {', '.join(hints)}"
             raise InputError(f"{place}: knows no setting {name}{hint}")
@@ -86,6 +86,9 @@ def replace_fields(default: Settings, read: Any, place: str) -> Settings:
 def _checked_mapping(read: Any, place: str) -> dict[str, Any]:
     if not isinstance(read, Mapping):
         raise InputError(f"{place}: must map names of settings to values, but is {shorten(read)}")
+    for name in read:
+        if not isinstance(name, str):
+            raise InputError(f"{place}: the name {shorten(name)} of a setting must be text")
     return dict(read)
 
 

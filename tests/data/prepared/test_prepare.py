@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import io
 import multiprocessing
 import os
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jax_transformer.data.corpus import read_parallel
 from jax_transformer.data.encoded import encode_corpus
@@ -26,6 +28,7 @@ from jax_transformer.data.prepared.store import (
     MemoryText,
     chosen_pairs,
     corpus_folder,
+    held_out,
     known_text,
     prepared_corpus,
     trained_tokenizer,
@@ -381,7 +384,7 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
         store, [known], np.zeros(0, np.int64), 40, 10**6, 1000, 0, quiet()
     )
     prepared = corpus(store, text, tokenizer=tokenizer)
-    lines_read = chosen_pairs(text, np.array([50, 51]))
+    lines_read = dict(chosen_pairs(text, np.array([50, 51])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 6e6  # blocks of 2**18 bytes, and what Python needs
@@ -391,13 +394,45 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
     assert lines_read[51][1] == targets[51]
 
 
+@pytest.mark.parametrize("texts", [0, 3])
+def test_of_a_text_of_newlines_a_bounded_number_of_pairs_is_looked_at(tmp_path, monkeypatch, texts):
+    content = b"\n" * 20_000 + b"eins\n" * texts
+    paths = tmp_path / "text.de.gz", tmp_path / "text.en.gz"
+    for path in paths:
+        path.write_bytes(gzip.compress(content, compresslevel=1))
+    text = ParallelText(paths[:1], paths[1:])
+    monkeypatch.setattr(prepared_store, "MOST_CANDIDATES", 2**12)
+    known = known_text(tmp_path / "store", text, quiet())
+    with pytest.raises(InputError, match=r"text on both sides in 4,096 lines; name other files"):
+        held_out(tmp_path / "store", known, 10, 0, quiet())
+    with pytest.raises(InputError, match=r"leaves none|no pair with text on both sides in 20,000"):
+        held_out(tmp_path / "store", known, 10_000, 0, quiet())  # 4 for each that is wanted
+    repeats = prepared_store._repeated_pairs(text, tmp_path / "scratch")
+    assert repeats.tolist() == list(range(20_001, 20_000 + texts))
+
+
+def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
+    sources, targets = lines(90)
+    sources[50] = "ä" * 1001
+    known = known_text(tmp_path / "store", write(tmp_path, sources, targets), quiet())
+    console = Console(file=io.StringIO(), width=200)
+    tokenizer = trained_tokenizer(
+        tmp_path / "store", [known], np.zeros(0, np.int64), 40, 10**6, 2000, 0, console
+    )
+    assert console.file.getvalue() == (
+        "1 lines left out of the training of the tokenizer: of more than 2,000 characters, or with "
+        "a word of more than 1,000\n"
+    )
+    assert tokenizer.encode("ä").count(tokenizer.unk_id)
+
+
 def test_a_bad_line_of_a_sample_has_its_own_number(tmp_path):
     text = write(tmp_path, ["eins"] * 9, ["zwei"] * 9)
     content = text.sources[0].read_bytes().splitlines(keepends=True)
     content[6] = b"\xff\n"
     text.sources[0].write_bytes(b"".join(content))
     with pytest.raises(InputError, match=r"text\.de:7:1: byte 0xff is not UTF-8"):
-        chosen_pairs(text, np.array([2, 6]))
+        list(chosen_pairs(text, np.array([2, 6])))
 
 
 def test_text_that_is_not_utf8_is_one_line_from_a_worker(tmp_path, small_shards, monkeypatch):

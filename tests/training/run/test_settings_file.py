@@ -59,6 +59,16 @@ def test_what_a_file_does_not_name_stays(tmp_path):
         ("training: {freeze: encoder/*}", "training: freeze='encoder/*' must be a list of texts"),
         ("training: {freeze: [3]}", "training: freeze=[3] must be a list of texts"),
         ("a: b: c", "is no YAML ("),
+        ("preset: 2001-99-99\nd_model: 2001-99-99", "d_model='2001-99-99' must be int"),
+        ("[" * 5_000, "is no YAML (it is nested too deep)"),
+        ("preset: []", "preset=[] must be str"),
+        ("preset: {a: 1}", "preset={'a': 1} must be str"),
+        ("d_model: 1\nd_model: 2", "is no YAML (line 1, column 1 has the name 'd_model' 2 times)"),
+        ("training: {null: 1}", "training: the name None of a setting must be text"),
+        ("training: {steps: 1, steps: 2}", "is no YAML (line 1, column 11 has the name 'steps'"),
+        ("preset: [" + "x," * 30_000 + "]", "preset=['x', 'x'"),
+        ("? " + "x" * 1000 + "\n: 1", "knows no setting xxx"),
+        ("5: 1", "the name 5 of a setting must be text"),
         ("!!python/object/apply:os.system [touch canary]", "is no YAML ("),
     ],
 )
@@ -70,6 +80,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch, text, message):
         read_settings(path, Settings())
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300 + len(str(path))
     assert not (tmp_path / "canary").exists()
 
 
@@ -81,3 +92,13 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is no YAML"):
         read_settings(tmp_path / "bytes.yaml", Settings())
+
+
+def test_an_alias_is_read_and_a_value_that_grows_by_aliases_is_refused_at_once(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("source: &name text\npreset: *name\n")
+    assert read_settings(path, Settings()) == Settings(source=Path("text"), preset="text")
+    doubled = "".join(f"- &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    path.write_text(f"preset:\n- &a0 [x]\n{doubled}")
+    with pytest.raises(InputError, match="more than 65,536 values"):
+        read_settings(path, Settings())

@@ -1,0 +1,120 @@
+"""Whatever lies where a file is named, each reader refuses it in one short line and waits never."""
+
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jax_transformer import InputError
+from jax_transformer.commands.convert import file_config
+from jax_transformer.commands.train_arguments import defaults
+from jax_transformer.convert import files, read_layout
+from jax_transformer.convert.files.digests import file_digest
+from jax_transformer.convert.files.shards import read_weights
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.convert.porting.record import read_record
+from jax_transformer.convert.trainers import read_trainer
+from jax_transformer.data.corpus import read_parallel
+from jax_transformer.data.parallel_text import ParallelText
+from jax_transformer.data.prepared.corpus import open_folder
+from jax_transformer.data.prepared.store import known_text
+from jax_transformer.data.text_files import count_lines, open_stream, open_text, read_lines
+from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.training.run.metrics import read_metrics
+from jax_transformer.training.run.nonfinite import read_nonfinite
+from jax_transformer.training.run.settings_file import read_mapping
+from jax_transformer.translation.existing_tokenizer import read_tokenizer
+from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.resumable_file import resumable_file
+
+
+def training_text(path):
+    text = ParallelText((path,), (path,))
+    known_text(path.parent / "store", text, Console(quiet=True))
+
+
+def unfinished_output(path):
+    (path.parent / "out.part").write_bytes(b"")
+    with resumable_file(path.parent / "out", {}, resume=True, overwrite=False):
+        pass
+
+
+# By what a user calls it: the name of the file, and what reads it.
+READERS = {
+    "settings": ("settings.yaml", read_mapping),
+    "settings of train": ("settings.yaml", lambda path: defaults([f"--config={path}"])),
+    "layout": ("layout.toml", read_layout),
+    "config of convert": ("c.json", lambda path: file_config(Path("x.pt"), path, "reference")),
+    "weights": ("model.safetensors", files.read),
+    "metadata of weights": ("model.safetensors", files.read_metadata),
+    "weights of torch": ("model.pt", files.read),
+    "weights of a folder": ("model.safetensors", lambda path: read_weights(path.parent)),
+    "digest": ("model.safetensors", file_digest),
+    "checkpoint": ("model.pt", lambda path: read_trainer(path, "fairseq")),
+    "record": ("record.safetensors", read_record),
+    "config of a model": ("config.json", lambda path: load(path.parent)),
+    "config of Hugging Face": ("config.json", lambda path: read_origin(path.parent)),
+    "tokenizer": ("tokenizer.json", lambda path: BytePairTokenizer.load(path.parent)),
+    "tokenizer of train": ("tokenizer.json", read_tokenizer),
+    "text": ("text", read_lines),
+    "lines": ("text", count_lines),
+    "open text": ("text", open_text),
+    "training text": ("text", training_text),
+    "validation text": ("text", lambda path: read_parallel(path, path)),
+    "manifest": ("manifest.json", lambda path: open_folder(path.parent)),
+    "log": ("metrics.jsonl", read_metrics),
+    "nonfinite batches": ("nonfinite_batches.json", lambda path: read_nonfinite(path.parent)),
+    "state of a translation": ("out.part.json", unfinished_output),
+}
+# The readers to which a file of any size and any bytes may be right.
+ANY_SIZE = {"digest", "lines", "open text", "text", "training text", "validation text"}
+NEVER_MISSING = {"log", "nonfinite batches", "state of a translation"}
+
+
+def place(path, kind):
+    """Put what is no readable file at a path."""
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "long":
+        path.touch()
+        os.truncate(path, 2**40)
+    elif kind == "bytes":
+        path.write_bytes(b"\xff\xfe\x00\xd8" * 100)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "missing", "device", "long", "bytes"])
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_readable_file_is_one_line_at_once(tmp_path, reader, kind):
+    if (kind == "long" and reader in ANY_SIZE) or (kind == "missing" and reader in NEVER_MISSING):
+        return
+    if kind == "bytes" and reader in {"digest", "lines", "open text", "training text", "log"}:
+        return
+    name, read = READERS[reader]
+    place(tmp_path / name, kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as refused:
+            read(tmp_path / name)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    message = str(refused.value)
+    assert "\n" not in message
+    assert len(message) < 500 + len(str(tmp_path))
+    assert peak < 100e6
+
+
+def test_a_fifo_is_a_text_to_translate(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=(b"a\nb\n",))
+    writer.start()
+    with open_stream(tmp_path / "fifo") as file:
+        assert file.read() == b"a\nb\n"
+    writer.join()
