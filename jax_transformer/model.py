@@ -347,8 +347,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
         config: The shape of the model; `config.initialization` names the scheme.
 
     Raises:
-        InputError: `key` is no random key; or the parameters are more than a machine that computes
-            on its CPU has memory.
+        InputError: `key` is no random key, or this machine's memory cannot hold the parameters.
     """
     checks.check_key("key", key)
     check_parameters(config, key)
@@ -357,10 +356,8 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
 
 @partial(jax.jit, static_argnames="config")
 def _draw(key: PRNGKeyArray, config: TransformerConfig) -> Params:
-    if config.token_embeddings == "none":
-        tokens = jnp.zeros((1, 1, config.d_model), jnp.float32)
-    else:
-        tokens = jnp.zeros((1, 1), jnp.int32)
+    vectors = config.token_embeddings == "none"
+    tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), jnp.int32)
     return Transformer(config).init(key, tokens, tokens)["params"]
 
 
