@@ -8,7 +8,7 @@ from jax_transformer import InputError, generate
 from jax_transformer.decoding import check_generates, generation
 from tests.decoding.conftest import sequences
 from tests.decoding.plain import quick_generate, random_model
-from tests.models import SOURCE_LENGTH, small_config
+from tests.models import SOURCE_LENGTH, random_params, random_tokens, small_config, unchecked
 
 KEY = jax.random.key(0)
 REFUSED = [
@@ -71,6 +71,76 @@ def test_what_cannot_be_is_refused_in_one_line(options, message):
     with pytest.raises(InputError, match=message) as refusal:
         generate(params, config, **options)
     assert "\n" not in str(refusal.value)
+
+
+NUMBERS = ("temperature", "top_p", "repetition_penalty", "length_penalty")
+WHOLE_NUMBERS = (
+    "max_new_tokens",
+    "beam_size",
+    "num_hypotheses",
+    "min_new_tokens",
+    "forced_first_token",
+    "forced_last_token",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "top_k",
+)
+IDS = ("eos_ids", "banned_tokens", "begin_suppressed_tokens", "banned_sequences")
+NO_NUMBERS = ("a", np.nan, np.inf, [1.0], True, 1j, np.ones((2, 2)), 1e300, -1e6, 10**5000)
+NO_WHOLE_NUMBERS = ("a", 2.0, True, np.nan, [2], -1, np.ones((2, 2), int))
+NO_IDS = (2, "ab", (2.5,), (None,), (True,), (10**5000,), ((1.5,),))
+NO_FLAGS = ("a", None, 1, 0.5)
+OTHERS = {
+    "allow_padding": NO_FLAGS,
+    "renormalize": NO_FLAGS,
+    "early_stopping": (0, 1.0, None, np.ones(3), [True]),
+    "length_normalization": (None, 1, np.ones(3), ["gnmt"]),
+    "start_token": ("a", 2.0, np.full(5, 2.0), np.ones(5, bool), [1] * 5, np.ones((5, 1), int)),
+    "length_limits": (2, np.full(5, 2.0), np.ones(5, bool), [1] * 5, np.ones((5, 1), int)),
+    "key": (0, "a", np.zeros(3, np.uint32), jax.random.split(KEY, 3)),
+}
+WRONG = (
+    dict.fromkeys(NUMBERS, NO_NUMBERS)
+    | dict.fromkeys(WHOLE_NUMBERS, NO_WHOLE_NUMBERS)
+    | dict.fromkeys(IDS, NO_IDS)
+    | OTHERS
+)
+
+
+@pytest.mark.parametrize(("name", "values"), WRONG.items(), ids=WRONG)
+def test_a_value_of_another_kind_is_refused_in_one_line(name, values):
+    config = small_config("vaswani2017", src_vocab_size=8, tgt_vocab_size=8)
+    params, (src, _) = random_params(config), random_tokens(config)
+    options = {"max_new_tokens": 4, "key": KEY} if name in ("temperature", "top_p", "top_k") else {}
+    for value in values:
+        with unchecked(), pytest.raises(InputError, match=name) as refusal:  # as users call it
+            generate(params, config, src, **{"max_new_tokens": 4} | options | {name: value})
+        assert "\n" not in str(refusal.value)
+        assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("start_token", np.full(5, 2.0)), ("length_limits", np.full(5, 2.0)), ("temperature", True)],
+)
+def test_a_type_is_refused_under_jit(name, value):
+    config = small_config("vaswani2017")
+    params, (src, _) = random_params(config), random_tokens(config)
+    options = {"key": KEY} if name == "temperature" else {}
+
+    def run(value):
+        return generate(params, config, src, max_new_tokens=4, **options, **{name: value})
+
+    with unchecked(), pytest.raises(InputError, match=name):
+        jax.jit(run)(value)
+
+
+def test_an_ngram_longer_than_a_target_forbids_nothing():
+    config = small_config("vaswani2017")
+    params, (src, _) = random_params(config), random_tokens(config)
+    sizes = dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 10**12)
+    found = generate(params, config, src, max_new_tokens=4, **sizes)
+    assert np.array_equal(found.tokens, generate(params, config, src, max_new_tokens=4).tokens)
 
 
 def test_a_model_without_ids_is_refused():
