@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import one_line
 
 FAULTS = (
     "missing",
@@ -101,7 +102,7 @@ class ConversionError(InputError):
             kinds.setdefault(entry.kind, []).append(entry)
         counts = ", ".join(f"{len(entries)} {kind}" for kind, entries in kinds.items())
         lines = [f"layout {report.layout!r} does not fit, nothing was converted: {counts}"]
-        lines += [f"  {report.hint}"] if report.hint else []
+        lines += [f"  {one_line(report.hint)}"] if report.hint else []
         shown = max(1, MOST_LINES // max(1, len(kinds)) - 1)
         for kind, entries in kinds.items():
             groups = _alike(entries)
@@ -178,4 +179,6 @@ def _as_one(template: Template, entries: Sequence[Entry]) -> Entry:
 
 
 def _line(entry: Entry) -> str:
-    return f"  {entry.kind:<16}{entry.name[:LONGEST_NAME]}  {entry.detail}".rstrip()
+    name = entry.name[:LONGEST_NAME]
+    name = name if name.isprintable() else ascii(name)[1:-1]  # a name may hold line breaks
+    return f"  {entry.kind:<16}{name}  {one_line(entry.detail)}".rstrip()

@@ -22,6 +22,7 @@ def shorten(value: object) -> str:
 def one_line(message: str, most: int = 500) -> str:
     """Return a message in one line of at most so many characters: it may repeat a file's value."""
     line = " ".join(message[: 4 * most].split())
+    line = line if line.isprintable() else ascii(line)[1:-1]
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 

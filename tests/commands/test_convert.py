@@ -107,8 +107,8 @@ def test_refused_with_nothing_written(weights, run, tmp_path, arguments, message
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ("[1]", "must be a JSON object"),
+        ("{", "is no readable JSON"),
+        ("[1]", "must hold a JSON object"),
         ('{"width": 3}', "width=3 is no field"),
         ('{"preset": "x"}', "preset='x' is unknown"),
     ],
