@@ -37,6 +37,8 @@ def suggest(
         minutes: After so many minutes the search gives the nearest model that it has found.
         overwrite: Replace an existing output.
     """
+    if not minutes > 0:
+        raise InputError(f"--minutes {minutes} must be above 0")
     if os.path.lexists(output) and not overwrite:
         raise InputError(f"{output} already exists; choose another --output or add --overwrite")
     if output.suffix != ".toml" or not output.absolute().parent.is_dir():

@@ -25,6 +25,7 @@ from jax_transformer.training.freeze import trainable
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
+WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide as the model
 
 
 class Size(NamedTuple):
@@ -129,6 +130,8 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
     mesh = _abstract_mesh(workload.mesh)
+    if config.d_model > WIDEST:
+        raise InputError(f"d_model={config.d_model} must be at most {WIDEST} for a budget")
     params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
     on_device = _parameters_on_device(params, mesh, config)
     trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
@@ -250,5 +253,6 @@ def _abstract_mesh(sizes: str) -> AbstractMesh:
     if "-" in sizes:
         raise InputError(f"mesh={sizes!r} must name the size of each axis: no devices are asked")
     named = math.prod(int(size) for size in re.findall(r"=\s*([0-9]+)", sizes, re.ASCII))
+    check_whole_numbers({"the number of devices of mesh": named})
     shape = sharding.parse_sizes(sizes, named)
     return AbstractMesh(shape, sharding.AXES, axis_types=sharding.AXIS_TYPES)
