@@ -1,0 +1,145 @@
+"""`jax-transformer train --resume`: what goes on, what is refused, and what is lost on the way."""
+
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import jax
+import pytest
+import yaml
+
+from jax_transformer import InputError
+from jax_transformer.commands import train
+from jax_transformer.training.run.metrics import read_metrics
+from jax_transformer.translation.model_folder import load
+from tests.commands.training import arguments, program, refusal
+
+
+def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
+    capsys.readouterr()
+    program("--output=model", "--resume", "--steps=17")
+    shown = capsys.readouterr().out
+    assert "resumed at step 12 of 17" in shown
+    assert re.search(r"(?s)step 15: validation loss .*\nstep 17: validation loss", shown)
+    assert re.search(r"model of step 1\d written to model", shown)
+    assert load(finished).config.d_model == 8
+    steps = [report["step"] for report in read_metrics(finished / "metrics.jsonl")]
+    assert steps == sorted(steps)
+    assert set(steps) == {5, 10, 12, 15, 17}
+
+
+def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
+    before = load(finished)
+    program("--output=model", "--resume")
+    assert "resumed at step 12 of 12" in capsys.readouterr().out
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (before.params, load(finished).params)), strict=True
+    ):
+        assert (ours == theirs).all()
+
+
+CONTRADICTIONS = {
+    "--d-model=16": "d_model=16 is not the run's, which has 8",
+    "--preset=pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
+    "--activation=gelu": "activation='gelu' is not the run's, which has 'relu'",
+    "--norm-placement=pre": "norm_placement='pre' is not the run's, which has 'post'",
+    "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
+    "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
+    "--seed=1": "seed=1 is not the run's, which has 0",
+    "--warmup-steps=5": "warmup_steps=5 is not the run's, which has 4",
+    "--adam-beta2=0.9": "adam_beta2=0.9 is not the run's, which has 0.98",
+    "--source=target": "text's sha256=",
+    "--overwrite": "resume=True needs --output, the run's directory, and no --overwrite",
+}
+
+
+def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
+    capsys.readouterr()
+    for argument, message in CONTRADICTIONS.items():
+        line = refusal(capsys, "--output=model", "--resume", argument)
+        assert message in line, argument
+    assert "needs --output" in refusal(capsys, "--resume")
+    line = refusal(capsys, "--resume", "--output=other")
+    assert line == "error: other/run: holds no checkpoint of a run; start one without resume"
+
+
+CONTRADICTING_FILES = {
+    "model: {d_model: 16}": "d_model=16 is not the run's, which has 8",
+    "training: {warmup_steps: 5}": "warmup_steps=5 is not the run's, which has 4",
+    "vocab_size: 17": "vocab_size=17 is not the run's, which has 16",
+    "preset: pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
+    "training: {stepps: 3}": "knows no setting stepps; did you mean steps?",
+}
+
+
+def test_a_file_is_compared_with_the_resumed_run_as_flags_are(finished, monkeypatch, capsys):
+    def contradicts(text, *flags):
+        Path("changed.yaml").write_text(text)
+        options = ("--config=changed.yaml", "--output=model", "--resume", *flags)
+        return refusal(capsys, *options)
+
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    capsys.readouterr()
+    for text, message in CONTRADICTING_FILES.items():
+        assert message in contradicts(text), text
+    Path("changed.yaml").write_text("output: other\ntraining: {steps: 14}")
+    for steps, flags in ((14, ()), (15, ("--steps=15",))):
+        with pytest.raises(SystemExit, match="enough"):
+            program("--config=changed.yaml", "--output=model", "--resume", *flags)
+        assert f"resumed at step 12 of {steps}" in capsys.readouterr().out
+        written = yaml.safe_load((finished / "settings.yaml").read_text())
+        assert (written["output"], written["training"]["steps"]) == ("model", steps)
+    with pytest.raises(SystemExit, match="enough"):  # its own file
+        program("--config=model/settings.yaml", "--output=model", "--resume")
+
+
+def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
+    program(*arguments(corpus, "--output=model", "--select-by=bleu", "--steps=1"))
+    capsys.readouterr()
+    line = refusal(capsys, "--output=model", "--resume", "--bleu-tokenization=char")
+    assert "bleu_tokenization='char' is not the run's, which has '13a'" in line
+
+
+def test_bleu_that_is_only_shown_may_change(finished, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    with pytest.raises(SystemExit, match="enough"):
+        program("--output=model", "--resume", "--bleu-tokenization=char")
+
+
+def test_a_lost_log_is_a_warning_and_the_model_is_written(finished, capsys):
+    (finished / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    (finished / "curves.png").unlink()
+    (finished / "config.json").unlink()
+    program("--output=model", "--resume")
+    shown = capsys.readouterr().out
+    assert "WARNING: model/metrics.jsonl: reports up to step 12 are missing or damaged" in shown
+    assert "WARNING: model/curves.png is not drawn (there is no report of a loss)" in shown
+    assert "drawn: model/attention.png" in shown
+    assert load(finished).config.d_model == 8
+
+
+def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
+    corpus, monkeypatch, capsys
+):
+    mean_loss, losses = train.loop._mean_loss, []
+
+    def deleting(*arguments):
+        if losses:
+            shutil.rmtree("model")
+        losses.append(mean_loss(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(train.loop, "_mean_loss", deleting)
+    program(*arguments(corpus, "--output=model", "--evaluation-interval=8"))
+    assert len(losses) == 2
+    assert "WARNING: model/curves.png is not drawn" in capsys.readouterr().out
+    assert load(Path("model")).config.d_model == 8
+    assert [path.name for path in Path("model/run").iterdir()] == ["12"]
+
+
+def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
+    (finished / "run/12/arrays/_METADATA").unlink()
+    program("--output=model", "--resume")
+    shown = capsys.readouterr().out
+    assert "WARNING: model/run/12 is damaged (ValueError: arrays/_METADATA is missing)" in shown
+    assert "resumed at step 10 of 12" in shown
