@@ -133,6 +133,18 @@ def test_a_number_that_python_does_not_write_is_refused():
         TransformerConfig(src_vocab_size=10**5000)
 
 
+@pytest.mark.parametrize("name", [[], {}, None, 3, "x" * 10**6])
+def test_what_is_no_name_of_a_preset_is_refused_in_a_short_line(name):
+    with pytest.raises(InputError, match=r"^preset=.{1,80} is unknown; choose one of"):
+        TransformerConfig.preset(name)
+
+
+@pytest.mark.parametrize("field", ["name", "cls", "self"])
+def test_a_field_with_the_name_of_an_argument_is_refused(field):
+    with pytest.raises(InputError, match=f"{field}=3 is no field"):
+        TransformerConfig.preset("pre_norm", **{field: 3})
+
+
 def test_wrong_override_of_a_preset_is_refused():
     with pytest.raises(InputError, match="width=3"):
         TransformerConfig.preset("pre_norm", width=3)
