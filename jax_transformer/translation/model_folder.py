@@ -43,7 +43,7 @@ from jax_transformer.storage.folder import (
     mend,
     staged,
 )
-from jax_transformer.storage.reading import read_bytes, read_json, with_tuples
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes, read_json, with_tuples
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
@@ -346,7 +346,9 @@ def _check_digest(path: Path, digest: object) -> None:
     """
     if not path.is_file():
         raise InputError(f"{path}: is missing; copy the model again")
-    if file_digest(path) != digest:
+    if path.name == WEIGHTS_FILE:
+        files.read_metadata(path)  # its header says how large it is: a longer file is not read
+    if file_digest(path, None if path.name == WEIGHTS_FILE else MAX_TOKENIZER) != digest:
         raise InputError(
             f"{path}: is damaged or of another model (its sha256 is not that in {CONFIG_FILE}); "
             "copy the model again"

@@ -425,3 +425,11 @@ def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypa
     assert isinstance(model, TrainedModel)
     assert model.generation == {"folder": tmp_path, **options}
     assert model.tokenizer is trained.tokenizer
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_is_far_too_long_is_refused_unread(directory, name):
+    with (directory / name).open("r+b") as file:
+        file.truncate(2**40)  # takes no room on the disk, and days to digest
+    with pytest.raises(InputError, match=f"{name}.*(the file at 1099511627776|at most 67,108,864)"):
+        load(directory)

@@ -13,11 +13,15 @@ def json_digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, largest: int | None = None) -> str:
     """Return the sha256 of a regular file.
 
+    Args:
+        path: The file.
+        largest: Most bytes of the file; None sets no limit.
+
     Raises:
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or is too long.
     """
-    with open_regular(path, "cannot be read") as file:
+    with open_regular(path, "cannot be read", largest) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
