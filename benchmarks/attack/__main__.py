@@ -26,7 +26,9 @@ def show(survey: Survey, seconds: float) -> Table:
     title = f"{survey.tries:,} tries in {seconds:,.0f} s"
     table = Table("became of it", *kinds, "all", title=title)
     rows = {"tries": [sum(survey.outcomes[kind].values()) for kind in kinds]}
-    rows |= {str(outcome): [survey.outcomes[kind][outcome] for kind in kinds] for outcome in Outcome}
+    rows |= {
+        str(outcome): [survey.outcomes[kind][outcome] for kind in kinds] for outcome in Outcome
+    }
     for name, counts in rows.items():
         table.add_row(name, *(f"{count:,}" for count in counts), f"{sum(counts):,}")
     growths = [survey.largest[kind].growth / 2**20 for kind in kinds]

@@ -58,7 +58,15 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "length_penalty": (float("nan"), float("inf"), -1e6, 1e308, -1.0, 0.6, True),
     "length_normalization": ("", "x", None, "power"),
     "early_stopping": ("x", None, True, False, 1, 2),
-    "start_token": (-1, 10**9, 2**63, 1.5, np.zeros(2, np.int32), np.zeros(3, np.int32), np.zeros(2)),
+    "start_token": (
+        -1,
+        10**9,
+        2**63,
+        1.5,
+        np.zeros(2, np.int32),
+        np.zeros(3, np.int32),
+        np.zeros(2),
+    ),
     "eos_ids": ((), (-1,), (10**9,), (1.5,), (2, 2), tuple(range(60)), (2**40,)),
     "length_limits": (
         *(np.zeros(2, np.int32), np.full(2, 100), np.ones(3, np.int32), np.ones((2, 1), np.int32)),
@@ -195,8 +203,11 @@ def is_valid(name: str, value: Any, given: dict[str, Any], config: TransformerCo
         given: All arguments.
         config: The model's.
     """
-    rows = next(given[other].shape[0] for other in ("src", "tgt", "tokens") if other in given
-                and getattr(given[other], "ndim", 0))
+    rows = next(
+        given[other].shape[0]
+        for other in ("src", "tgt", "tokens")
+        if other in given and getattr(given[other], "ndim", 0)
+    )
     integer, floating = (np.issubdtype(value.dtype, kind) for kind in (np.integer, np.floating))
     if name.endswith("mask"):
         return value.dtype == bool and value.ndim == 4
@@ -249,7 +260,8 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
             changed.append(argument)
             done.append(f"{argument}: {what}")
     jitted = bool(draw.random() < 0.4) and all(
-        isinstance(given[argument], np.ndarray | jax.Array) and given[argument].dtype.kind in "biufc"
+        isinstance(given[argument], np.ndarray | jax.Array)
+        and given[argument].dtype.kind in "biufc"
         for argument in changed
     )
     config = _config(preset)
@@ -288,7 +300,9 @@ def _converted(draw: np.random.Generator) -> Attempt:
     tensors = dict(to_tensors(expected, config, LAYOUTS["reference"])[0])
     name = choose(draw, list(tensors))
     original = tensors[name]
-    what = choose(draw, ("changed", "changed", "changed", "removed", "renamed", "added", "no array"))
+    what = choose(
+        draw, ("changed", "changed", "changed", "removed", "renamed", "added", "no array")
+    )
     if what == "changed":
         tensors[name], what = hostile(draw, original)
     elif what == "removed":
@@ -303,7 +317,9 @@ def _converted(draw: np.random.Generator) -> Attempt:
     def run() -> Outcome:
         params, _ = to_params(tensors, config, LAYOUTS["reference"])
         value = tensors.get(name)
-        fits = getattr(value, "shape", None) == original.shape and len(tensors) == len(expected_names)
+        fits = getattr(value, "shape", None) == original.shape and len(tensors) == len(
+            expected_names
+        )
         if not fits or value.dtype.kind != "f" or not np.isfinite(value).all():
             raise WrongResult(f"to_params: {what} is accepted")
         if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, expected):

@@ -19,6 +19,7 @@ from benchmarks.attack.worker import KINDS, serve
 
 WEIGHTS = {"files": 8, "settings": 5, "texts": 3, "calls": 4, "kills": 2}  # of the draw of a kind
 SECONDS = {"files": 30, "settings": 30, "texts": 60, "calls": 60, "kills": 90}  # then it hangs
+SECONDS_OF_OTHERS = 60
 MOST_GROWTH = 300 * 2**20  # bytes of a try
 READY_SECONDS = 300  # for the preparation of a try, which may make a model first
 LIFETIME = 400  # tries of a process; then a fresh one, because compiled programs stay in memory
@@ -60,11 +61,12 @@ class Worker:
         if self._process is None or self._tries >= LIFETIME:
             self._start()
         self._tries += 1
-        seconds = limits.seconds[kind]
+        seconds = limits.seconds.get(kind, SECONDS_OF_OTHERS)
         self._connection.send((seed, folder, seconds))
         what = self._receive(READY_SECONDS)
         if not isinstance(what, str):
-            raise RuntimeError(f"{kind}:{seed} could not be prepared: {self._death(folder)}")
+            death = self._death(folder)  # a fault of the attack, and not of the library
+            return Result(kind, seed, "", Outcome.UNPREPARED, death, _first_frame(death))
         started = time.monotonic()
         result = self._receive(seconds + 1)
         if isinstance(result, Result):
@@ -164,7 +166,9 @@ class Survey:
         place.mkdir(parents=True)
         described = dataclasses.asdict(result) | {"repeat": repeat_line(result)}
         (place / "result.json").write_text(json.dumps(described, indent=2) + "\n")
-        (place / "detail.txt").write_text(f"{repeat_line(result)}\n{result.what}\n{result.detail}\n")
+        (place / "detail.txt").write_text(
+            f"{repeat_line(result)}\n{result.what}\n{result.detail}\n"
+        )
         if folder.is_dir():
             folder.rename(place / "input")
 

@@ -1,7 +1,9 @@
 """Tries that kill a writer at one of its calls that change the disk."""
 
+import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +27,7 @@ CHANGES = {  # audit events of Python; each is raised before the call
     *("os.chmod", "os.utime", "shutil.rmtree", "shutil.copyfile"),
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+DIGEST = re.compile("[0-9a-f]{32,}")
 LATER = 0.004  # seconds at most; half of the kills come so long after the call
 
 
@@ -34,12 +37,10 @@ class Writer(NamedTuple):
     Attributes:
         write: Writes the old (False) or the new (True) content below a folder.
         read: Returns a digest of the content that the library reads there, or raises.
-        resumable: Whether a killed write leaves an unfinished file that the next one goes on with.
     """
 
     write: Callable[[Path, bool], object]
     read: Callable[[Path], str]
-    resumable: bool = False
 
 
 def _save_model(folder: Path, new: bool) -> None:
@@ -104,8 +105,8 @@ def _translate(folder: Path, new: bool) -> None:
     output = folder / "translated.txt"
     arguments = ["translate", str(folder.parent / "source0"), f"--input={path}"]
     unfinished = (folder / "translated.txt.part").exists()
-    again = ["--resume"] if unfinished else []
-    command([*arguments, f"--output={output}", "--overwrite", *again, "--window=64"])
+    how = "--resume" if unfinished else "--overwrite"
+    command([*arguments, f"--output={output}", how, "--window=64"])
 
 
 def _read_translated(folder: Path) -> str:
@@ -123,13 +124,16 @@ QUICK = {
 }
 WRITERS = QUICK | {
     "convert": Writer(_convert, functools.partial(_read_weights, ".safetensors")),
-    "prepare": Writer(_prepare_text, _read_prepared, True),
-    "translate": Writer(_translate, _read_translated, True),
+    "prepare": Writer(_prepare_text, _read_prepared),
+    "translate": Writer(_translate, _read_translated),
 }
 if stock.has("torch"):
     WRITERS["a .pt file"] = Writer(
         functools.partial(_save_weights, ".pt"), functools.partial(_read_weights, ".pt")
     )
+
+
+COMMANDS = ("convert", "prepare", "translate")  # they read files that lie beside
 
 
 def in_child(task: Callable[[], object], folder: Path, *, kill_at: tuple[int, float] | None) -> int:
@@ -163,12 +167,9 @@ def in_child(task: Callable[[], object], folder: Path, *, kill_at: tuple[int, fl
             os._exit(code)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        with_group = os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        if with_group:
+        if os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM):
             return -1
         raise WrongResult(f"the writer died of signal {os.WTERMSIG(status)}")
     if os.waitstatus_to_exitcode(status):
@@ -202,7 +203,9 @@ def _count_changes(folder: Path, kill_at: tuple[int, float] | None) -> Callable[
 
 
 def _listing(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """Return the names below a folder, without the digests in them, which know other folders."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(DIGEST.sub("#", name) for name in names)
 
 
 class Expected(NamedTuple):
@@ -222,24 +225,31 @@ class Expected(NamedTuple):
 _EXPECTED: dict[str, Expected] = {}
 
 
-def _read(writer: Writer, folder: Path) -> str:
-    """Return what the library reads, in a child process.
+def _result(task: Callable[[], str], folder: Path) -> list[str]:
+    """Run a task in a child process; return the lines that it returns.
 
     Raises:
-        WrongResult: It cannot be read.
+        WrongResult: It raised an exception.
     """
-    in_child(lambda: writer.read(folder), folder, kill_at=None)
-    return folder.with_name(f"{folder.name}.txt").read_text().partition("\n")[2]
+    in_child(task, folder, kill_at=None)
+    return folder.with_name(f"{folder.name}.txt").read_text().splitlines()[1:]
 
 
-def _undisturbed(name: str, writer: Writer, base: Path) -> Expected:
+def _undisturbed(name: str, writer: Writer, base: Path, kept: Path) -> Expected:
+    """Return what holds without a kill; keep the old content."""
     if name not in _EXPECTED:
-        folder = base / "undisturbed"
+        folder = base / "written"
         folder.mkdir()
-        in_child(lambda: writer.write(folder, False), folder, kill_at=None)
-        old = _read(writer, folder)
+
+        def write_old() -> str:
+            writer.write(folder, False)
+            return writer.read(folder)
+
+        [old] = _result(write_old, folder)
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(folder, kept)
         calls = in_child(lambda: writer.write(folder, True), folder, kill_at=None)
-        new = _read(writer, folder)
+        [new] = _result(lambda: writer.read(folder), folder)
         _EXPECTED[name] = Expected(calls, (old, new), _listing(folder))
         shutil.rmtree(folder)
     return _EXPECTED[name]
@@ -267,27 +277,37 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
     writers = QUICK if quick else WRITERS
     name = choose(draw, list(writers))
     writer = writers[name]
-    in_child(lambda: _sources(folder, stock_folder), folder, kill_at=None)
-    expected = _undisturbed(name, writer, folder)
+    if name in COMMANDS:
+        in_child(lambda: _sources(folder, stock_folder), folder, kill_at=None)
+    kept = stock_folder / f"old content of {name}"
+    expected = _undisturbed(name, writer, folder, kept)
     target = folder / "written"
-    target.mkdir()
     begun = bool(draw.random() < 0.8)  # there is an old content
     if begun:
-        in_child(lambda: writer.write(target, False), target, kill_at=None)
+        shutil.copytree(kept, target)
+    else:
+        target.mkdir()
     call = int(draw.integers(1, expected.calls + 1))
     later = float(draw.uniform(1e-6, LATER)) if draw.random() < 0.5 else 0.0
+
+    def go_on() -> str:
+        """Read what is there, write again, and read that."""
+        found = writer.read(target) if begun and name != "translate" else expected.contents[0]
+        writer.write(target, True)
+        return f"{found}\n{writer.read(target)}"
 
     def run() -> Outcome:
         in_child(lambda: writer.write(target, True), target, kill_at=(call, later))
         left = _listing(target)
-        if begun and not (writer.resumable and name == "translate"):
-            if _read(writer, target) not in expected.contents:
-                raise WrongResult(f"{name}: neither the old nor the new content after the kill")
-        in_child(lambda: writer.write(target, True), target, kill_at=None)
-        if _read(writer, target) != expected.contents[1]:
+        found, again = _result(go_on, target)
+        if found not in expected.contents:
+            raise WrongResult(f"{name}: neither the old nor the new content after the kill")
+        if again != expected.contents[1]:
             raise WrongResult(f"{name}: the next write gave another content")
         if begun and (rest := set(_listing(target)) - set(expected.listing)):
-            raise WrongResult(f"{name}: leaves {sorted(rest)} of {left}")
+            raise WrongResult(
+                f"{name}: leaves files of the killed writer: {sorted(rest)} of {left}"
+            )
         return Outcome.SAME
 
     when = f"{1000 * later:.1f} ms after" if later else "at"

@@ -18,7 +18,20 @@ DEEP = 5000  # brackets
 VALUES: tuple[Any, ...] = (
     *(0, 1, -1, 2, 3, 7, 8, 10**7, 2**31, 2**63, 2**64, 10**23, -(2**63), 1.5, 1e-300, 1e308),
     *(float("nan"), float("inf"), -float("inf"), f"{RAW}1e999", f"{RAW}{'9' * 5000}"),
-    *(True, False, None, "", "x", "0", "NaN", "\0", "\ud800", "a\nb", "../../etc/passwd", "é" * 300),
+    *(
+        True,
+        False,
+        None,
+        "",
+        "x",
+        "0",
+        "NaN",
+        "\0",
+        "\ud800",
+        "a\nb",
+        "../../etc/passwd",
+        "é" * 300,
+    ),
     *([], {}, [[]], [1, 2], {"a": 1}, ["x"], f"{RAW}{'[' * DEEP}{']' * DEEP}", f"{RAW}{{'a': 1}}"),
     "x" * 10**6,
 )
@@ -173,7 +186,9 @@ def mutate_file(draw: np.random.Generator, path: Path, others: list[Path]) -> st
     data = path.read_bytes()
     structured = {".json": mutate_json_bytes, ".safetensors": mutate_header}.get(path.suffix)
     if structured and draw.random() < 0.6:
-        with contextlib.suppress(ValueError, struct.error):  # an earlier change has broken it
+        with contextlib.suppress(
+            ValueError, RecursionError, struct.error
+        ):  # an earlier change has broken it
             data, done = structured(draw, data)
             path.write_bytes(data)
             return done

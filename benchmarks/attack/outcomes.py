@@ -37,6 +37,7 @@ class Outcome(enum.StrEnum):
     CRASH = "crashes"
     MEMORY = "memory above the bound"
     CHANGED = "files changed on failure"
+    UNPREPARED = "tries that could not be made"
 
     @property
     def is_fault(self) -> bool:

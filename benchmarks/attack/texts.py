@@ -19,12 +19,35 @@ from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.translation.existing_tokenizer import read_tokenizer
 
 MOST_LINES = 10**6  # that are read of a bomb
+MOST_TEXT = 2**18  # bytes that are encoded; tokenizers take some 400 bytes for each character
 SPECIAL = 3  # ids of a line that are not of its text
 BOMB = 2**29  # bytes of a text that is compressed to little
 SHORT = (
     *("", " ", "\t", "\r", "\ufeff", "\u2028", "\u0085", "\x0b\x0c\x1c\x1d\x1e", "\x7f", "\u200b"),
-    *("one", "two hundred", "ß", "e\u0301", "\u202eabc", "\U0001f469\u200d\U0001f4bb", "￿", "▁", "▁▁a"),
-    *("<s>", "</s>", "<pad>", "<unk>", "<s></s>", ">>de<<", "[PAD]", "@@", "one@@ two", "Ġ", "a\tb"),
+    *(
+        "one",
+        "two hundred",
+        "ß",
+        "e\u0301",
+        "\u202eabc",
+        "\U0001f469\u200d\U0001f4bb",
+        "￿",
+        "▁",
+        "▁▁a",
+    ),
+    *(
+        "<s>",
+        "</s>",
+        "<pad>",
+        "<unk>",
+        "<s></s>",
+        ">>de<<",
+        "[PAD]",
+        "@@",
+        "one@@ two",
+        "Ġ",
+        "a\tb",
+    ),
     *("\U0010ffff", "ﷺ" * 10, "\u0e33" * 20, "zalgo" + "\u0301" * 200, "a" * 1000, "one " * 500),
 )
 BAD = (b"\0", b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x80", b"\xe2\x82")
@@ -68,9 +91,11 @@ def _packed(draw: np.random.Generator) -> bytes:
 def _bomb_of(line: bytes, kind: str) -> bytes:
     block = line * (2**20 // len(line))
     out = io.BytesIO()
-    with gzip.GzipFile(fileobj=out, mode="wb") if kind == "gzip" else lzma.LZMAFile(
-        out, "wb", preset=0
-    ) as file:
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb")
+        if kind == "gzip"
+        else lzma.LZMAFile(out, "wb", preset=0) as file
+    ):
         for _ in range(BOMB // 2**20):
             file.write(block)
     return out.getvalue()
@@ -131,7 +156,9 @@ def _read(draw: np.random.Generator, folder: Path, _: Path, __: bool) -> Attempt
 def _tokenizer(stock_folder: Path, name: str) -> Tokenizer:
     if name == "own":
         return stock.tokenizer()
-    return read_tokenizer(stock.stocked(stock_folder, f"folder-of-{name}", stock.family_folder(name)))
+    return read_tokenizer(
+        stock.stocked(stock_folder, f"folder-of-{name}", stock.family_folder(name))
+    )
 
 
 def _encoded(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: bool) -> Attempt:
@@ -142,7 +169,7 @@ def _encoded(draw: np.random.Generator, folder: Path, stock_folder: Path, quick:
     tokenizer = _tokenizer(stock_folder, name)
     data, what = text(draw)
     # Of a text that would be refused when it is read, each line as a text of Python.
-    lines = data[: 2**20].decode("utf-8", choose(draw, ("replace", "ignore"))).split("\n")[:50]
+    lines = data[:MOST_TEXT].decode("utf-8", choose(draw, ("replace", "ignore"))).split("\n")[:50]
     longest = choose(draw, (None, None, 1, 2, 5, 64))
     (folder / "lines.txt").write_bytes("\n".join(lines).encode())
     ids = draw.integers(0, tokenizer.tgt_vocab_size, int(draw.integers(20)))

@@ -53,6 +53,7 @@ def serve(connection: Connection, kind: str, module: str, stock: Path, quick: bo
         except EOFError:
             return
         folder.mkdir(parents=True)
+        os.chdir(folder)
         attempt = prepare(np.random.default_rng(seed), folder, stock, quick)
         if not guarded:  # what the first try loads is no part of a try
             size = memory("VmSize") + GUARD
