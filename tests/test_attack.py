@@ -1,6 +1,7 @@
 """The command that attacks the library: what it recognises, and ten seconds of it."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.attack import mutations
 from benchmarks.attack.driver import WEIGHTS, Limits, Survey, attack, draws
 from benchmarks.attack.outcomes import Outcome, UsageError, call_program, place_of, tree_digest
+from jax_transformer.convert.files.digests import json_digest
 from jax_transformer.errors import InputError
 from tests import planted_faults
 
@@ -108,10 +110,15 @@ def test_equal_seeds_give_equal_changes():
 
 
 def test_the_cause_names_the_last_line_of_the_library():
-    try:
+    with pytest.raises(IndexError) as outside:
         call_program(lambda: [][0])
-    except IndexError as error:
-        assert place_of(error) == "IndexError at outside the library"
+    assert place_of(outside.value) == "IndexError at outside the library"
+    with pytest.raises(TypeError) as inside:
+        json_digest(object())
+    found = place_of(inside.value)
+    assert re.fullmatch(
+        r"TypeError at jax_transformer/convert/files/digests.py:\d+ in json_digest", found
+    )
 
 
 def test_ten_seconds_of_attack_find_nothing(tmp_path):

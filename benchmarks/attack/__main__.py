@@ -44,8 +44,7 @@ def show_faults(survey: Survey) -> str:
     faults = sorted(survey.faults.items(), key=lambda item: -len(item[1]))
     for (kind, outcome, cause), results in faults:
         lines.append(f"- {len(results)} x {outcome}, {kind}: {cause}")
-        for result in results[:2]:
-            lines.append(f"    {result.what}\n    {repeat_line(result)}")
+        lines += [f"    {result.what}\n    {repeat_line(result)}" for result in results[:2]]
     return "\n".join(lines)
 
 

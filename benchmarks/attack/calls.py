@@ -225,9 +225,11 @@ def is_valid(name: str, value: Any, given: dict[str, Any], config: TransformerCo
     return value.shape[1] <= config.max_length or not config.has_position_table
 
 
-def in_range(name: str, value: Any, config: TransformerConfig) -> bool:
+def in_range(name: str, value: Any, config: TransformerConfig, jitted: bool) -> bool:
     """Return whether ids or positions are those of the model; others are not looked at."""
     array = np.asarray(value)
+    if jitted:  # jax narrows the type before the library sees the array
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.size == 0 or not np.issubdtype(array.dtype, np.integer):
         return True
     limits = {"src": config.src_vocab_size, "tgt": config.tgt_vocab_size}
@@ -279,11 +281,11 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
             value = given[argument]
             if not is_valid(argument, value, given, config):
                 raise WrongResult(f"{name}, {argument} is accepted ({', '.join(done)}): {shown}")
-            if jitted and not in_range(argument, value, config):
+            if jitted and not in_range(argument, value, config, jitted):
                 if found.size and np.isfinite(found).all():
                     raise WrongResult(f"{name}, jit: {argument} out of range is finite")
                 return Outcome.OTHER
-            if not jitted and not in_range(argument, value, config):
+            if not jitted and not in_range(argument, value, config, jitted):
                 raise WrongResult(f"{name}, {argument} out of range is accepted")
         if (wanted := call.shape(given)) and found.shape != wanted:
             raise WrongResult(f"{name}: {shown}, not {wanted}")

@@ -104,14 +104,13 @@ def check_accepted(arguments: Arguments, folder: Path) -> None:
 
 def base(text: Path, folder: Path) -> dict[str, Any]:
     """Return settings of a tiny run on a text."""
-    model = {name: value for name, value in stock.SIZES.items()}
     return {
         "source": [str(text / "source.txt")],
         "target": [str(text / "target.txt")],
         "vocab_size": 60,
         "valid_pairs": 5,
         "prepared": str(folder / "prepared"),
-        "model": model,
+        "model": dict(stock.SIZES),
         "training": {"steps": 10, "warmup_steps": 3},
     }
 
@@ -160,7 +159,8 @@ def _with_change(draw: np.random.Generator, settings: dict[str, Any]) -> tuple[d
     if part == "run":
         settings = settings | {name: value}
     else:
-        settings = settings | {part: (settings[part] or {}) | {name: value}}
+        before = settings[part] if isinstance(settings[part], dict) else {}
+        settings = settings | {part: before | {name: value}}
     return settings, f"{part}: {name}={value!r:.40}"
 
 

@@ -45,6 +45,7 @@ def serve(connection: Connection, kind: str, module: str, stock: Path, quick: bo
     """
     os.environ |= {"XDG_CACHE_HOME": str(stock / "cache"), "TOKENIZERS_PARALLELISM": "false"}
     stock.mkdir(parents=True, exist_ok=True)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no image of the memory
     prepare = importlib.import_module(module).prepare
     guarded = False
     while True:
