@@ -93,6 +93,14 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
+FRACTIONS = ("length_penalty", "repetition_penalty", "temperature", "top_p")
+TOKENS = (
+    *("start_token", "eos_ids", "prefix", "forced_first_token", "forced_last_token"),
+    *("banned_tokens", "banned_sequences", "begin_suppressed_tokens"),
+)
+WHOLE = set(OPTIONS) - {*FRACTIONS, "length_normalization", "early_stopping", "key"}
+
+
 def _calls(preset: str) -> dict[str, Call]:
     config, params = _config(preset), _params(preset)
     src, tgt = _ids(BATCH, SOURCE), _ids(BATCH, TARGET)
@@ -240,6 +248,25 @@ def in_range(name: str, value: Any, config: TransformerConfig, jitted: bool) -> 
     return limit is None or (int(array.min()) >= 0 and int(array.max()) < limit)
 
 
+def option_is_valid(name: str, value: Any, config: TransformerConfig) -> bool:
+    """Return whether an option of whole numbers has some, and one of token ids those of the model.
+
+    Other reasons to refuse an option are the library's matter.
+    """
+    if name not in WHOLE:
+        return True
+    parts = np.concatenate([np.ravel(part) for part in _leaves(value)] or [np.zeros(0, int)])
+    if parts.dtype.kind not in "iu" and not (parts.dtype.kind == "b" and np.isscalar(value)):
+        return parts.size == 0
+    if name not in TOKENS or not parts.size:
+        return True
+    return int(parts.min()) >= 0 and int(parts.max()) < config.tgt_vocab_size
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in _leaves(part)] if type(value) is tuple else [value]
+
+
 def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: bool) -> Attempt:
     """Return a try on a call; arguments as for the files."""
     del folder, stock_folder
@@ -287,6 +314,9 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
                 return Outcome.OTHER
             if not jitted and not in_range(argument, value, config, jitted):
                 raise WrongResult(f"{name}, {argument} out of range is accepted")
+        for option, value in options.items():
+            if not option_is_valid(option, value, config):
+                raise WrongResult(f"{name}, {option} is accepted ({', '.join(done)})")
         if (wanted := call.shape(given)) and found.shape != wanted:
             raise WrongResult(f"{name}: {shown}, not {wanted}")
         if not changed and np.isnan(found).any():

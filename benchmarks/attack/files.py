@@ -190,7 +190,7 @@ def _layout(folder: Path) -> str:
 
 
 def _record(folder: Path) -> str:
-    return digest_of(repr(read_record(folder / "record.safetensors")))
+    return digest_of(read_record(folder / "record.safetensors"))
 
 
 def _run(folder: Path) -> str:
