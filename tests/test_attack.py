@@ -123,10 +123,12 @@ def test_the_cause_names_the_last_line_of_the_library():
 
 def test_ten_seconds_of_attack_find_nothing(tmp_path):
     survey = Survey(tmp_path / "kept")
-    kinds = {kind: weight for kind, weight in WEIGHTS.items() if kind != "kills"}
+    kinds = WEIGHTS | {"calls": 1}  # which compile
+    kinds.pop("kills")
     tries = itertools.chain(
-        itertools.islice(draws(21, kinds), 150), itertools.islice(draws(21, {"kills": 1}), 2)
+        itertools.islice(draws(21, kinds), 100), itertools.islice(draws(21, {"kills": 1}), 2)
     )
     attack(tries, survey, tmp_path, quick=True)
-    assert survey.tries == 152
-    assert {result.what for found in survey.faults.values() for result in found} == set()
+    assert survey.tries == 102
+    faults = [result for found in survey.faults.values() for result in found]
+    assert [(result.what, result.outcome, result.detail[-500:]) for result in faults] == []

@@ -160,7 +160,7 @@ def captured(stdin: bytes) -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
     streams = {
         "stdin": io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), "utf-8"),
         "stdout": io.TextIOWrapper(out, "utf-8", write_through=True),
-        "stderr": io.TextIOWrapper(error, "utf-8", write_through=True),
+        "stderr": io.TextIOWrapper(error, "utf-8", "backslashreplace", write_through=True),
     }
     with mock.patch.multiple(sys, **streams):
         yield out, error
