@@ -248,7 +248,7 @@ def _alone(draw: np.random.Generator, folder: Path, stock_folder: Path, _: bool)
     data = "".join(f"{line}\n" for line in lines).encode()
     one = int(draw.integers(1, len(lines)))  # a byte-order mark at the start would be removed
     (folder / "stdin").write_bytes(data)
-    flags = ["translate", str(model), "--overlong=cut", "--scores"]
+    flags = ["translate", str(model), "--overlong=cut"]
 
     def run() -> Outcome:
         together = command(flags, data).decode().split("\n")
