@@ -34,15 +34,22 @@ def shown(value: Any) -> str:
 
 
 def check_array(name: str, array: Any) -> None:
-    """Refuse what is no array of numpy or jax.
+    """Refuse what is no array of numpy or jax, and an array of the other byte order.
 
     Raises:
-        InputError: It is a list, a tensor of torch or another object; names its type.
+        InputError: It is a list, a tensor of torch or another object; names its type. Or jax
+            cannot read its bytes.
     """
     if not isinstance(array, np.ndarray | jax.Array):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise InputError(
             f"{name} of type {kind} must be an array of numpy or jax; np.asarray({name}) makes one"
+        )
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        native = array.dtype.newbyteorder("=")
+        raise InputError(
+            f"{name} of dtype {array.dtype.str} must be in this machine's byte order; "
+            f"{name}.astype({native.name!r}) makes it so"
         )
 
 

@@ -365,3 +365,10 @@ def test_a_64_bit_id_outside_the_vocabulary_is_nan_under_jit(x64, bad):
     for number, row in enumerate(jax.jit(run)(ids, starts, places)):
         assert np.isnan(row[1]), number
         assert np.isfinite(row[2]), number
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRANCES if not name.startswith("batch")])
+def test_ids_of_the_other_byte_order_are_refused_in_one_line(name):
+    ids = np.array([[1, 5, 2]], np.dtype(np.int32).newbyteorder())
+    with pytest.raises(InputError, match=r"of dtype [<>]i4 must be in this machine's byte order"):
+        ENTRANCES[name](random_params(CONFIG), ids)

@@ -28,6 +28,7 @@ from jax_transformer.convert.table import (
     parameter_shapes,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
@@ -248,10 +249,12 @@ class _Check:
 
     def __init__(self, report: Report, dtype: str | None, allow_nonfinite: bool) -> None:
         self.report = report
-        self.dtype = None if dtype is None else np.dtype(dtype)
         self.allow_nonfinite = allow_nonfinite
-        if dtype is not None and self.dtype.name not in FLOATS:
-            raise InputError(f"dtype={dtype!r} must be one of {', '.join(FLOATS)}")
+        # A text that is no name of a type is not given to NumPy, which raises errors of many kinds.
+        name = dtype if dtype is None or isinstance(dtype, str) else np.dtype(dtype).name
+        if name is not None and name not in FLOATS:
+            raise InputError(f"dtype={shorten(dtype)} must be one of {', '.join(FLOATS)}")
+        self.dtype = None if name is None else np.dtype(name)
 
     def __call__(self, name: str, value: object, shape: Shape) -> np.ndarray | None:
         """Return the value as a numpy array, or None where it has a fault."""

@@ -216,6 +216,14 @@ def test_float64_needs_x64_or_a_type_to_convert_to():
         convert.from_torch(doubles, config, dtype="int8")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "3", "", "float17", "f4,f4", "x" * 5000, "\0"])
+def test_a_dtype_that_is_none_of_the_known_ones_is_refused_in_one_line(dtype):
+    config, _, state_dict = reference_case()
+    with pytest.raises(InputError, match=r"dtype='.* must be one of float16, bfloat16") as refusal:
+        convert.from_torch(state_dict, config, dtype=dtype)
+    assert len(str(refusal.value)) < 200
+
+
 @pytest.mark.parametrize("target", ["float16", "bfloat16"])
 def test_a_conversion_reports_its_rounding_error(target):
     config, params, state_dict = reference_case()

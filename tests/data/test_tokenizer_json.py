@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 import tokenizers
@@ -138,3 +139,16 @@ def test_a_damaged_file_is_refused_in_one_line(damaged, message):
 def test_ids_beyond_the_vocabulary_are_refused(content, changed):
     with pytest.raises(InputError, match=f"x: {next(iter(changed))}=.* must be ids of the vocab"):
         TokenizerJson(content, PEGASUS | changed, "x")
+
+
+def test_an_id_far_beyond_the_vocabulary_is_refused_without_memory_for_the_ids_between():
+    content = json.loads(word_level("<pad>", "</s>", "<unk>"))
+    content["model"]["vocab"]["b"] = 2**31
+    settings = {"pad_id": 0, "bos_id": 0, "eos_id": 1, "unk_id": 2, "vocab_size": 5}
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="has 2147483649 ids, but the model 5"):
+            TokenizerJson(json.dumps(content).encode(), settings, "x")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

@@ -90,7 +90,9 @@ class TokenizerJson:
         self._vocab_size = self._settings["vocab_size"] or size
         self._lacks_tokens = self._vocab_size < size
         special = {i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
-        if not {*range(self._vocab_size, size)} <= special:
+        # A damaged file may name ids so high that no set holds all between.
+        beyond = range(self._vocab_size, size)
+        if len(beyond) > len(special) or not special.issuperset(beyond):
             raise InputError(
                 f"{name}: has {size} ids, but the model {self._vocab_size}; use the tokenizer that "
                 "the model was trained with"

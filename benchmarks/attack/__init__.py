@@ -1,0 +1,1 @@
+"""Attack the library: hostile files, settings, texts, calls and kills, and what became of each."""
