@@ -45,6 +45,7 @@ from jax_transformer.convert.transfer import (
     to_tensors,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
 
 if TYPE_CHECKING:
     import torch
@@ -190,8 +191,8 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
     known = _layouts()
     if layout not in known:
         raise InputError(
-            f"layout={layout!r} is unknown; choose one of {', '.join(known)}, or the name of a "
-            "file that ends in .toml"
+            f"layout={shorten(layout)} is unknown; choose one of {', '.join(known)}, or the name "
+            "of a file that ends in .toml"
         )
     return known[layout]
 

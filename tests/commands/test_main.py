@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands.extras import EXTRA_OF
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 WITHOUT_EXTRAS = """
 import json, sys
+from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands.extras import EXTRA_OF
 
@@ -250,3 +252,15 @@ def test_an_argument_that_cannot_be_shown_is_one_line(capsys, argument, message)
     assert str(left.value.code).endswith(message)
     assert len(str(left.value.code)) < 300
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_long_value_in_a_message_is_cut(monkeypatch):
+    def refuse(*_):
+        raise InputError(f"{'x' * 5000}\nsecond line")
+
+    monkeypatch.setattr(cli, "run_command", refuse)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["average"])
+    first, second = str(left.value.code).splitlines()
+    assert first == f"error: {'x' * 597}..."
+    assert second == "second line"

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import math
 import multiprocessing
 import os
 import shutil
@@ -80,8 +81,8 @@ class Filters(NamedTuple):
         """
         if self.longest_side is not None and self.longest_side < 1:
             raise InputError(f"longest_side={self.longest_side} must be at least 1")
-        if self.max_ratio is not None and not self.max_ratio >= 1:
-            raise InputError(f"max_ratio={self.max_ratio} must be at least 1")
+        if self.max_ratio is not None and not 1 <= self.max_ratio < math.inf:
+            raise InputError(f"max_ratio={self.max_ratio} must be a number of at least 1")
 
     def reason_to_drop(self, source: int, target: int) -> str | None:
         """Return why a pair of sides with so many tokens, EOS included, is not kept."""
