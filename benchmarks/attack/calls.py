@@ -291,6 +291,7 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
     jitted = bool(draw.random() < 0.4) and all(
         isinstance(given[argument], np.ndarray | jax.Array)
         and given[argument].dtype.kind in "biufc"
+        and given[argument].dtype.isnative  # jit itself takes no other arrays
         for argument in changed
     )
     config = _config(preset)

@@ -104,7 +104,7 @@ def _translate(folder: Path, new: bool) -> None:
     path = folder.parent / f"text{int(new)}" / "source.txt"
     output = folder / "translated.txt"
     arguments = ["translate", str(folder.parent / "source0"), f"--input={path}"]
-    unfinished = (folder / "translated.txt.part").exists()
+    unfinished = (folder / "translated.txt.part.json").exists()  # else nothing was committed
     how = "--resume" if unfinished else "--overwrite"
     command([*arguments, f"--output={output}", how, "--window=64"])
 

@@ -350,7 +350,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: The folder is missing, or the file is missing, damaged or too long.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError(
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
             "with `hf download`"

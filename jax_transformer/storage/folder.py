@@ -126,7 +126,7 @@ def mend(folder: Path) -> None:
     folder = Path(os.path.realpath(folder))
     staging = _staging_path(folder)
     end = time.monotonic() + LONGEST_WAIT
-    while staging.is_dir() and not staging.is_symlink():
+    while os.path.isdir(staging) and not os.path.islink(staging):
         try:
             descriptor = _lock(staging, folder)
         except FileNotFoundError:  # a writer has finished

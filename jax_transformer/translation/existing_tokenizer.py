@@ -1,5 +1,6 @@
 """An existing tokenizer, for training a new model: from a file or a folder of any known kind."""
 
+import os
 from pathlib import Path
 
 from jax_transformer.convert import huggingface
@@ -53,7 +54,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     Raises:
         InputError: There is no tokenizer of a known kind, or it is damaged.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
         return _read_file(path.parent, path.name)
     if (path / CONFIG_FILE).exists():
         if not is_huggingface(path):

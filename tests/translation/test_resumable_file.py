@@ -145,6 +145,27 @@ def test_two_processes_do_not_share_an_output(path):
     assert path.read_bytes() == whole()
 
 
+def test_an_unfinished_output_that_was_to_replace_another_is_resumed(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("old\n")
+
+    def interrupted():
+        with resumable_file(path, {}, resume=False, overwrite=True) as file:
+            for line in file.rest(["a"]):
+                file.write(line.encode())
+            file.commit()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old\n"
+    with resumable_file(path, {}, resume=True, overwrite=False) as file:
+        for line in file.rest(["a", "b"]):
+            file.write(line.encode())
+    assert path.read_text() == "ab"
+    assert [left.name for left in tmp_path.iterdir()] == ["out"]
+
+
 def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
     path = tmp_path / "out"
     path.write_text("whole\n")
