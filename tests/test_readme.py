@@ -13,7 +13,9 @@ from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-LAYOUTS = (ROOT / "docs" / "layouts.md").read_text("utf-8")
+LAYOUTS, ROBUSTNESS = (
+    (ROOT / "docs" / name).read_text("utf-8") for name in ("layouts.md", "robustness.md")
+)
 
 
 def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
@@ -43,8 +45,8 @@ def test_every_file_and_folder_of_the_map_exists():
 
 
 def test_python_of_the_documents_runs(tmp_path):
-    snippets = re.findall(r"```python\n(.*?)```", README + LAYOUTS, re.DOTALL)
-    assert len(snippets) >= 5
+    snippets = re.findall(r"```python\n(.*?)```", README + LAYOUTS + ROBUSTNESS, re.DOTALL)
+    assert len(snippets) >= 6
     save(tmp_path / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
     program = tmp_path / "readme.py"
     program.write_text("\n".join(snippets), "utf-8")
