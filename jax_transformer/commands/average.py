@@ -5,6 +5,7 @@ from pathlib import Path
 import tyro
 
 from jax_transformer.storage.faults import check_path
+from jax_transformer.storage.writing import WRITING
 from jax_transformer.training.run.averaging import average_run
 from jax_transformer.translation.model_folder import check_free, save
 from jax_transformer.translation.run_model import trained_model
@@ -25,7 +26,7 @@ def average(
         last: Number of checkpoints, counted from the newest; if None, all that the run kept.
         overwrite: Replace an existing model.
     """
-    check_path(output, ".writing.")
+    check_path(output, WRITING)
     check_free(output, overwrite)
     settings, params, steps = average_run(run, last)
     save(output, trained_model(settings, params), overwrite, settings.origin)

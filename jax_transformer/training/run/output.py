@@ -32,7 +32,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
         InputError: The directory holds something that may not be replaced, a parent is no
             directory, or the name is too long.
     """
-    check_path(directory, ".writing.")
+    check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
     if os.path.lexists(directory) and not overwrite:
