@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
 from jax_transformer.checks import check_mask, check_rows
 from jax_transformer.errors import InputError
@@ -132,7 +132,7 @@ def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Ar
     return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-def cast_ids(ids: Int[Array | np.ndarray, "*batch"], count: int) -> Int[Array, "*batch"]:
+def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Array, "*batch"]:
     """Return ids as int32, those outside 0 to count - 1 still outside.
 
     A cast alone wraps, and XLA casts indices too: it would read id 2**32 + 5 as id 5.

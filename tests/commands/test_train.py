@@ -207,6 +207,7 @@ def test_a_run_without_a_usable_evaluation_leaves_with_code_1(corpus, monkeypatc
 
 def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypatch, capsys):
     Path("model").mkdir()
+    Path("model/thesis.tex").touch()
     files = dict.fromkeys(FILES, "missing")
     assert "model: exists already" in refusal(capsys, *arguments(files, "--output=model"))
     assert "model: is not the folder of a trained model" in refusal(

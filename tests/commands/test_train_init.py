@@ -311,7 +311,10 @@ WITHOUT_MODEL = {
         "target_tokenizer=other.json: two tokenizers need token_embeddings='separate', but the "
         "model has 'shared'",
     ),
-    "nothing there": (["--tokenizer=nowhere"], "nowhere: No such file or directory"),
+    "nothing there": (
+        ["--tokenizer=nowhere"],
+        "nowhere cannot be read; a tokenizer file must be there",
+    ),
     "damaged": (["--tokenizer=damaged.json"], "damaged.json: damaged tokenizer file"),
     "another program's": (["--tokenizer=bert"], "bert: holds no tokenizer: neither"),
 }

@@ -1,5 +1,6 @@
 """`jax-transformer train --resume`: what goes on, what is refused, and what is lost on the way."""
 
+import re
 import shutil
 from pathlib import Path
 from unittest import mock

@@ -31,6 +31,7 @@ _GLOBALS = {
         for kind in "Double Float Half BFloat16 Long Int Short Char Byte Bool".split()
     ),
 }
+_FOLDER = 0x10  # in the attributes of a record: torch reads no byte of it, and uses free memory
 _MAX_RECORDS = 10_000  # one a tensor and a handful beside
 _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
 _ALONE = "save model.state_dict() alone"
@@ -115,7 +116,8 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as a state_dict; one array under several names stays tied."""
     torch = _import_torch(path)
     tensors = {id(array): as_torch(array) for array in arrays.values()}
-    torch.save({name: tensors[id(array)] for name, array in arrays.items()}, path)
+    with path.open("wb") as file:  # given a path, torch writes its name into the file
+        torch.save({name: tensors[id(array)] for name, array in arrays.items()}, file)
 
 
 def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
@@ -174,6 +176,12 @@ def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes
             raise WeightFileError(
                 f"{path}: data.pkl of {pickles[0].file_size} bytes is longer than {longest}"
             )
+        for record in records:
+            if record.external_attr & _FOLDER:
+                raise WeightFileError(
+                    f"{path}: the record {shorten(record.filename)} is marked as a folder; the "
+                    "file is damaged, fetch or convert it again"
+                )
         damaged = archive.testzip()  # torch does not look at the checksums
         if damaged:
             raise WeightFileError(

@@ -1,6 +1,7 @@
 """Weight files: every bit comes back, whatever the memory layout, the framework or the accident."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -392,6 +393,19 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
     )
     assert len(bits & inside) >= 1000
     assert not harmless & inside
+
+
+def test_a_record_that_is_marked_as_a_folder_is_refused(tmp_path):
+    """torch reads no byte of such a record: its tensors then hold whatever was in the memory."""
+    path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
+    files.write(path, model())
+    data = path.read_bytes()
+    entries = [match.start() for match in re.finditer(b"PK\\1\\2", data)]
+    assert len(entries) > len(model())
+    for begin in entries:
+        flipped(path, 8 * (begin + 38) + 4, damaged)  # of its attributes, in the zip directory
+        with pytest.raises(WeightFileError, match="is marked as a folder"):
+            files.read(damaged)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
