@@ -16,6 +16,7 @@ from benchmarks.attack.mutations import PLACE_CHANGES, RAW, VALUES, choose, muta
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, call_program, command
 from jax_transformer.commands.budget import budget
 from jax_transformer.commands.convert import convert
+from jax_transformer.commands.main import check_arguments
 from jax_transformer.commands.train import check_values, parse_new
 from jax_transformer.commands.train_arguments import (
     OF_ONE_START,
@@ -73,6 +74,7 @@ ODD = (
 
 def start(argv: Sequence[str]) -> Arguments:
     """Do what `train` does before it reads any text; return the arguments."""
+    check_arguments(argv)
     arguments = parse(argv, defaults(argv))
     arguments, begin = parse_new(argv, arguments)
     check_values(arguments, begin)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_closed_descriptors()
     try:
         with interruptible():
-            _check_arguments(arguments)
+            check_arguments(arguments)
             if not arguments or arguments[0] in ("-h", "--help"):
                 print(usage())
             else:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {place}: {error.strerror}")
 
 
-def _check_arguments(arguments: Sequence[str]) -> None:
+def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse arguments that cannot be shown in a message of one line.
 
     Raises:

@@ -400,7 +400,7 @@ def test_a_record_that_is_marked_as_a_folder_is_refused(tmp_path):
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
     files.write(path, model())
     data = path.read_bytes()
-    entries = [match.start() for match in re.finditer(b"PK\\1\\2", data)]
+    entries = [match.start() for match in re.finditer(rb"PK\x01\x02", data)]
     assert len(entries) > len(model())
     for begin in entries:
         flipped(path, 8 * (begin + 38) + 4, damaged)  # of its attributes, in the zip directory
