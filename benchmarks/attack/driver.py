@@ -18,7 +18,7 @@ from benchmarks.attack.outcomes import Outcome, Result
 from benchmarks.attack.worker import KINDS, serve
 
 WEIGHTS = {"files": 8, "settings": 5, "texts": 3, "calls": 4, "kills": 2}  # of the draw of a kind
-SECONDS = {"files": 60, "settings": 30, "texts": 60, "calls": 60, "kills": 90}  # then it hangs
+SECONDS = {"files": 30, "settings": 30, "texts": 60, "calls": 60, "kills": 90}  # then it hangs
 SECONDS_OF_OTHERS = 60
 MOST_GROWTH = 300 * 2**20  # bytes of a try
 READY_SECONDS = 300  # for the preparation of a try, which may make a model first

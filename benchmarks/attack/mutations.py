@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-SPARSE = 2**33  # bytes of a file that has no blocks on the disk
+SPARSE = 2**36  # bytes of a file that has no blocks on the disk
 RAW = "@raw:"  # a string that begins so is written without quotes: what json.dumps cannot write
 DEEP = 5000  # brackets
 VALUES: tuple[Any, ...] = (
@@ -229,6 +229,6 @@ PLACE_CHANGES: dict[str, Callable[[Path], None]] = {
     "a link to nothing": _replace_by(lambda path: path.symlink_to("nothing")),
     "a link to itself": _replace_by(lambda path: path.symlink_to(path.name)),
     "empty": lambda path: path.write_bytes(b"") and None,
-    "8 GiB of zeros": _sparse,
-    "8 GiB of zeros after it": _sparse_tail,
+    "64 GiB of zeros": _sparse,
+    "64 GiB of zeros after it": _sparse_tail,
 }

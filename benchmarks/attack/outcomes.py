@@ -20,6 +20,7 @@ from jax_transformer.errors import InputError
 
 LONGEST_REFUSAL = 600  # characters
 USAGE_LINES = 40  # of the parser's message about a flag, which shows the flags that are like it
+REPORT_LINES = 20  # of a report on tensors that do not fit, as a command prints it
 HASHED = 2**26  # bytes; of a longer file the size and the time are compared
 PACKAGES = ("jax_transformer", "torch_reference")
 
@@ -114,15 +115,17 @@ def judge(attempt: Attempt) -> tuple[Outcome, str, str]:
 def is_short(error: InputError | UsageError) -> bool:
     """Return whether a refusal is as promised: one line that can be read.
 
-    A message about a flag has a frame around it. The report on a state_dict, raised by a function
-    and not printed by a command, has a line for each tensor.
+    A message about a flag has a frame around it. The report on tensors that do not fit has a line
+    for each of the first faults where a command prints it, and for each of them as an exception.
     """
     message = str(error)
     if isinstance(error, UsageError):
         return 0 < len(message.splitlines()) <= USAGE_LINES
     if isinstance(error, ConversionError):
         return bool(message)
-    return 0 < len(message) <= LONGEST_REFUSAL and len(message.splitlines()) == 1
+    lines = message.splitlines()
+    most = REPORT_LINES if lines and "nothing was converted" in lines[0] else 1
+    return 0 < len(lines) <= most and max(map(len, lines)) <= LONGEST_REFUSAL
 
 
 def place_of(error: BaseException) -> str:

@@ -207,6 +207,10 @@ DAMAGE = {
     "sampling": (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
     "stripping": (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
     "settings": (configure(added_tokens_decoder=[1]), "tokenizer_config.json: is damaged"),
+    "a token that is no text": (
+        configure(added_tokens_decoder={"7": {"content": 3}}),
+        "tokenizer_config.json: is damaged",
+    ),
 }
 
 

@@ -340,13 +340,14 @@ def _from_tokenizer_config(
         own.add(settings.get("pad_token", DEFAULTS["pad_token"]))
         added, special = {}, []
         for token_id, token in values.get("added_tokens_decoder", {}).items():
+            text = _content(token)
             if any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
                 raise InputError(
-                    f"{name}: the token {token['content']!r:.60} has lstrip, rstrip or "
-                    "single_word, which are not supported; remove them"
+                    f"{name}: the token {text!r:.60} has lstrip, rstrip or single_word, which are "
+                    "not supported; remove them"
                 )
-            if token["content"] not in own:
-                added[token["content"]] = int(token_id)
+            if text not in own:
+                added[text] = int(token_id)
         for key in ("additional_special_tokens", "extra_special_tokens"):
             tokens = values.get(key) or ()
             for token in tokens.values() if isinstance(tokens, Mapping) else tokens:

@@ -251,19 +251,21 @@ def _broadcast(restored: Restored | None) -> Restored:
 
 
 def _read_arrays(directory: Path, described: dict[str, Any]) -> dict[str, np.ndarray]:
+    blanks = {
+        name: np.empty(array["shape"], jnp.dtype(array["dtype"]))
+        for name, array in described.items()
+    }
+    # No file is longer than all arrays and what orbax writes beside them.
+    largest = 2 * sum(blank.nbytes for blank in blanks.values()) + MAX_RECORDS
     # Damage is detected before orbax reads: the threads of orbax would keep complaining about it.
     try:
         for name, digest in read_json(directory / FILES, MAX_RECORDS).items():
             if not (directory / name).is_file():
                 raise ValueError(f"{ARRAYS}/{name} is missing")
-            if file_digest(directory / name) != digest:
+            if file_digest(directory / name, largest) != digest:
                 raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
     except InputError as error:  # it is damaged, and not of another version
         raise ValueError(str(error)) from error
-    blanks = {
-        name: np.empty(array["shape"], jnp.dtype(array["dtype"]))
-        for name, array in described.items()
-    }
     alone = distributed.orbax_alone()
     with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
         arrays = checkpointer.restore(directory, blanks)

@@ -71,6 +71,7 @@ def test_every_damage_of_the_newest_step_is_found_and_the_one_before_taken(
 
 DAMAGES = {
     "file truncated": lambda step: _newest_array(step).write_bytes(b"x"),
+    "file of a terabyte": lambda step: os.truncate(_newest_array(step), 2**40),
     "file deleted": lambda step: _newest_array(step).unlink(),
     "bit flipped": lambda step: _flip(_newest_array(step)),
     "_METADATA gone": lambda step: (step / "arrays" / "_METADATA").unlink(),
