@@ -53,7 +53,7 @@ def _ids(rows: int, length: int) -> np.ndarray:
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (0, -1, 10**12, 2**63, 1.5, 63, 65, np.int64(3), True, float("nan")),
-    "beam_size": (0, -1, 2, 10**6, 1.5, 61, 2**40, True),
+    "beam_size": (0, -1, 2, 10**9, 1.5, 61, 2**40, True),
     "num_hypotheses": (0, -1, 2, 10**9, 0.5),
     "length_penalty": (float("nan"), float("inf"), -1e6, 1e308, -1.0, 0.6, True),
     "length_normalization": ("", "x", None, "power"),

@@ -235,7 +235,7 @@ QUICK = {
 }
 WITH_TORCH = {
     "weights.pt": Subject(stock.weight_file(".pt"), _weights(".pt"), True),
-    "weights.pt, converted": Subject(stock.weight_file(".pt"), _converted(".pt"), True),
+    "weights.pt, converted": Subject(stock.weight_file(".pt"), _converted(".pt")),  # by config.json
 }
 OF_RUNS = {
     "checkpoint of a run": Subject(stock.run_folder, _run, True),

@@ -18,7 +18,7 @@ from jax_transformer.commands.main import main
 from jax_transformer.convert import ConversionError
 from jax_transformer.errors import InputError
 
-LONGEST_REFUSAL = 600  # characters
+LONGEST_REFUSAL = 1010  # characters of a line
 USAGE_LINES = 40  # of the parser's message about a flag, which shows the flags that are like it
 REPORT_LINES = 20  # of a report on tensors that do not fit, as a command prints it
 HASHED = 2**26  # bytes; of a longer file the size and the time are compared

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import refusal, shorten
+from jax_transformer.storage.faults import shorten
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
 # chosen command is imported.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()  # an error of it is noticed here and not at the exit
     except InputError as error:
-        sys.exit(refusal(error))
+        sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
         missing = missing_library(name, error)
         if missing is None:

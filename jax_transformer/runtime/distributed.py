@@ -22,7 +22,6 @@ from jax.experimental import multihost_utils
 from jax_transformer.config import check_whole_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.watchdog import Watchdog
-from jax_transformer.storage.faults import refusal
 
 GRACE = 5  # seconds by which the watchdog, with its one line, is earlier than JAX, which aborts
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable holds a step's tasks
@@ -235,7 +234,7 @@ def fail(error: Exception) -> NoReturn:
     """
     if _alone():
         if isinstance(error, InputError):
-            sys.exit(refusal(error))
+            sys.exit(f"error: {error}")
         raise error
     message = " ".join(str(error).split())[:300]
     if isinstance(error, InputError):

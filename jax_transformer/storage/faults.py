@@ -26,12 +26,6 @@ def one_line(message: str, most: int = 500) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def refusal(error: InputError) -> str:
-    """Return what a command prints of an input error; a value in it may be of any length."""
-    lines = str(error).splitlines()
-    return "error: " + "\n".join(line if len(line) <= 600 else f"{line[:597]}..." for line in lines)
-
-
 def unique_names(
     path: Path, pairs: Sequence[tuple[str, Any]], error: type[InputError] = InputError
 ) -> dict[str, Any]:
@@ -76,7 +70,7 @@ def check_path(path: Path, suffix: str = "") -> None:
             that exists cannot be searched.
     """
     parents = path.absolute().parents
-    ancestor = next(parent for parent in parents if os.path.lexists(parent))
+    ancestor = next((parent for parent in parents if os.path.lexists(parent)), path)
     with faults_named(path, "cannot be written; name another output", OSError, ValueError):
         for name in (*path.parent.parts, path.name + suffix):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -262,5 +262,5 @@ def test_a_long_value_in_a_message_is_cut(monkeypatch):
     with pytest.raises(SystemExit) as left:
         cli.main(["average"])
     first, second = str(left.value.code).splitlines()
-    assert first == f"error: {'x' * 597}..."
+    assert first == f"error: {'x' * 700} ... {'x' * 290}"
     assert second == "second line"

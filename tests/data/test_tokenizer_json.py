@@ -13,6 +13,7 @@ from jax_transformer.data.tokenizers import (
     describe,
     from_description,
 )
+from jax_transformer.data.tokenizers.tokenizer_json import parse
 from jax_transformer.errors import InputError
 from tests.data.sentencepiece_models import odd_strings, text, train
 
@@ -143,12 +144,20 @@ def test_ids_beyond_the_vocabulary_are_refused(content, changed):
 
 def test_an_id_far_beyond_the_vocabulary_is_refused_without_memory_for_the_ids_between():
     content = json.loads(word_level("<pad>", "</s>", "<unk>"))
-    content["model"]["vocab"]["b"] = 2**31
+    content["model"]["vocab"]["b"] = 2**24 - 1
     settings = {"pad_id": 0, "bos_id": 0, "eos_id": 1, "unk_id": 2, "vocab_size": 5}
     tracemalloc.start()
     try:
-        with pytest.raises(InputError, match="has 2147483649 ids, but the model 5"):
+        with pytest.raises(InputError, match="has 16777216 ids, but the model 5"):
             TokenizerJson(json.dumps(content).encode(), settings, "x")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
+
+
+def test_an_id_that_no_vocabulary_has_is_damage():
+    """The library behind it takes memory for each id up to the largest, and aborts the process."""
+    content = json.loads(word_level("<pad>", "</s>", "<unk>"))
+    content["model"]["vocab"]["b"] = 2**31
+    with pytest.raises(InputError, match=r"damaged tokenizer file \(an id is 2147483648\)"):
+        parse(json.dumps(content), "x")

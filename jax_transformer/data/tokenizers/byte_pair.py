@@ -16,7 +16,7 @@ from jaxtyping import Integer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jax_transformer.data.tokenizers.storage import read_files
-from jax_transformer.data.tokenizers.tokenizer_json import TOKENIZER_FILE, parse
+from jax_transformer.data.tokenizers.tokenizer_json import MOST_IDS, TOKENIZER_FILE, parse
 from jax_transformer.errors import InputError
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
@@ -38,8 +38,7 @@ class BytePairTokenizer:
     bos_id = 1
     eos_id = 2
     unk_id = 3
-    # The library behind it reserves memory for all entries at once, and aborts without it.
-    most_entries = 2**24
+    most_entries = MOST_IDS
 
     def __init__(self, byte_pair_encoding: tokenizers.Tokenizer) -> None:
         self._tokenizer = byte_pair_encoding

@@ -19,6 +19,8 @@ from jax_transformer.data.tokenizers.storage import check_settings
 from jax_transformer.data.tokenizers.tokenizer import LineError, clean_up_spaces
 from jax_transformer.errors import InputError
 
+# Ids that a vocabulary may have: the library behind it takes memory for each, and aborts without.
+MOST_IDS = 2**24
 TOKENIZER_FILE = "tokenizer.json"
 DEFAULTS: dict[str, Any] = {
     "pad_id": None,
@@ -254,11 +256,11 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
         name: The name of the file in error messages.
 
     Raises:
-        InputError: The content is damaged.
+        InputError: The content is damaged, or an id in it is above `MOST_IDS`.
     """
     try:
         text = content if isinstance(content, str) else content.decode()
-        return tokenizers.Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
     except (KeyboardInterrupt, SystemExit):
@@ -266,3 +268,7 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     except BaseException as error:  # the library's errors and panics have no narrower type
         reason = " ".join(str(error).split())
         raise InputError(f"{name}: damaged tokenizer file ({reason:.200})") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest >= MOST_IDS:
+        raise InputError(f"{name}: damaged tokenizer file (an id is {largest})")
+    return tokenizer
