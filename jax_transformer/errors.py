@@ -10,13 +10,22 @@ class InputError(ValueError):
     with exit code 1. Every other exception is a fault of this library and keeps its traceback.
     """
 
-    def __init__(self, message: str = "") -> None:
-        """Keep both ends of a line that a value of any length has made too long to read."""
-        lines = message.split("\n")
+    def __init__(self, *lines: str) -> None:
+        """Make each line readable, whatever values it shows.
+
+        Args:
+            *lines: The message: one line; only a report has more. Of a line that is too long both
+                ends are kept. Characters that are not printed, as the end of a line, are escaped.
+        """
         super().__init__("\n".join(map(_readable, lines)))
 
 
 def _readable(line: str) -> str:
-    if len(line) <= LONGEST_LINE:
+    if len(line) > LONGEST_LINE:
+        line = f"{line[: LONGEST_LINE - 300]} ... {line[-290:]}"
+    if line.isprintable():
         return line
-    return f"{line[: LONGEST_LINE - 300]} ... {line[-290:]}"
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in line
+    )

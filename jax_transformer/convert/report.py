@@ -110,7 +110,7 @@ class ConversionError(InputError):
             lines += [_line(_as_one(*group)) for group in groups[:most]]
             if more := sum(len(group) for _, group in groups[most:]):
                 lines.append(f"  ... and {more} more {kind}")
-        super().__init__("\n".join(lines))
+        super().__init__(*lines)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:

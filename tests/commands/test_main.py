@@ -254,13 +254,13 @@ def test_an_argument_that_cannot_be_shown_is_one_line(capsys, argument, message)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_long_value_in_a_message_is_cut(monkeypatch):
+def test_a_value_in_a_message_is_cut_and_escaped(monkeypatch):
     def refuse(*_):
-        raise InputError(f"{'x' * 5000}\nsecond line")
+        raise InputError("x" * 5000, "second\nline \udcff")
 
     monkeypatch.setattr(cli, "run_command", refuse)
     with pytest.raises(SystemExit) as left:
         cli.main(["average"])
     first, second = str(left.value.code).splitlines()
     assert first == f"error: {'x' * 700} ... {'x' * 290}"
-    assert second == "second line"
+    assert second == r"second\nline \udcff"
