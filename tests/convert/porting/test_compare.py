@@ -308,7 +308,7 @@ def record_of(**changed):
 REFUSED = {
     "source": ({"src": np.full((2, 7), 37)}, PROGRAM_LAYOUT, "src\\[0, 0\\]=37 is outside"),
     "target": ({"tgt": np.full((2, 5), 41)}, PROGRAM_LAYOUT, "tgt\\[0, 0\\]=41 is outside"),
-    "vectors": ({"src": np.ones((2, 7, 42))}, PROGRAM_LAYOUT, "must be ids"),
+    "vectors": ({"src": np.ones((2, 7, 42))}, PROGRAM_LAYOUT, "must hold whole numbers"),
     "width": ({"output": np.ones((2, 5, 9))}, PROGRAM_LAYOUT, "9 numbers .* tgt_vocab_size=41"),
     "padding": ({"src": np.zeros((2, 7), int)}, PROGRAM_LAYOUT, "no row with a source and"),
     "part": ({}, torch_nn.encoder(), "is of encoder, not of a whole model"),
