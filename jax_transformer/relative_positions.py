@@ -34,7 +34,7 @@ class RelativeAttentionBias(nn.Module):
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
         """Return the bias of each query and key, both counted from position 0."""
         if is_symbolic_dim(queries) or is_symbolic_dim(keys):
-            return self._of_symbolic_lengths(queries, keys)
+            return _of_symbolic_lengths(self, queries, keys)
         distances = np.arange(1 - queries, keys)
         return functional.toeplitz(self.by_distance(distances), queries)[None]
 
@@ -49,14 +49,17 @@ class RelativeAttentionBias(nn.Module):
         )
         return self.embedding[buckets]
 
-    def _of_symbolic_lengths(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
-        """Return the bias for lengths that are not known, where numpy can name no distances."""
-        # From this distance on, all distances of a side share a bucket.
-        furthest = self.config.relative_attention_max_distance
-        by_distance = self.by_distance(np.arange(-furthest, furthest + 1))
-        distances = jnp.arange(keys) - jnp.arange(queries)[:, None]
-        rows = by_distance[jnp.clip(distances, -furthest, furthest) + furthest]
-        return jnp.moveaxis(rows, -1, 0)[None]
+
+def _of_symbolic_lengths(
+    bias: RelativeAttentionBias, queries: int, keys: int
+) -> Float[Array, "1 H T S"]:
+    """Return the bias for lengths that are not known, where numpy can name no distances."""
+    # From this distance on, all distances of a side share a bucket.
+    furthest = bias.config.relative_attention_max_distance
+    by_distance = bias.by_distance(np.arange(-furthest, furthest + 1))
+    distances = jnp.arange(keys) - jnp.arange(queries)[:, None]
+    rows = by_distance[jnp.clip(distances, -furthest, furthest) + furthest]
+    return jnp.moveaxis(rows, -1, 0)[None]
 
 
 def slot_bias(
