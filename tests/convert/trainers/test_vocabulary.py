@@ -98,7 +98,7 @@ def test_dictionaries_of_fairseq(tmp_path):
         (b" 3\n", "line 1 is no token with its count"),
         (b"the 3\na 1\nthe 2\n", "line 3 repeats a token"),
         (b"<pad> 3\n", "line 1 repeats a token"),
-        (b"\xff\xfe 3\n", "dict.en.txt: is not UTF-8"),
+        (b"\xff\xfe 3\n", "dict.en.txt cannot be read.*it is not UTF-8"),
     ],
 )
 def test_damaged_dictionaries_are_refused(tmp_path, content, message):
