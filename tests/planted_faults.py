@@ -23,7 +23,7 @@ def prepare(draw: np.random.Generator, folder: Path, stock: Path, quick: bool) -
 
     def run() -> Outcome:
         if fault == "long":
-            raise InputError("one line\nand another one")
+            raise InputError("one line", "and another one")
         if fault == "wrong":
             raise WrongResult("another result")
         if fault == "traceback":

@@ -8,7 +8,14 @@ import pytest
 
 from benchmarks.attack import mutations
 from benchmarks.attack.driver import WEIGHTS, Limits, Survey, attack, draws
-from benchmarks.attack.outcomes import Outcome, UsageError, call_program, place_of, tree_digest
+from benchmarks.attack.outcomes import (
+    Outcome,
+    UsageError,
+    call_program,
+    is_short,
+    place_of,
+    tree_digest,
+)
 from jax_transformer.convert.files.digests import json_digest
 from jax_transformer.errors import InputError
 from tests import planted_faults
@@ -70,8 +77,9 @@ def test_a_program_must_leave_with_one_and_a_message():
         return program
 
     assert call_program(lambda: print("text")) == b"text\n"
-    with pytest.raises(InputError, match="what is wrong"):
-        call_program(leave("error: what is wrong"))
+    with pytest.raises(InputError, match=r"what is wrong\nand more$") as refused:
+        call_program(leave("error: what is wrong\nand more"))
+    assert not is_short(refused.value)
     with pytest.raises(UsageError):
         call_program(leave(2))
     for code in (1, 3, "no message of this library"):

@@ -198,4 +198,4 @@ def call_program(program: Callable[[], object], stdin: bytes = b"") -> bytes:
     message = written[written.find("error: ") :]  # notes may stand before it
     if code != 1 or not message.startswith("error: "):
         raise WrongResult(f"exit code {code} with this on standard error:\n{written[-3000:]}")
-    raise InputError(message.removesuffix("\n"))
+    raise InputError(*message.removesuffix("\n").split("\n"))
