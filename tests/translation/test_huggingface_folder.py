@@ -145,7 +145,10 @@ def changed(name, **values):
 
 
 BAD = {
-    "no tokenizer": (lambda folder: (folder / "vocab.json").unlink(), "vocab.json cannot be read; a tokenizer file must be there"),
+    "no tokenizer": (
+        lambda folder: (folder / "vocab.json").unlink(),
+        "vocab.json cannot be read; a tokenizer file must be there",
+    ),
     "a larger tokenizer": (
         changed("vocab.json", more=5000),
         "the tokenizer has src_vocab_size=5001, but config.json says",
