@@ -81,21 +81,32 @@ def locked(descriptor: int, scratch: Path, path: Path) -> bool:
     Raises:
         InputError: Another process has locked it.
     """
-    import fcntl  # not on every platform that can read weight files
-
     with contextlib.ExitStack() as unless_locked:
         unless_locked.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"{path}: another process is writing it; wait until that process ends"
-            ) from error
+        lock(descriptor, f"{path}: another process is writing it; wait until that process ends")
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), scratch.lstat()):
                 unless_locked.pop_all()
                 return True
     return False
+
+
+def lock(descriptor: int, busy: str) -> None:
+    """Lock an open file or folder, until it is closed or its process ends.
+
+    Args:
+        descriptor: The file or folder.
+        busy: The message if another process has locked it.
+
+    Raises:
+        InputError: Another process has locked it.
+    """
+    import fcntl  # not on every platform that can read weight files
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(busy) from error
 
 
 def to_disk(path: Path) -> None:

@@ -5,7 +5,6 @@ input it covers and what it was made of. The finished output gets its name in on
 """
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -17,7 +16,7 @@ from typing import IO, Any
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import check_path, faults_named, shorten
 from jax_transformer.storage.reading import read_json
-from jax_transformer.storage.writing import WRITING, replace_file
+from jax_transformer.storage.writing import WRITING, lock, replace_file
 
 
 class ResumableFile:
@@ -183,12 +182,7 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing, created if it is missing, and keep other processes out of it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"{path}: another process is writing it; wait until that process ends"
-            ) from error
+        lock(descriptor, f"{path}: another process is writing it; wait until that process ends")
         # The file may have become the finished output of that process just before it was locked.
         if not (os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))):
             raise InputError(f"{path}: another process has just finished it")

@@ -1,5 +1,6 @@
 """The output that a killed process goes on with: the same bytes, or one line that says why not."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.translation import resumable_file as resumable
 from jax_transformer.translation.resumable_file import resumable_file
 
 LINES = [f"line {number}" for number in range(10)]
@@ -180,7 +180,7 @@ def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
 
 def finished_by_another_process(monkeypatch, path, before):
     """Let another process finish the output just before or after this one locks it."""
-    flock = resumable.fcntl.flock
+    flock = fcntl.flock
 
     def finish_and_lock(file, how):
         if before:
@@ -190,7 +190,7 @@ def finished_by_another_process(monkeypatch, path, before):
             path.write_bytes(whole())
         flock(file, how)
 
-    monkeypatch.setattr(resumable.fcntl, "flock", finish_and_lock)
+    monkeypatch.setattr(fcntl, "flock", finish_and_lock)
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])

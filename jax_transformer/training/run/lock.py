@@ -1,12 +1,11 @@
 """A lock that allows one training in a directory at a time."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_transformer.errors import InputError
+from jax_transformer.storage.writing import lock
 
 
 @contextlib.contextmanager
@@ -18,12 +17,7 @@ def locked(directory: Path) -> Iterator[None]:
     """
     opened = os.open(directory, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"{directory}: another process is training this run; wait for it or end it"
-            ) from error
+        lock(opened, f"{directory}: another process is training this run; wait for it or end it")
         yield
     finally:
         os.close(opened)
