@@ -104,7 +104,8 @@ def _translate(folder: Path, new: bool) -> None:
     path = folder.parent / f"text{int(new)}" / "source.txt"
     output = folder / "translated.txt"
     arguments = ["translate", str(folder.parent / "source0"), f"--input={path}"]
-    unfinished = (folder / "translated.txt.part.json").exists()  # else nothing was committed
+    names = ("translated.txt.part", "translated.txt.part.json")  # the second: something is whole
+    unfinished = all((folder / name).exists() for name in names)
     how = "--resume" if unfinished else "--overwrite"
     command([*arguments, f"--output={output}", how, "--window=64"])
 
