@@ -37,8 +37,7 @@ def check_array(name: str, array: Any) -> None:
     """Refuse what is no array of numpy or jax, and an array of the other byte order.
 
     Raises:
-        InputError: It is a list, a tensor of torch or another object; names its type. Or jax
-            cannot read its bytes.
+        InputError: Names the type or the byte order.
     """
     if not isinstance(array, np.ndarray | jax.Array):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
@@ -143,8 +142,7 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
         least: The smallest number; None is any.
 
     Raises:
-        InputError: It is another kind of number or object, traced by `jit`, below `least` or
-                above `LARGEST`.
+        InputError: It is no whole number, traced by `jit`, below `least` or above `LARGEST`.
     """
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
