@@ -18,10 +18,10 @@ SRC = np.array([[3, 4, 2]], np.int32)
 
 
 def refused(match, call, *args, **options):
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(InputError, match=match) as caught:
         call(*args, **options)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
     assert "\n" not in str(caught.value)
 
 

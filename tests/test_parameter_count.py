@@ -74,6 +74,6 @@ def test_the_largest_config_is_counted_at_once():
         num_decoder_layers=10_000,
         positions="none",
     )
-    start = time.monotonic()
+    start = time.process_time()
     assert parameter_count(config) > 30_000 * LARGEST**2
-    assert time.monotonic() - start < 0.1
+    assert time.process_time() - start < 0.1

@@ -66,8 +66,6 @@ def read_bytes(
     path: str | os.PathLike[str],
     fault: str,
     largest: int = MAX_SIZE,
-    *,
-    error: type[InputError] = InputError,
 ) -> bytes:
     """Return the content of a regular file of at most `largest` bytes.
 
@@ -75,21 +73,20 @@ def read_bytes(
         path: The file.
         fault: What the message says of a file that cannot be read, as "cannot be read".
         largest: Most bytes; no more are read, even if the file grows or names another size.
-        error: The class of the error.
 
     Raises:
         InputError: The file is missing, no regular file or too long.
     """
     with (
-        open_regular(path, fault, largest, error=error) as file,
-        faults_named(Path(path), fault, OSError, error=error),
+        open_regular(path, fault, largest) as file,
+        faults_named(Path(path), fault, OSError),
     ):
         expected = os.fstat(file.fileno()).st_size + 1
         content = file.read(expected)
         if len(content) == expected:  # it grows, or it is a file of /proc, whose size is 0
             content += file.read(max(0, largest + 1 - expected))
     if len(content) > largest:
-        raise _no_regular_file(Path(path), largest, error)
+        raise _no_regular_file(Path(path), largest)
     return content
 
 
@@ -97,8 +94,6 @@ def read_text(
     path: str | os.PathLike[str],
     fault: str,
     largest: int = MAX_SIZE,
-    *,
-    error: type[InputError] = InputError,
 ) -> str:
     """Return the UTF-8 text of a regular file, without a byte-order mark at its start.
 
@@ -106,13 +101,12 @@ def read_text(
         path: The file.
         fault: What the message says of a file that cannot be read, as "is no readable JSON".
         largest: Most bytes.
-        error: The class of the error.
 
     Raises:
         InputError: The file is missing, no regular file, too long or no UTF-8.
     """
-    content = read_bytes(path, fault, largest, error=error)
-    with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError, error=error):
+    content = read_bytes(path, fault, largest)
+    with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig")
 
 
@@ -166,7 +160,9 @@ def with_tuples(value: Any) -> Any:
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
-def _no_regular_file(path: Path, largest: int | None, error: type[InputError]) -> InputError:
+def _no_regular_file(
+    path: Path, largest: int | None, error: type[InputError] = InputError
+) -> InputError:
     size = "" if largest is None else f" of at most {largest:,} bytes"
     return error(f"{path} is no regular file{size}")
 

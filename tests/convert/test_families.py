@@ -350,10 +350,10 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
             if set(fields) & ({own} if isinstance(own, str) else set(own))
         }
         (tmp_path / "config.json").write_text(json.dumps(usual.json | claimed))
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(InputError, match=message):
             from_huggingface(tmp_path)
-        assert time.monotonic() - start < 2
+        assert time.process_time() - start < 2
 
 
 def test_mutated_configs_raise_nothing_else(usual, tmp_path):

@@ -38,7 +38,6 @@ class BytePairTokenizer:
     bos_id = 1
     eos_id = 2
     unk_id = 3
-    most_entries = MOST_IDS
 
     def __init__(self, byte_pair_encoding: tokenizers.Tokenizer) -> None:
         self._tokenizer = byte_pair_encoding
@@ -58,10 +57,10 @@ class BytePairTokenizer:
 
         Raises:
             InputError: The text has more distinct characters than `vocab_size` allows, or
-                `vocab_size` is above `most_entries`.
+                `vocab_size` is above `MOST_IDS`.
         """
-        if vocab_size > cls.most_entries:
-            raise InputError(f"vocab_size={vocab_size} must be at most {cls.most_entries}")
+        if vocab_size > MOST_IDS:
+            raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
         tokenizer = _untrained()
         trainer = trainers.BpeTrainer(
             vocab_size=max(vocab_size, 0),

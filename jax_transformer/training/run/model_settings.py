@@ -7,6 +7,7 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.tokenizers import BytePairTokenizer, Tokenizer
+from jax_transformer.data.tokenizers.tokenizer_json import MOST_IDS
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
@@ -90,10 +91,8 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
-    if vocab_size > BytePairTokenizer.most_entries:
-        raise InputError(
-            f"vocab_size={vocab_size} must be at most {BytePairTokenizer.most_entries}"
-        )
+    if vocab_size > MOST_IDS:
+        raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
     return _resolved(model, BytePairTokenizer, (vocab_size, vocab_size))
 
 
