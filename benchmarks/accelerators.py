@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_transformer import TransformerConfig, generate
-from jax_transformer.model import init_params
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime import sharding
-from jax_transformer.runtime.attention_backend import execution_on
 from jax_transformer.runtime.compiled import OutOfMemory, Report, compile_for_topology, report
 from jax_transformer.runtime.topologies import data_sheet, topology_devices
 from jax_transformer.training.budget import SIZES, Workload, budget, step_flops

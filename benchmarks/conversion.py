@@ -22,12 +22,12 @@ import torch  # noqa: F401 else its import would count as part of a conversion
 import tyro
 
 from jax_transformer import TransformerConfig, init_params
-from jax_transformer.convert import files
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_from_json
-from jax_transformer.convert.files.shards import weight_files
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
-from jax_transformer.data.tokenizers import TokenizerJson
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights.shards import weight_files
+from jax_transformer.tokenizers import TokenizerJson
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 

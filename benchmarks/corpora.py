@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.systems import processor
-from jax_transformer.data.batches import epoch_batches
-from jax_transformer.data.parallel_text import ParallelText, decode_pairs
-from jax_transformer.data.plan import epoch_layout
-from jax_transformer.data.prepared.corpus import PreparedCorpus, open_folder
-from jax_transformer.data.prepared.prepare import Filters
-from jax_transformer.data.prepared.store import (
+from jax_transformer.text.batches import epoch_batches
+from jax_transformer.text.parallel_text import ParallelText, decode_pairs
+from jax_transformer.text.plan import epoch_layout
+from jax_transformer.text.prepared.corpus import PreparedCorpus, open_folder
+from jax_transformer.text.prepared.prepare import Filters
+from jax_transformer.text.prepared.store import (
     corpus_folder,
     corpus_task,
     known_text,

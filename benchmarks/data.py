@@ -22,16 +22,16 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.systems import processor, spread
-from jax_transformer.checks import check_ids
 from jax_transformer.commands.train_arguments import Arguments, defaults
-from jax_transformer.data.batches import make_batch, padding_share, training_batches
-from jax_transformer.data.corpus import ParallelCorpus, read_parallel
-from jax_transformer.data.encoded import EncodedCorpus, encode_corpus
-from jax_transformer.data.plan import plan_epoch
-from jax_transformer.data.tokenizers import BytePairTokenizer, Tokenizer
+from jax_transformer.model.checks import check_ids
+from jax_transformer.runs.model_settings import model_config
 from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.text.batches import make_batch, padding_share, training_batches
+from jax_transformer.text.corpus import ParallelCorpus, read_parallel
+from jax_transformer.text.encoded import EncodedCorpus, encode_corpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.model_settings import model_config
 from jax_transformer.training.step import init_state, train_step
 
 RECIPE = Path("configs/multi30k_en_de.yaml")

@@ -17,7 +17,7 @@ from benchmarks.huggingface import run, translate_here, translate_there
 from benchmarks.huggingface_models import FAMILIES, build
 from benchmarks.systems import processor
 from jax_transformer.convert.huggingface import read_config
-from jax_transformer.data.number_words import corpus
+from jax_transformer.text.number_words import corpus
 from jax_transformer.translation.scores import exact_match
 
 SIZES = {

@@ -27,21 +27,21 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_transformer import TransformerConfig
-from jax_transformer.data import number_words
-from jax_transformer.data.batches import Batch, NumberedBatch, epoch_batches
-from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.encoded import EncodedCorpus, encode_corpus
-from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoint_format import named_arrays
+from jax_transformer.runs.checkpoints import read_step, restore, steps_in
+from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.output import HALF_WRITTEN
+from jax_transformer.runs.signals import Stopped, stop_requests
+from jax_transformer.runs.state import RunSettings, progress_to_json
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.text import number_words
+from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.encoded import EncodedCorpus, encode_corpus
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run import loop
-from jax_transformer.training.run.checkpoint_format import named_arrays
-from jax_transformer.training.run.checkpoints import read_step, restore, steps_in
-from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
-from jax_transformer.training.run.output import HALF_WRITTEN
-from jax_transformer.training.run.signals import Stopped, stop_requests
-from jax_transformer.training.run.state import RunSettings, progress_to_json
 
 ROOT = Path(__file__).parent.parent
 PAIRS, HELD_OUT = 200, 20

@@ -33,7 +33,7 @@ from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from benchmarks.training import DROPOUTS, LOADERS, SETTINGS, SIZES, System
 from jax_transformer import decode_step, init_cache, init_params
 from jax_transformer.decoding.cache import Cache, select_hypotheses
-from jax_transformer.model import Params
+from jax_transformer.model.transformer import Params
 from jax_transformer.training.step import init_state, train_step
 
 CONFIG = LINEAGES["marian"].config  # of the cache

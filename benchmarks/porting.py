@@ -16,12 +16,12 @@ import tyro
 from torch import nn
 
 from jax_transformer import convert
-from jax_transformer.convert.porting.compare import compare_record
-from jax_transformer.convert.porting.record import Record, read_record, snippet
-from jax_transformer.convert.porting.suggest import Suggestion, suggest
 from jax_transformer.errors import InputError
+from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.record import Record, read_record, snippet
+from jax_transformer.porting.suggest import Suggestion, suggest
 from tests.convert.foreign import randomized
-from tests.convert.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
 
 LARGE = "opus-mt's size"
 

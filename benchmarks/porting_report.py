@@ -17,9 +17,9 @@ from torch import nn
 
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.layouts import torch_nn
-from jax_transformer.convert.porting.compare import compare_record
-from jax_transformer.convert.porting.html_report import write_report
-from jax_transformer.convert.porting.record import Record, record_module
+from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.html_report import write_report
+from jax_transformer.porting.record import Record, record_module
 
 PICTURE = Path("docs/report.png")
 WIDTH, HEIGHT = 1080, 1150  # of the upper part that is shown, in pixels

@@ -22,7 +22,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.systems import processor
-from jax_transformer.data.text_files import read_lines
+from jax_transformer.text.text_files import read_lines
 
 PAGE = 4096  # bytes
 

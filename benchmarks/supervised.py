@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kill_resume import ROOT, losses, state_digest
-from jax_transformer.training.run.checkpoints import steps_in
-from jax_transformer.training.run.loop import CHECKPOINTS
-from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.checkpoints import steps_in
+from jax_transformer.runs.loop import CHECKPOINTS
+from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 
 
 @dataclasses.dataclass

@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 from jax_transformer import convert
-from jax_transformer.convert.arrays import as_numpy
 from jax_transformer.convert.table import flatten
-from jax_transformer.model import Transformer
+from jax_transformer.model.transformer import Transformer
+from jax_transformer.storage.weights.arrays import as_numpy
 
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 WIDTH, HEADS, INNER, LAYERS = 24, 4, 40, (2, 3)

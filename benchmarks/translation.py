@@ -24,8 +24,8 @@ from rich.table import Table
 
 from benchmarks.streaming import write_input
 from benchmarks.systems import processor
-from jax_transformer.convert import files
-from jax_transformer.data.text_files import read_lines
+from jax_transformer.storage import weights as files
+from jax_transformer.text.text_files import read_lines
 
 BATCH = 256  # lines of a batch of transformers
 CT2_TOKENS = 4096  # of a batch of CTranslate2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         select_hypotheses,
     )
     from jax_transformer.errors import InputError
-    from jax_transformer.model import Transformer, apply, decode, encode, init_params
+    from jax_transformer.model.transformer import Transformer, apply, decode, encode, init_params
     from jax_transformer.translation.model_folder import load
 
 __all__ = [
@@ -55,7 +55,7 @@ _MODULES = {
         "select_hypotheses",
     ),
     "errors": ("InputError",),
-    "model": ("Transformer", "apply", "decode", "encode", "init_params"),
+    "model.transformer": ("Transformer", "apply", "decode", "encode", "init_params"),
     "translation.model_folder": ("load",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

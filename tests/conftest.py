@@ -42,8 +42,8 @@ def pytest_unconfigure():
 # tests of such a module: workers take tests over from the end of each other's queue.
 FIRST = (
     "tests/training/test_mesh.py",
-    "tests/training/run/test_kill_resume.py",
-    "tests/test_benchmark_device.py",
+    "tests/runs/test_kill_resume.py",
+    "tests/benchmarks/test_benchmark_device.py",
 )
 
 

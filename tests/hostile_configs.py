@@ -27,21 +27,21 @@ import numpy as np
 
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.commands.convert import read_source
-from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.files.digests import json_digest
 from jax_transformer.convert.layout_file import read_layout, write_layout
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.report import ConversionError
-from jax_transformer.convert.trainers import TRAINERS, read_trainer
 from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.presets import PRESETS
-from jax_transformer.training.run.checkpoints import read_step
+from jax_transformer.runs.checkpoints import read_step
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.translation import model_folder
-from tests.convert.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
 from tests.models import random_params, small_config, tiny_model
+from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
 
-GOLDEN = Path(__file__).parent / "training" / "run" / "golden"
+GOLDEN = Path(__file__).parent / "runs" / "golden"
 SECONDS, BYTES = 2.0, 200e6  # that reading a hostile config may take
 PROGRAMS = (AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT)
 PRESET_OF = {"reference": "vaswani2017", "torch_nn_encoder": "torch_nn"}

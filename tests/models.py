@@ -8,7 +8,7 @@ import jaxtyping
 import numpy as np
 
 from jax_transformer import TransformerConfig, init_params
-from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.model_folder import TrainedModel
 
 # Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.

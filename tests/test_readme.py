@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from jax_transformer.convert import files
+from jax_transformer.storage import weights as files
 from jax_transformer.translation.model_folder import save
 from tests.models import tiny_model
 

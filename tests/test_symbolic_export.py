@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, apply, encode, generate
-from jax_transformer.execution import Execution
+from jax_transformer.kernels.execution import Execution
 from tests.models import random_params, small_config, unchecked
 from tests.parity.ladder import error
 

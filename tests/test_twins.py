@@ -7,14 +7,9 @@ import pytest
 import torch
 
 import torch_reference
-from jax_transformer import (
-    TransformerConfig,
-    convert,
-    layers,
-    relative_positions,
-    self_over_memory,
-)
+from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.table import flatten
+from jax_transformer.model import layers, relative_positions, self_over_memory
 from tests.models import random_params, small_config
 
 PAIRS = {

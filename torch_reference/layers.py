@@ -1,4 +1,4 @@
-"""The blocks of the model as torch modules, named as in `jax_transformer.layers`.
+"""The blocks of the model as torch modules, named as in `jax_transformer.model.layers`.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
 """

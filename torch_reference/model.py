@@ -1,4 +1,4 @@
-"""The whole model in torch, named as in `jax_transformer.model`.
+"""The whole model in torch, named as in `jax_transformer.model.transformer`.
 
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """

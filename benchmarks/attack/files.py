@@ -16,13 +16,14 @@ from benchmarks.attack import stock
 from benchmarks.attack.mutations import choose, mutate_file
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files, read_layout, to_params
+from jax_transformer.convert import read_layout, to_params
 from jax_transformer.convert.huggingface import load_folder, read_model_config
 from jax_transformer.convert.layouts import LAYOUTS
-from jax_transformer.convert.porting.record import read_record
-from jax_transformer.data.tokenizers import Tokenizer
+from jax_transformer.porting.record import read_record
+from jax_transformer.runs.existing_tokenizer import read_tokenizer
+from jax_transformer.storage import weights as files
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import model_folder
-from jax_transformer.translation.existing_tokenizer import read_tokenizer
 
 FAMILIES = (
     *("marian", "pegasus", "bart", "mvp", "blenderbot", "mbart", "mbart-50", "m2m100", "nllb"),
@@ -194,9 +195,9 @@ def _record(folder: Path) -> str:
 
 
 def _run(folder: Path) -> str:
-    from jax_transformer.training.run.checkpoint_format import named_arrays
-    from jax_transformer.training.run.checkpoints import read_step
-    from jax_transformer.training.run.state import progress_to_json, settings_to_json
+    from jax_transformer.runs.checkpoint_format import named_arrays
+    from jax_transformer.runs.checkpoints import read_step
+    from jax_transformer.runs.state import progress_to_json, settings_to_json
 
     read = read_step(folder / "run", 6)
     progress = progress_to_json(read.checkpoint.progress)

@@ -17,9 +17,10 @@ from benchmarks.attack import stock
 from benchmarks.attack.files import digest_of
 from benchmarks.attack.mutations import choose
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
-from jax_transformer.convert import files, read_layout, to_huggingface, write_layout
+from jax_transformer.convert import read_layout, to_huggingface, write_layout
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.storage import weights as files
 from jax_transformer.translation import model_folder
 
 CHANGES = {  # audit events of Python; each is raised before the call

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from jax_transformer import TransformerConfig
-from jax_transformer.convert import files, to_tensors, write_layout
+from jax_transformer.convert import to_tensors, write_layout
 from jax_transformer.convert.layouts import LAYOUTS
-from jax_transformer.data import number_words
-from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.storage import weights as files
+from jax_transformer.text import number_words
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 

@@ -14,9 +14,9 @@ from benchmarks.attack import files, stock
 from benchmarks.attack.mutations import choose, mutate_bytes
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
 from jax_transformer.commands.translate import LONGEST_LINE
-from jax_transformer.data.text_files import decode_lines
-from jax_transformer.data.tokenizers import Tokenizer
-from jax_transformer.translation.existing_tokenizer import read_tokenizer
+from jax_transformer.runs.existing_tokenizer import read_tokenizer
+from jax_transformer.text.text_files import decode_lines
+from jax_transformer.tokenizers import Tokenizer
 
 MOST_LINES = 10**6  # that are read of a bomb
 MOST_TEXT = 2**18  # bytes that are encoded; tokenizers take some 400 bytes for each character

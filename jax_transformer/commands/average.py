@@ -4,11 +4,11 @@ from pathlib import Path
 
 import tyro
 
+from jax_transformer.runs.averaging import average_run
+from jax_transformer.runs.run_model import trained_model
 from jax_transformer.storage.faults import check_path
 from jax_transformer.storage.writing import WRITING
-from jax_transformer.training.run.averaging import average_run
 from jax_transformer.translation.model_folder import check_free, save
-from jax_transformer.translation.run_model import trained_model
 
 
 def average(

@@ -8,17 +8,9 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import (
-    check_config,
-    files,
-    get_layout,
-    read_layout,
-    to_params,
-    to_tensors,
-)
+from jax_transformer.convert import check_config, get_layout, read_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
-from jax_transformer.convert.files.shards import MAX_SHARD_SIZE
 from jax_transformer.convert.huggingface import (
     from_huggingface,
     is_huggingface,
@@ -29,11 +21,13 @@ from jax_transformer.convert.huggingface import (
 from jax_transformer.convert.layout_file import is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
-from jax_transformer.convert.trainers import TRAINERS, read_trainer
-from jax_transformer.data.tokenizers import Tokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import TRAINERS, read_trainer
+from jax_transformer.storage import weights as files
 from jax_transformer.storage.faults import one_line
 from jax_transformer.storage.reading import parse_json, read_json
+from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
+from jax_transformer.tokenizers import Tokenizer
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from jax_transformer.training.run.signals import received_signals
+from jax_transformer.runs.signals import received_signals
 
 EXIT_CODE = 128 + signal.SIGINT
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from jax_transformer.commands.train import check_values
 from jax_transformer.commands.train_arguments import check_start, defaults, parse, read_start
-from jax_transformer.training.run.corpora import encode_corpora, read_corpora, try_corpora
+from jax_transformer.runs.corpora import encode_corpora, read_corpora, try_corpora
 
 DRY_RUN = "--dry-run"
 HELP = f"""usage: jax-transformer prepare [{DRY_RUN}] [arguments of jax-transformer train]

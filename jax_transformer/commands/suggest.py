@@ -7,12 +7,13 @@ from pathlib import Path
 
 import tyro
 
-from jax_transformer.convert import files, from_torch, layouts_of, write_layout
-from jax_transformer.convert.porting.compare import compare_record
-from jax_transformer.convert.porting.record import Record, read_record, snippet
-from jax_transformer.convert.porting.suggest import Suggestion
-from jax_transformer.convert.porting.suggest import suggest as suggest_layout
+from jax_transformer.convert import from_torch, layouts_of, write_layout
 from jax_transformer.errors import InputError
+from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.record import Record, read_record, snippet
+from jax_transformer.porting.suggest import Suggestion
+from jax_transformer.porting.suggest import suggest as suggest_layout
+from jax_transformer.storage import weights as files
 
 
 def suggest(

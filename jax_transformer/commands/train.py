@@ -31,33 +31,28 @@ from jax_transformer.commands.train_arguments import (
     with_file,
 )
 from jax_transformer.config import TransformerConfig, check_whole_numbers
-from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
-from jax_transformer.memory_checks import check_training
+from jax_transformer.kernels.attention_backend import choose_for
+from jax_transformer.model.memory_checks import check_training
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import Restored, restore
+from jax_transformer.runs.corpora import EncodedCorpora, check_files, encode_corpora, read_corpora
+from jax_transformer.runs.evaluation import Evaluation
+from jax_transformer.runs.model_settings import check_model, model_config
+from jax_transformer.runs.output import SETTINGS_FILE, check_output, claimed
+from jax_transformer.runs.signals import Stopped, StopRequest, stop_requests
+from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
-from jax_transformer.runtime.attention_backend import choose_for
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.faults import check_path
+from jax_transformer.storage.settings_file import to_yaml
 from jax_transformer.storage.writing import replace_file
+from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
-from jax_transformer.training.run import loop
-from jax_transformer.training.run.checkpoints import Restored, restore
-from jax_transformer.training.run.corpora import (
-    EncodedCorpora,
-    check_files,
-    encode_corpora,
-    read_corpora,
-)
-from jax_transformer.training.run.model_settings import check_model, model_config
-from jax_transformer.training.run.output import SETTINGS_FILE, check_output, claimed
-from jax_transformer.training.run.settings_file import to_yaml
-from jax_transformer.training.run.signals import Stopped, StopRequest, stop_requests
-from jax_transformer.training.run.state import RunSettings, check_same
 from jax_transformer.translation import scores
-from jax_transformer.translation.evaluation import Evaluation
 
 
 def train(*argv: str) -> None:

@@ -10,25 +10,25 @@ import tyro
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.data.prepared.prepare import Filters
-from jax_transformer.data.prepared.store import default_store
-from jax_transformer.data.tokenizers import SeparateTokenizers, Tokenizer, with_languages
 from jax_transformer.errors import InputError
-from jax_transformer.model import Params
-from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.checkpoint_format import TRAINING_CONFIG_NAMES
-from jax_transformer.training.run.corpora import Files, TextSettings
-from jax_transformer.training.run.model_settings import (
+from jax_transformer.model.transformer import Params
+from jax_transformer.runs.checkpoint_format import TRAINING_CONFIG_NAMES
+from jax_transformer.runs.corpora import Files, TextSettings
+from jax_transformer.runs.existing_tokenizer import run_tokenizer
+from jax_transformer.runs.model_settings import (
     ModelSettings,
     check_same_model,
     named_fields,
     preset_settings,
     settings_of,
 )
-from jax_transformer.training.run.settings_file import read_mapping, replace_fields
-from jax_transformer.training.run.state import RunSettings, check_equal
-from jax_transformer.translation.existing_tokenizer import run_tokenizer
-from jax_transformer.translation.run_model import read_initial_model
+from jax_transformer.runs.run_model import read_initial_model
+from jax_transformer.runs.state import RunSettings, check_equal
+from jax_transformer.storage.settings_file import read_mapping, replace_fields
+from jax_transformer.text.prepared.prepare import Filters
+from jax_transformer.text.prepared.store import default_store
+from jax_transformer.tokenizers import SeparateTokenizers, Tokenizer, with_languages
+from jax_transformer.training.config import TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.

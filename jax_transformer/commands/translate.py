@@ -13,11 +13,11 @@ from rich.console import Console
 
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
-from jax_transformer.data.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import library_version, load, model_digest
 from jax_transformer.translation.resumable_file import check_output, resumable_file

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files
-from jax_transformer.convert.arrays import as_jax, as_torch
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.files.checks import WeightFileError
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.layout_file import (
     LayoutFile,
@@ -25,7 +22,6 @@ from jax_transformer.convert.layout_file import (
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
 from jax_transformer.convert.layouts.torch_nn_model import TorchModel, torch_nn_model
-from jax_transformer.convert.porting.compare import compare
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
@@ -37,7 +33,6 @@ from jax_transformer.convert.table import (
     identity,
     transpose,
 )
-from jax_transformer.convert.trainers import TRAINERS, from_trainer
 from jax_transformer.convert.transfer import (
     ConfigMismatch,
     check_config,
@@ -45,7 +40,12 @@ from jax_transformer.convert.transfer import (
     to_tensors,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.porting.compare import compare
+from jax_transformer.porting.trainers import TRAINERS, from_trainer
+from jax_transformer.storage import weights as files
 from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.weights.arrays import as_jax, as_torch
+from jax_transformer.storage.weights.checks import WeightFileError
 
 if TYPE_CHECKING:
     import torch

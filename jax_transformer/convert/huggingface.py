@@ -13,18 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.arrays import FLOATS, as_jax
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
-from jax_transformer.convert.files.shards import (
-    MAX_SHARD_SIZE,
-    names_written,
-    parse_shard_size,
-    read_weights,
-    split,
-    stale_files,
-    write_weights,
-)
 from jax_transformer.convert.generation_config import (
     GENERATION_FILE,
     generation_options,
@@ -48,11 +38,21 @@ from jax_transformer.storage.folder import (
     staged,
 )
 from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.weights.arrays import FLOATS, as_jax
+from jax_transformer.storage.weights.shards import (
+    MAX_SHARD_SIZE,
+    names_written,
+    parse_shard_size,
+    read_weights,
+    split,
+    stale_files,
+    write_weights,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from jax_transformer.data.tokenizers import Tokenizer
+    from jax_transformer.tokenizers import Tokenizer
 
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
@@ -159,7 +159,7 @@ def load_tokenizer(
             "convert.from_huggingface reads the model alone"
         )
     config = config_from_json(family, values)
-    from jax_transformer.data.tokenizers import with_languages  # imports optional libraries
+    from jax_transformer.tokenizers import with_languages
 
     tokenizer = family.tokenizer.read(folder, config)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):

@@ -13,7 +13,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import Languages, Tokenizer
+    from jax_transformer.tokenizers import Languages, Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # What the classes of transformers take for src_lang where it is null: mBART, NLLB, M2M100.

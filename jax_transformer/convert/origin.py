@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.convert.families import get_family
-from jax_transformer.convert.files.shards import weight_files
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
 from jax_transformer.storage.reading import MAX_CARRIED, parse_json, read_bytes, read_json
+from jax_transformer.storage.weights.shards import weight_files
 
 ORIGIN_FILE = "huggingface_origin.json"
 MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file

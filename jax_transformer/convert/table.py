@@ -21,7 +21,7 @@ from flax import traverse_util
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
-from jax_transformer.model import init_params
+from jax_transformer.model.transformer import init_params
 
 Shape = tuple[int, ...]
 Tree = Mapping[str, Any]

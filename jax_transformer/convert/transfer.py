@@ -10,7 +10,6 @@ from typing import Any, no_type_check
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.arrays import FLOATS, as_numpy, own_copy, pieces
 from jax_transformer.convert.claims import check_buffers, check_zeros, claimed_shape, within
 from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
@@ -29,6 +28,7 @@ from jax_transformer.convert.table import (
 )
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
@@ -323,7 +323,7 @@ def check_state_dict(tensors: Mapping[str, Any]) -> None:
     if isinstance(tensors, str | os.PathLike):
         raise InputError(
             f"{os.fspath(tensors)!r} is a path, not a state_dict: read the file with "
-            "jax_transformer.convert.files.read(path) and pass what it returns"
+            "jax_transformer.storage.weights.read(path) and pass what it returns"
         )
     if hasattr(tensors, "state_dict"):
         raise InputError(

@@ -22,7 +22,7 @@ from jax_transformer.decoding.search import (
     next_logits,
     start_sequences,
 )
-from jax_transformer.execution import TopK
+from jax_transformer.kernels.execution import TopK
 
 
 class _Finished(NamedTuple):

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from jax_transformer.checks import (
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model.checks import (
     check_floats,
     check_ids,
     check_length,
@@ -21,14 +24,11 @@ from jax_transformer.checks import (
     check_whole,
     check_whole_number,
 )
-from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
-from jax_transformer.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.layer_cache import cache_layout
-from jax_transformer.masks import dense
-from jax_transformer.memory_checks import check_cache
-from jax_transformer.model import DecoderCache, Params, SourceMask, run_module
-from jax_transformer.self_over_memory import needs_equal_lengths
+from jax_transformer.model.layer_cache import cache_layout
+from jax_transformer.model.masks import dense
+from jax_transformer.model.memory_checks import check_cache
+from jax_transformer.model.self_over_memory import needs_equal_lengths
+from jax_transformer.model.transformer import DecoderCache, Params, SourceMask, run_module
 
 Tokens = (
     Int[Array | np.ndarray, " B"]

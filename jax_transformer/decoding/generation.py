@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
 
-from jax_transformer import masks
-from jax_transformer.checks import check_id_batch, check_mask, check_not_empty, check_params
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import options
 from jax_transformer.decoding.beam import beam_search
@@ -22,9 +20,11 @@ from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import EarlyStopping, Hypotheses, LengthPenalty
 from jax_transformer.decoding.source import Scalar, as_ids, as_tuple, check_generates
 from jax_transformer.errors import InputError
-from jax_transformer.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model import Params, SourceMask, encode
-from jax_transformer.self_over_memory import pad_source
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model import masks
+from jax_transformer.model.checks import check_id_batch, check_mask, check_not_empty, check_params
+from jax_transformer.model.self_over_memory import pad_source
+from jax_transformer.model.transformer import Params, SourceMask, encode
 
 
 class NonFiniteError(InputError):

@@ -3,12 +3,12 @@
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jax_transformer.checks import check_key, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.sampling import Sampling
 from jax_transformer.decoding.search import EarlyStopping, LengthPenalty
 from jax_transformer.decoding.source import Scalar, as_scalar
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_key, check_whole_number, shown
 
 LARGEST_ALPHA = 10  # 6,000**10 is a float32, and its inverse too
 MOST_TOKENS = 2**30  # positions are int32

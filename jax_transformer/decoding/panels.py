@@ -20,8 +20,8 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.model import Params
-from jax_transformer.self_over_memory import needs_equal_lengths
+from jax_transformer.model.self_over_memory import needs_equal_lengths
+from jax_transformer.model.transformer import Params
 
 MOST_ROWS = 16  # measured: with 32 rows, joining the columns costs as much as the panels save
 MOST_BYTES = 2**28  # of a parameter that is copied: the table of 65,536 tokens of width 1024

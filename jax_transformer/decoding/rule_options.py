@@ -13,8 +13,6 @@ import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Int32, Integer
 
-from jax_transformer import functional
-from jax_transformer.checks import check_flag, check_ids, check_whole, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.rules import WILDCARD, Rules
 from jax_transformer.decoding.source import (
@@ -25,6 +23,14 @@ from jax_transformer.decoding.source import (
     check_id,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.model import functional
+from jax_transformer.model.checks import (
+    check_flag,
+    check_ids,
+    check_whole,
+    check_whole_number,
+    shown,
+)
 
 StartToken = int | Integer[Array | np.ndarray, ""] | Integer[Array | np.ndarray, " _"]
 

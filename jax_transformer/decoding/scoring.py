@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
-from jax_transformer import masks
-from jax_transformer.checks import (
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.source import as_ids, check_generates
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION
+from jax_transformer.model import masks
+from jax_transformer.model.checks import (
     check_length,
     check_mask,
     check_not_empty,
     check_params,
     check_rows,
 )
-from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.source import as_ids, check_generates
-from jax_transformer.execution import DEFAULT_EXECUTION
-from jax_transformer.model import Params, SourceMask, apply, run_module
-from jax_transformer.self_over_memory import needs_equal_lengths, pad_source
+from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
+from jax_transformer.model.transformer import Params, SourceMask, apply, run_module
 
 
 def score(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Integer
 
-from jax_transformer import functional
-from jax_transformer.checks import check_id_batch, check_ids, check_whole_number, shown
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.model import functional
+from jax_transformer.model.checks import check_id_batch, check_ids, check_whole_number, shown
 
 Scalar = float | int | Float[Array | np.ndarray, ""]
 

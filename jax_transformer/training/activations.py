@@ -19,10 +19,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch
-from jax_transformer.execution import Execution, Remat
-from jax_transformer.model import Params, init_params
-from jax_transformer.runtime.attention_backend import choose
+from jax_transformer.kernels.attention_backend import choose
+from jax_transformer.kernels.execution import Execution, Remat
+from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import batch_loss
 
 # A prime number of rows: an array of a traced step has rows if its size is a multiple of it.

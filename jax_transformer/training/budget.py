@@ -16,8 +16,8 @@ from rich.table import Table
 
 from jax_transformer.config import TransformerConfig, check_whole_numbers
 from jax_transformer.errors import InputError
-from jax_transformer.execution import Execution
-from jax_transformer.model import Params, init_params
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
 from jax_transformer.training.activations import PLATFORM, activations_per_row

@@ -8,10 +8,10 @@ from rich.console import Group
 from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch
 from jax_transformer.runtime.compiled import OutOfMemory, Report, compile_for_topology, report
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.runtime.topologies import data_sheet, topology_devices
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload, gigabytes, step_flops
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import sharded_train_step, state_shapes

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from jax_transformer.config import check_whole_numbers
 from jax_transformer.errors import InputError
-from jax_transformer.execution import Remat
+from jax_transformer.kernels.execution import Remat
 
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.model import Params
+from jax_transformer.model.transformer import Params
 from jax_transformer.training.config import TrainingConfig
 
 DECAYED = ("kernel", "embedding")  # names of the parameters that weight decay shrinks

@@ -11,10 +11,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch
-from jax_transformer.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model import Params, init_params
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime.sharding import shard_parameters
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch

@@ -18,24 +18,15 @@ import jax
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import files
-from jax_transformer.convert.arrays import as_jax
-from jax_transformer.convert.files.digests import file_digest, json_digest
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
-from jax_transformer.data.tokenizers import (
-    Tokenizer,
-    describe,
-    from_description,
-    read_files,
-    with_languages,
-    write_files,
-)
 from jax_transformer.errors import InputError
-from jax_transformer.model import Params
+from jax_transformer.model.transformer import Params
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.storage.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -44,6 +35,15 @@ from jax_transformer.storage.folder import (
     staged,
 )
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes, read_json, with_tuples
+from jax_transformer.storage.weights.arrays import as_jax
+from jax_transformer.tokenizers import (
+    Tokenizer,
+    describe,
+    from_description,
+    read_files,
+    with_languages,
+    write_files,
+)
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
@@ -281,9 +281,9 @@ def _read_description(folder: Path) -> dict[str, Any]:
 def _missing(folder: Path) -> str:
     """Return the message for a folder without config.json: an unfinished run, or no model."""
     # Here, because these imports take seconds and only an error needs them.
-    from jax_transformer.training.run.checkpoints import steps_in
-    from jax_transformer.training.run.loop import CHECKPOINTS
-    from jax_transformer.training.run.output import SETTINGS_FILE
+    from jax_transformer.runs.checkpoints import steps_in
+    from jax_transformer.runs.loop import CHECKPOINTS
+    from jax_transformer.runs.output import SETTINGS_FILE
 
     for output in (folder, folder.parent):  # the output of a run, or the checkpoints in it
         if steps_in(output / CHECKPOINTS) and folder in (output, output / CHECKPOINTS):

@@ -11,13 +11,13 @@ from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.checks import check_whole_number, shown
-from jax_transformer.data.tokenizers import LineError
 from jax_transformer.decoding import generate, options
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
-from jax_transformer.runtime.attention_backend import execution_on
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.model.checks import check_whole_number, shown
 from jax_transformer.runtime.sharding import make_mesh, row_shards, shardings
+from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
     SourceBatch,

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from jax_transformer import TransformerConfig
-from jax_transformer.convert import files, get_layout, write_layout
+from jax_transformer.convert import get_layout, write_layout
+from jax_transformer.storage import weights as files
 from tests.convert.tools import assert_same_tensors
 
 FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}
@@ -66,7 +67,7 @@ def test_verify_refuses_a_weight_that_is_not_finite(weights, run):
 
 def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypatch):
     monkeypatch.setattr(
-        "jax_transformer.functional.split_heads",
+        "jax_transformer.model.functional.split_heads",
         lambda x, heads: x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2),
     )
     code, printed = run("verify", "weights.pt", *TORCH_NN)

@@ -11,22 +11,23 @@ from rich.console import Console
 from jax_transformer import InputError
 from jax_transformer.commands.convert import file_config
 from jax_transformer.commands.train_arguments import defaults
-from jax_transformer.convert import files, read_layout
-from jax_transformer.convert.files.digests import file_digest
-from jax_transformer.convert.files.shards import read_weights
+from jax_transformer.convert import read_layout
 from jax_transformer.convert.origin import read_origin
-from jax_transformer.convert.porting.record import read_record
-from jax_transformer.convert.trainers import read_trainer
-from jax_transformer.data.corpus import read_parallel
-from jax_transformer.data.parallel_text import ParallelText
-from jax_transformer.data.prepared.corpus import open_folder
-from jax_transformer.data.prepared.store import known_text
-from jax_transformer.data.text_files import count_lines, open_stream, open_text, read_lines
-from jax_transformer.data.tokenizers import BytePairTokenizer
-from jax_transformer.training.run.metrics import read_metrics
-from jax_transformer.training.run.nonfinite import read_nonfinite
-from jax_transformer.training.run.settings_file import read_mapping
-from jax_transformer.translation.existing_tokenizer import read_tokenizer
+from jax_transformer.porting.record import read_record
+from jax_transformer.porting.trainers import read_trainer
+from jax_transformer.runs.existing_tokenizer import read_tokenizer
+from jax_transformer.runs.metrics import read_metrics
+from jax_transformer.runs.nonfinite import read_nonfinite
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.digests import file_digest
+from jax_transformer.storage.settings_file import read_mapping
+from jax_transformer.storage.weights.shards import read_weights
+from jax_transformer.text.corpus import read_parallel
+from jax_transformer.text.parallel_text import ParallelText
+from jax_transformer.text.prepared.corpus import open_folder
+from jax_transformer.text.prepared.store import known_text
+from jax_transformer.text.text_files import count_lines, open_stream, open_text, read_lines
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.model_folder import load
 from jax_transformer.translation.resumable_file import resumable_file
 

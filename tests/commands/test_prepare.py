@@ -7,9 +7,9 @@ import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
-from jax_transformer.data.prepared import store
-from jax_transformer.data.tokenizers import BytePairTokenizer
-from jax_transformer.translation import evaluation
+from jax_transformer.runs import evaluation
+from jax_transformer.text.prepared import store
+from jax_transformer.tokenizers import BytePairTokenizer
 from tests.commands.training import FILES, WORDS, arguments, program
 
 OPTIONS = ("--prepared=prepared", "--steps=2", "--evaluation-interval=2", "--max-ratio=9")

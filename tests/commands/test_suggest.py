@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from jax_transformer import convert
-from jax_transformer.convert import files
-from jax_transformer.convert.porting.record import snippet
-from tests.convert.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from jax_transformer.porting.record import snippet
+from jax_transformer.storage import weights as files
+from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,10 @@ import yaml
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
-from jax_transformer.data import number_words
-from jax_transformer.training.run import output
-from jax_transformer.training.run.lock import locked
-from jax_transformer.training.run.metrics import read_metrics
-from jax_transformer.translation import evaluation
+from jax_transformer.runs import evaluation, output
+from jax_transformer.runs.lock import locked
+from jax_transformer.runs.metrics import read_metrics
+from jax_transformer.text import number_words
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 

@@ -16,15 +16,15 @@ from jax_transformer.commands import train
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import to_huggingface
 from jax_transformer.convert.table import flatten
-from jax_transformer.data.tokenizers import BytePairTokenizer, SeparateTokenizers
-from jax_transformer.training.run.checkpoints import read_step
-from jax_transformer.training.run.metrics import read_metrics
-from jax_transformer.translation import evaluation
+from jax_transformer.runs import evaluation
+from jax_transformer.runs.checkpoints import read_step
+from jax_transformer.runs.metrics import read_metrics
+from jax_transformer.tokenizers import BytePairTokenizer, SeparateTokenizers
 from jax_transformer.translation.model_folder import load, read_origin, save
 from tests.commands.training import FILES, SMALL, WORDS, program, refusal
 from tests.convert.test_toy_family import TOY
 from tests.models import random_params, tiny_model
-from tests.training.runs import quiet, same_bits
+from tests.runs.runs import quiet, same_bits
 
 TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
 SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]

@@ -11,7 +11,7 @@ import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import train
-from jax_transformer.training.run.metrics import read_metrics
+from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import arguments, program, refusal
 

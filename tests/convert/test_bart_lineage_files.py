@@ -16,7 +16,7 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.errors import InputError
-from jax_transformer.translation.run_model import read_initial_model
+from jax_transformer.runs.run_model import read_initial_model
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,

@@ -22,13 +22,13 @@ import pytest
 import torch
 
 from jax_transformer import TransformerConfig, convert, decode, encode
-from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.layers import EncoderLayer, RelativeAttentionBias
-from jax_transformer.masks import source_mask
+from jax_transformer.model.layers import EncoderLayer, RelativeAttentionBias
+from jax_transformer.model.masks import source_mask
+from jax_transformer.storage import weights as files
 from tests.convert.families.case import (
     as_inputs,
     case_of,

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from jax_transformer import apply, functional
+from jax_transformer import apply
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.table import flatten, nest
-from jax_transformer.masks import source_mask
-from jax_transformer.model import Transformer
+from jax_transformer.model import functional
+from jax_transformer.model.masks import source_mask
+from jax_transformer.model.transformer import Transformer
 from tests.convert.families.case import case_of, foreign_model, foreign_results, ragged_tokens
 from tests.parity.ladder import bound, error
 

@@ -10,9 +10,7 @@ import pytest
 
 import jax_transformer
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.files import formats
 from jax_transformer.convert.huggingface import (
     from_huggingface,
     load_folder,
@@ -20,14 +18,16 @@ from jax_transformer.convert.huggingface import (
     to_huggingface,
 )
 from jax_transformer.convert.origin import Origin, read_origin
-from jax_transformer.data.tokenizers import BytePairTokenizer, SentencePieceTokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights import formats
+from jax_transformer.tokenizers import BytePairTokenizer, SentencePieceTokenizer
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
 from tests.convert.tools import assert_same_params, assert_same_tensors
-from tests.data.sentencepiece_models import write_marian
 from tests.models import random_params
+from tests.tokenizers.sentencepiece_models import write_marian
 
 LINES = ["tlx 6r5, tlx", "", "</s> 漢字"]
 # What transformers does not know, in a layout of its own: it must come back byte for byte.

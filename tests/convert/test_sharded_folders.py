@@ -14,13 +14,13 @@ import torch
 
 import jax_transformer
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import arrays, files
-from jax_transformer.convert.files import safetensors_file
-from jax_transformer.convert.files.shards import INDEX_FILE, read_weights, weight_files
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
-from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights import arrays, safetensors_file
+from jax_transformer.storage.weights.shards import INDEX_FILE, read_weights, weight_files
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation import model_folder
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
 from tests.convert.tools import assert_same_params, assert_same_tensors

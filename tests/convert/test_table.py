@@ -26,7 +26,7 @@ from jax_transformer.convert.table import (
     parameter_shapes,
     possible_paths,
 )
-from jax_transformer.functional import sinusoidal_positions
+from jax_transformer.model.functional import sinusoidal_positions
 from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,

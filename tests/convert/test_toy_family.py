@@ -14,14 +14,15 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import Layout, Operation, Row, files, transpose
+from jax_transformer.convert import Layout, Operation, Row, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
-from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
+from jax_transformer.storage import weights as files
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.model_folder import save
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import tiny_model

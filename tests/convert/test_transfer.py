@@ -13,10 +13,10 @@ import torch
 
 from jax_transformer import InputError, convert
 from jax_transformer.convert import ConversionError
-from jax_transformer.convert.arrays import as_torch
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest
-from jax_transformer.convert.verify import verify
+from jax_transformer.porting.verify import verify
+from jax_transformer.storage.weights.arrays import as_torch
 from tests.convert.foreign import MODELS
 from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
 from tests.models import random_params, small_config

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from jax_transformer.convert.arrays import as_numpy
 from jax_transformer.convert.table import flatten
+from jax_transformer.storage.weights.arrays import as_numpy
 
 LOGIT_BOUNDS = {"float64": 1e-11, "float32": 1e-5}
 

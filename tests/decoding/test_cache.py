@@ -16,10 +16,10 @@ from jax_transformer import (
     encode,
     generate,
     init_cache,
-    masks,
     select_hypotheses,
 )
-from jax_transformer.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model import masks
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error

@@ -7,17 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import (
-    TransformerConfig,
-    apply,
-    encode,
-    generate,
-    init_cache,
-    init_params,
-    masks,
-)
+from jax_transformer import TransformerConfig, apply, encode, generate, init_cache, init_params
 from jax_transformer.decoding import generation, panels
 from jax_transformer.decoding.cache import decode_step
+from jax_transformer.model import masks
 from tests.decoding.plain import random_model
 from tests.parity.ladder import bound, error
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import functional
-from jax_transformer.execution import Execution
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model import functional
 from tests.decoding.plain import quick_generate, random_model
 from tests.parity.ladder import bound, error
 

@@ -10,8 +10,8 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_transformer import generate
 from jax_transformer.config import TransformerConfig
-from jax_transformer.model import init_params
-from jax_transformer.runtime.attention_backend import execution_on
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime.compiled import compile_for_topology, parse, report, scheduled
 from jax_transformer.runtime.topologies import topology_devices
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
 from jax_transformer.commands.train_arguments import NUMBER_WORDS
-from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 

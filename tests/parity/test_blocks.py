@@ -9,8 +9,9 @@ import torch
 
 import torch_reference.functional
 import torch_reference.masks
-from jax_transformer import functional, layers, masks, model, norms, relative_positions
-from jax_transformer.self_over_memory import decoder_layer
+from jax_transformer.model import functional, layers, masks, norms, relative_positions
+from jax_transformer.model import transformer as model
+from jax_transformer.model.self_over_memory import decoder_layer
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
 from tests.parity.ladder import bound, error

@@ -7,8 +7,9 @@ import optax
 import pytest
 import torch
 
-from jax_transformer import TransformerConfig, functional, norms
-from jax_transformer.layers import MultiHeadAttention
+from jax_transformer import TransformerConfig
+from jax_transformer.model import functional, norms
+from jax_transformer.model.layers import MultiHeadAttention
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import adam

@@ -10,11 +10,11 @@ import torch
 
 import torch_reference
 from jax_transformer import TransformerConfig, convert, generate, init_params
-from jax_transformer.data import number_words
-from jax_transformer.data.batches import training_batches
-from jax_transformer.data.encoded import encode_corpus
-from jax_transformer.data.plan import plan_epoch
-from jax_transformer.data.tokenizers import BytePairTokenizer
+from jax_transformer.text import number_words
+from jax_transformer.text.batches import training_batches
+from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 from tests.models import unchecked
 from tests.parity.measure import Jit, Pair, Trained, train

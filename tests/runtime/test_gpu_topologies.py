@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from jax_transformer import TransformerConfig
-from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import compiled, gpu_topologies
 from jax_transformer.runtime.gpu_topologies import gpu_devices
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import sharded_train_step, state_shapes
 

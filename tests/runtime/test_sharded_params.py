@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.convert.arrays import as_numpy
+from jax_transformer.storage.weights.arrays import as_numpy
 from tests.compilation import QUICKLY
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from jax_transformer.convert import files, to_huggingface, write_layout
+from jax_transformer.convert import to_huggingface, write_layout
 from jax_transformer.convert.huggingface import read_config
 from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.runs.curves import draw_curves
+from jax_transformer.storage import weights as files
 from jax_transformer.storage.folder import mend, staged
 from jax_transformer.storage.writing import replace_file
-from jax_transformer.training.run.curves import draw_curves
 from jax_transformer.translation import model_folder
 from tests.models import random_params, small_config, tiny_model
 from tests.storage.killing import killed_before

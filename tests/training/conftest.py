@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import make_settings, save
+from tests.runs.runs import make_settings, save
 
 
 @pytest.fixture(scope="module")

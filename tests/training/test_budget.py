@@ -15,7 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.errors import InputError
-from jax_transformer.model import apply, init_params
+from jax_transformer.model.transformer import apply, init_params
 from jax_transformer.training import budget as estimate
 from jax_transformer.training.activations import activations_per_row, bytes_kept
 from jax_transformer.training.budget import (

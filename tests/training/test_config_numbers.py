@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.runs.model_settings import check_model, preset_settings
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.run.model_settings import check_model, preset_settings
 
 WHOLE = [f.name for f in dataclasses.fields(TrainingConfig) if f.type in (int, int | None)]
 

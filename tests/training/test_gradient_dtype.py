@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import functional
-from jax_transformer.data.batches import Batch
-from jax_transformer.execution import Execution
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model import functional
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import _loss_and_gradients
 from tests.models import random_params, random_tokens, small_config

@@ -26,11 +26,11 @@ from rich.console import Console
 
 from jax_transformer import generate
 from jax_transformer.commands import train
-from jax_transformer.data.batches import Batch, make_batch
-from jax_transformer.data.encoded import EncodedCorpus
-from jax_transformer.data.plan import PlannedBatch, plan_epoch
-from jax_transformer.data.tokenizers import BytePairTokenizer
-from jax_transformer.dropout import dropout
+from jax_transformer.model.dropout import dropout
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import restore
+from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import (
     AXES,
     AXIS_TYPES,
@@ -39,6 +39,10 @@ from jax_transformer.runtime.sharding import (
     row_sharding,
     shardings,
 )
+from jax_transformer.text.batches import Batch, make_batch
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.plan import PlannedBatch, plan_epoch
+from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
@@ -49,15 +53,11 @@ from jax_transformer.training.mesh import (
     sharded_train_step,
     state_shardings,
 )
-from jax_transformer.training.run import loop
-from jax_transformer.training.run.checkpoints import restore
-from jax_transformer.training.run.metrics import METRICS_FILE, read_metrics
-from jax_transformer.training.run.state import RunSettings
 from jax_transformer.training.step import init_state
 from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
-from tests.training.runs import same_bits
+from tests.runs.runs import same_bits
 
 CONTROL = "what XLA has to complain of:"
 EIGHT = [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, apply
-from jax_transformer.data.batches import Batch, make_batch
-from jax_transformer.data.encoded import EncodedCorpus
-from jax_transformer.data.plan import plan_epoch
+from jax_transformer.text.batches import Batch, make_batch
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss, decode_packed
 from jax_transformer.training.step import init_state, train_step

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from jax_transformer import apply
-from jax_transformer.data.batches import make_batch
-from jax_transformer.data.encoded import EncodedCorpus
-from jax_transformer.data.plan import plan_epoch
+from jax_transformer.text.batches import make_batch
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import adam

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import use_abstract_mesh
 
-from jax_transformer.data.batches import training_batches
-from jax_transformer.data.encoded import EncodedCorpus
-from jax_transformer.data.plan import plan_epoch
-from jax_transformer.execution import Execution
+from jax_transformer.kernels.execution import Execution
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.text.batches import training_batches
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches
 from jax_transformer.training.objective import batch_loss

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data.batches import Batch
 from jax_transformer.runtime.compiled import (
     compile_for_topology,
     parse,
@@ -18,6 +17,7 @@ from jax_transformer.runtime.compiled import (
 )
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload
 from jax_transformer.training.compiled_step import compile_step
 from jax_transformer.training.config import TrainingConfig

@@ -12,7 +12,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.convert.huggingface import load_folder, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from tests.convert.families.case import FAMILIES, foreign_model, transformers, write_tokenizer
-from tests.data.sentencepiece_models import text
+from tests.tokenizers.sentencepiece_models import text
 
 LINES = [line for line in text(5, 400) if len(line) < 24][:120]
 COMMON = {"num_beams": 3, "max_length": 14, "length_penalty": 0.8, "no_repeat_ngram_size": 2}

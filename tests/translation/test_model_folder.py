@@ -13,9 +13,10 @@ import torch
 import jax_transformer
 import torch_reference
 from jax_transformer import InputError, TransformerConfig
-from jax_transformer.convert import files, huggingface
+from jax_transformer.convert import huggingface
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
-from jax_transformer.data.tokenizers import BytePairTokenizer, write_files
+from jax_transformer.storage import weights as files
+from jax_transformer.tokenizers import BytePairTokenizer, write_files
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import (
     GENERATION,
@@ -26,7 +27,7 @@ from jax_transformer.translation.model_folder import (
     write,
 )
 from tests.models import random_params, tiny_model
-from tests.training import runs
+from tests.runs import runs
 
 MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json"]
 

@@ -18,8 +18,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers
-from tests.data import family_tokenizers as write
-from tests.data.sentencepiece_models import text
+from tests.tokenizers import family_tokenizers as write
+from tests.tokenizers.sentencepiece_models import text
 
 LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:200]
 LEARNED = {"max_position_embeddings": 40}

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.data.tokenizers import BytePairTokenizer, LineError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
+from jax_transformer.tokenizers import BytePairTokenizer, LineError
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes
 from jax_transformer.translation.translate import translate as translate_stream

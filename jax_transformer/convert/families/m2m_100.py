@@ -8,7 +8,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.errors import InputError
-from jax_transformer.functional import sinusoidal_positions
+from jax_transformer.model.functional import sinusoidal_positions
 
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.arrays import as_numpy
 from jax_transformer.convert.families import tokenizer_files
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.table import Layout, Row, transpose
+from jax_transformer.storage.weights.arrays import as_numpy
 
 # Names of the one token table; the output has a copy of it where it is tied.
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

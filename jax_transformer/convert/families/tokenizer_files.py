@@ -31,11 +31,7 @@ from jax_transformer.convert.families.tokenizer_settings import (
 from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import (
-        SentencePieceLanguages,
-        SentencePieceTokenizer,
-        Tokenizer,
-    )
+    from jax_transformer.tokenizers import SentencePieceLanguages, SentencePieceTokenizer, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +78,7 @@ def _written(
 
 
 def _read_marian(folder: Path, config: TransformerConfig) -> SentencePieceTokenizer:
-    from jax_transformer.data.tokenizers import SentencePieceTokenizer
+    from jax_transformer.tokenizers import SentencePieceTokenizer
 
     return SentencePieceTokenizer.load(folder, config.bos_id)
 
@@ -197,7 +193,7 @@ BLENDERBOT = TokenizerFiles(
 
 def _is_mbart_50(folder: Path) -> bool:
     """Return whether a folder of mBART has the tokenizer of mBART-50."""
-    from jax_transformer.data.tokenizers import TokenizerJson, read_files
+    from jax_transformer.tokenizers import TokenizerJson, read_files
 
     name = class_of(folder)
     if name in ("MBartTokenizer", "MBart50Tokenizer"):
@@ -232,9 +228,9 @@ def _read_mbart_model(
     folder: Path, config: TransformerConfig, languages: Mapping[str, Any]
 ) -> SentencePieceLanguages:
     """Return mBART's tokenizer by its sentencepiece model: codes and <mask> follow the pieces."""
-    from jax_transformer.data.tokenizers import SentencePieceLanguages, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_languages import fairseq_ids
-    from jax_transformer.data.tokenizers.sentencepiece_model import FAIRSEQ
+    from jax_transformer.tokenizers import SentencePieceLanguages, read_files
+    from jax_transformer.tokenizers.sentencepiece_languages import fairseq_ids
+    from jax_transformer.tokenizers.sentencepiece_model import FAIRSEQ
 
     contents, path = read_files(folder, [MODEL]), folder / MODEL
     values, vocabulary = read_tokenizer_config(folder), fairseq_ids(contents[MODEL], str(path))
@@ -296,8 +292,8 @@ def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
 
 def _read_m2m100_model(folder: Path, config: TransformerConfig) -> SentencePieceLanguages:
     """Return the tokenizer of M2M100: the codes follow vocab.json."""
-    from jax_transformer.data.tokenizers import SentencePieceLanguages, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_model import read_vocabulary
+    from jax_transformer.tokenizers import SentencePieceLanguages, read_files
+    from jax_transformer.tokenizers.sentencepiece_model import read_vocabulary
 
     contents, path = read_files(folder, [MODEL, VOCABULARY]), folder / VOCABULARY
     values = read_tokenizer_config(folder)

@@ -14,11 +14,7 @@ from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 
 if TYPE_CHECKING:
-    from jax_transformer.data.tokenizers import (
-        ByteLevelTokenizer,
-        SentencePieceUnigram,
-        TokenizerJson,
-    )
+    from jax_transformer.tokenizers import ByteLevelTokenizer, SentencePieceUnigram, TokenizerJson
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
@@ -94,7 +90,7 @@ def _json_content(folder: Path) -> bytes:
     Raises:
         InputError: It is missing; names the command that writes it.
     """
-    from jax_transformer.data.tokenizers import read_files
+    from jax_transformer.tokenizers import read_files
 
     for name in (T5_MODEL, MODEL):  # from which transformers writes a tokenizer.json
         if (folder / name).exists() and not (folder / TOKENIZER_JSON).exists():
@@ -130,7 +126,7 @@ def read_tokenizer_json(
     Raises:
         InputError: The file is missing or damaged, or lacks a special token.
     """
-    from jax_transformer.data.tokenizers import TokenizerJson
+    from jax_transformer.tokenizers import TokenizerJson
 
     content, path = _json_content(folder), folder / TOKENIZER_JSON
     values = read_tokenizer_config(folder)
@@ -192,8 +188,8 @@ def read_unigram(
     Raises:
         InputError: The file is missing or damaged, or lacks a special token.
     """
-    from jax_transformer.data.tokenizers import SentencePieceUnigram, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_model import FAIRSEQ, read_model
+    from jax_transformer.tokenizers import SentencePieceUnigram, read_files
+    from jax_transformer.tokenizers.sentencepiece_model import FAIRSEQ, read_model
 
     contents, path = read_files(folder, [name]), folder / name
     values, model = read_tokenizer_config(folder), read_model(contents[name], str(path))
@@ -234,7 +230,7 @@ def language_settings(
     Raises:
         InputError: There are no codes, or a code of tokenizer_config.json is none of them.
     """
-    from jax_transformer.data.tokenizers import Languages
+    from jax_transformer.tokenizers import Languages
 
     if not ids:
         raise InputError(
@@ -275,8 +271,8 @@ def read_byte_level(
     Raises:
         InputError: A file is missing or damaged, or lacks a special token.
     """
-    from jax_transformer.data.tokenizers import ByteLevelTokenizer, read_files
-    from jax_transformer.data.tokenizers.sentencepiece_model import read_vocabulary
+    from jax_transformer.tokenizers import ByteLevelTokenizer, read_files
+    from jax_transformer.tokenizers.sentencepiece_model import read_vocabulary
 
     contents, path = read_files(folder, [VOCABULARY, MERGES]), folder / VOCABULARY
     values, vocabulary = (

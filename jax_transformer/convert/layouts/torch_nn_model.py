@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.arrays import FLOATS, as_numpy
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, transformer
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, expand, transpose
 from jax_transformer.convert.transfer import COMPUTED_TOLERANCE, FREE_FIELDS, HALF_ROUNDING
 from jax_transformer.errors import InputError
+from jax_transformer.storage.weights.arrays import FLOATS, as_numpy
 
 if TYPE_CHECKING:
     import torch

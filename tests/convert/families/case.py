@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from jax_transformer.convert.families import FAMILIES
-from tests.data.sentencepiece_models import text, train, write_marian
+from tests.tokenizers.sentencepiece_models import text, train, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

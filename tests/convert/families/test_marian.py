@@ -11,12 +11,12 @@ import torch
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import files
 from jax_transformer.convert.families import marian
 from jax_transformer.convert.families.family import config_from_json
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
-from jax_transformer.data.tokenizers import BytePairTokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.storage import weights as files
+from jax_transformer.tokenizers import BytePairTokenizer
 from tests.convert.families.bart_lineage import both_sides, ids
 from tests.convert.families.case import (
     foreign_model,

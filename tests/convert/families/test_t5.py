@@ -15,13 +15,13 @@ from jax_transformer import (
     generate,
     init_params,
 )
-from jax_transformer.convert import files
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.errors import InputError
+from jax_transformer.storage import weights as files
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,

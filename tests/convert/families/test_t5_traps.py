@@ -7,19 +7,12 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from jax_transformer import (
-    apply,
-    decode,
-    decode_step,
-    encode,
-    functional,
-    init_cache,
-    layers,
-    model,
-)
+from jax_transformer import apply, decode, decode_step, encode, init_cache
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.masks import source_mask
+from jax_transformer.model import functional, layers
+from jax_transformer.model import transformer as model
+from jax_transformer.model.masks import source_mask
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,

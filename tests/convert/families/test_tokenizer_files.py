@@ -10,22 +10,22 @@ import torch
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import tokenizer_files
 from jax_transformer.convert.languages import generating, language_files
-from jax_transformer.data.batches import make_batch
-from jax_transformer.data.corpus import ParallelCorpus
-from jax_transformer.data.encoded import encode_corpus
-from jax_transformer.data.plan import plan_epoch
-from jax_transformer.data.tokenizers import (
+from jax_transformer.errors import InputError
+from jax_transformer.text.batches import make_batch
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.tokenizers import (
     LineError,
     Tokenizer,
     describe,
     from_description,
     with_languages,
 )
-from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
-from tests.data import family_tokenizers as write
-from tests.data.family_tokenizers import MODEL, transformers
-from tests.data.sentencepiece_models import odd_strings, text
+from tests.tokenizers import family_tokenizers as write
+from tests.tokenizers.family_tokenizers import MODEL, transformers
+from tests.tokenizers.sentencepiece_models import odd_strings, text
 
 STRINGS = odd_strings([*text(1), *text(2)])
 STRINGS += ["__fr__ de_DE", "fra_Latn x", "<extra_id_3> <mask> y"]

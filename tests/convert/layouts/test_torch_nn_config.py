@@ -14,7 +14,7 @@ from jax_transformer import InputError, apply, convert
 from jax_transformer.convert import ConfigMismatch
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.transfer import FREE_FIELDS, check_config
-from jax_transformer.convert.verify import verify
+from jax_transformer.porting.verify import verify
 from tests.convert.foreign import randomized
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import error

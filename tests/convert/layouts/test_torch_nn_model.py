@@ -11,7 +11,7 @@ from torch import nn
 
 from jax_transformer import InputError, TransformerConfig, apply, convert
 from jax_transformer.convert.layouts.torch_nn_model import SINUSOIDS
-from jax_transformer.functional import sinusoidal_positions
+from jax_transformer.model.functional import sinusoidal_positions
 from tests.convert.foreign import randomized
 from tests.convert.tools import assert_same_tensors
 from tests.parity.ladder import error

@@ -1,6 +1,0 @@
-"""Weight files. Reading trusts nothing in a file; writing leaves a complete file or none."""
-
-from jax_transformer.convert.files.checks import WeightFileError
-from jax_transformer.convert.files.formats import read, read_checkpoint, read_metadata, write
-
-__all__ = ["WeightFileError", "read", "read_checkpoint", "read_metadata", "write"]

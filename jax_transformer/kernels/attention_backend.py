@@ -1,0 +1,84 @@
+"""Which implementation computes attention: a rule over facts known before a program is traced."""
+
+import re
+from typing import NamedTuple
+
+import jax
+
+from jax_transformer.kernels.execution import Attention, Execution
+
+LONGEST_FLASH_HEAD = 128  # the longest that was compiled for v5e in float32 and bfloat16
+
+
+class Choice(NamedTuple):
+    """An implementation of `functional.dot_product_attention`.
+
+    Attributes:
+        implementation: "cudnn", NVIDIA's fused kernels; "flash", fused kernels for TPU where
+            attention is long; or "plain", products and a softmax.
+        reason: Why it is the plain one, or from which length "flash" runs its kernels, in a few
+            words; else empty.
+    """
+
+    implementation: Attention
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"attention: {self.implementation}" + (f" ({self.reason})" if self.reason else "")
+
+
+def choose(
+    backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
+) -> Choice:
+    """Return the implementation: fused kernels wherever their limits allow.
+
+    The limits of cuDNN are those of `jax.nn.dot_product_attention`, which drops no weights, and of
+    the backward pass in cuDNN's support matrix of scaled dot product attention.
+
+    Args:
+        backend: Platform of the device, as `jax.Device.platform`.
+        compute_capability: Of an NVIDIA GPU, as in "9.0".
+        dtype: Of queries, keys and values.
+        head_dim: Their length.
+        dropped: Whether dropout is applied to the attention weights.
+    """
+    if backend == "tpu":
+        return _choose_on_tpu(dtype, head_dim, dropped)
+    if backend != "gpu":
+        return Choice("plain", f"{backend}; fused kernels need a GPU or a TPU")
+    capability = re.fullmatch(r"(\d+)\.\d+", compute_capability)
+    generation = int(capability[1]) if capability else 0
+    if generation < 8:
+        return Choice("plain", f"a GPU {compute_capability}; cuDNN needs NVIDIA's, from 8.0")
+    if dtype not in ("bfloat16", "float16"):
+        return Choice("plain", f"{dtype}; cuDNN needs bfloat16")
+    most = 256 if generation == 9 else 128
+    if head_dim % 8 or head_dim > most:
+        limits = f"a multiple of 8, at most {most}"
+        return Choice("plain", f"head_dim={head_dim}; cuDNN needs {limits}")
+    if dropped:
+        return Choice("plain", "attention weights are dropped; cuDNN through JAX drops none")
+    return Choice("cudnn")
+
+
+def _choose_on_tpu(dtype: str, head_dim: int, dropped: bool) -> Choice:
+    if dtype not in ("bfloat16", "float32"):
+        return Choice("plain", f"{dtype}; flash needs bfloat16 or float32")
+    if head_dim > LONGEST_FLASH_HEAD:
+        return Choice("plain", f"head_dim={head_dim}; flash needs at most {LONGEST_FLASH_HEAD}")
+    if dropped:
+        return Choice("plain", "attention weights are dropped; flash drops none")
+    shorter = "shorter, with a mask of the caller's or with relative positions: plain"
+    return Choice("flash", f"from length {Execution.flash_length}; {shorter}")
+
+
+def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Choice:
+    """Return `choose` for the backend and the compute capability of a device."""
+    capability = getattr(device, "compute_capability", "")
+    return choose(device.platform, capability, dtype, head_dim, dropped)
+
+
+def execution_on(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Execution:
+    """Return how a model is best executed on a device; arguments as `choose`."""
+    choice = choose_for(device, dtype, head_dim, dropped)
+    return Execution.for_platform(device.platform, attention=choice.implementation)

@@ -1,0 +1,500 @@
+"""Checks of a call's arguments, made on the host before any work reaches a device.
+
+On a device nothing is refused: XLA clamps, wraps or drops an index that is out of range. Under
+`jax.jit` an argument has a type (dtype and shape) but no values: the type is refused there as
+anywhere, and a value that is wrong gives NaN.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
+from jax.errors import InconclusiveDimensionOperation
+from jaxtyping import Integer
+
+from jax_transformer.config import LARGEST, TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.model.masks import SegmentMask
+from jax_transformer.storage.faults import shorten
+
+
+def shown(value: Any) -> str:
+    """Return any value for a message: short, and in one line."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return " ".join(shorten(value).split())
+
+
+def check_array(name: str, array: Any) -> None:
+    """Refuse what is no array of numpy or jax, and an array of the other byte order.
+
+    Raises:
+        InputError: Names the type or the byte order.
+    """
+    if not isinstance(array, np.ndarray | jax.Array):
+        kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
+        raise InputError(
+            f"{name} of type {kind} must be an array of numpy or jax; np.asarray({name}) makes one"
+        )
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        native = array.dtype.newbyteorder("=")
+        raise InputError(
+            f"{name} of dtype {array.dtype.str} must be in this machine's byte order; "
+            f"{name}.astype({native.name!r}) makes it so"
+        )
+
+
+def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
+    """Refuse what is no array of whole numbers.
+
+    Args:
+        name: Name of the argument, for the message.
+        array: The argument, of any type.
+        meaning: What the numbers are, for the message.
+
+    Raises:
+        InputError: It is no array, or its numbers are floats, booleans, complex or objects.
+    """
+    check_array(name, array)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise InputError(
+            f"{name} of dtype {array.dtype} must hold whole numbers: {meaning} of an integer type, "
+            "as int32"
+        )
+
+
+def check_floats(name: str, array: Any) -> None:
+    """Refuse what is no array of real floating-point numbers.
+
+    Raises:
+        InputError: It is no array, or its numbers are integers, booleans, complex or objects.
+    """
+    check_array(name, array)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise InputError(
+            f"{name} of dtype {array.dtype} must hold floating-point numbers, as float32"
+        )
+
+
+def check_rows(name: str, array: Any, batch: int, other: str) -> None:
+    """Refuse an array whose first axis is not the batch's: one row is not repeated.
+
+    Args:
+        name: Name of the argument, for the message.
+        array: The argument [batch, ...].
+        batch: Number of rows of the other argument.
+        other: Name of the other argument.
+
+    Raises:
+        InputError: The numbers of rows differ; names both.
+    """
+    if array.shape[0] != batch:
+        raise InputError(
+            f"{name} has {array.shape[0]} rows and {other} {batch}: row n of one belongs to row n "
+            "of the other, so their numbers must be equal"
+        )
+
+
+def check_not_empty(name: str, array: Any) -> None:
+    """Refuse a batch without rows or without positions, for which there is nothing to search.
+
+    Raises:
+        InputError: An axis has length 0; names the shape.
+    """
+    if 0 in array.shape:
+        raise InputError(
+            f"{name} of shape {array.shape} is empty: give at least one row and one token"
+        )
+
+
+def check_key(name: str, key: Any) -> None:
+    """Refuse what is no single random key of jax, of the new or of the old style.
+
+    Raises:
+        InputError: It is a number, another array or several keys; says how to make a key.
+    """
+    if isinstance(key, jax.Array | np.ndarray):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+            return
+        old_style = jax.eval_shape(jax.random.PRNGKey, 0)
+        if (key.shape, key.dtype) == (old_style.shape, old_style.dtype):
+            return
+        found = f"of dtype {key.dtype} and shape {key.shape}"
+    else:
+        found = f"of type {type(key).__qualname__}"
+    raise InputError(f"{name} {found} must be one random key, as jax.random.key(0) makes it")
+
+
+def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
+    """Refuse what is no whole number, or one that is too small or that no int32 holds.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument, of any type.
+        least: The smallest number; None is any.
+
+    Raises:
+        InputError: It is no whole number, traced by `jit`, below `least` or above `LARGEST`.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InputError(f"{name}={shown(value)} must be a whole number")
+    if least is not None and number < least:
+        raise InputError(f"{name}={shown(value)} must be at least {least}")
+    if number > LARGEST:
+        raise InputError(f"{name}={shown(value)} must be at most {LARGEST}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        InputError: Names the value.
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={shown(value)} must be True or False")
+
+
+def check_ids(
+    name: str,
+    ids: Integer[np.ndarray, "batch length"],
+    vocab_size: int,
+    of: str = "the vocabulary",
+) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Args:
+        name: Name of the argument, for the message.
+        ids: Token ids [batch, length] of any integer type, before they are cast to int32.
+        vocab_size: Number of ids; the valid ones are 0 to vocab_size - 1.
+        of: What the ids name, for the message.
+
+    Raises:
+        InputError: An id is out of range; names row, column, id and vocabulary size.
+    """
+    if ids.size == 0 or (ids.min() >= 0 and ids.max() < vocab_size):
+        return
+    row, column = np.argwhere((ids < 0) | (ids >= vocab_size))[0]
+    raise InputError(
+        f"{name}[{row}, {column}]={ids[row, column]} is outside {of}; "
+        f"ids go from 0 to {vocab_size - 1}"
+    )
+
+
+def check_positions(
+    name: str, positions: Any, shape: tuple[int, int], max_length: int | None
+) -> None:
+    """Refuse positions that are not one for each token, or outside the position table.
+
+    Args:
+        name: Name of the argument, for the message.
+        positions: The positions [batch, length]; their values are read where they are concrete.
+        shape: (batch, length) of the tokens.
+        max_length: Rows of the table; None where the model has no table and reads no position.
+
+    Raises:
+        InputError: The kind of numbers or the shape is wrong, or a position is out of range; names
+            row, column, position and table size.
+    """
+    check_whole(name, positions, "positions")
+    if positions.shape != shape:
+        raise InputError(
+            f"{name} of shape {positions.shape} must be [batch, length] = {list(shape)}, as the "
+            "tokens are"
+        )
+    if max_length is None or isinstance(positions, jax.core.Tracer):
+        return
+    positions = np.asarray(positions)
+    wrong = np.argwhere((positions < 0) | (positions >= max_length))
+    if len(wrong):
+        row, column = wrong[0]
+        raise InputError(
+            f"{name}[{row}, {column}]={positions[row, column]} is outside the position table; "
+            f"positions go from 0 to {max_length - 1}"
+        )
+
+
+def check_length(name: str, length: int, max_length: int) -> None:
+    """Refuse a sequence longer than the position table.
+
+    A symbolic length (`jax.export.symbolic_shape`) is refused where its constraints say that it is
+    longer. Where they leave that open, positions beyond the table give NaN.
+
+    Raises:
+        InputError: `length` exceeds `max_length`; names both.
+    """
+    try:
+        too_long = length > max_length
+    except InconclusiveDimensionOperation:
+        return
+    if too_long:
+        raise InputError(
+            f"{name} is {length} tokens long, but the position table ends at max_length="
+            f"{max_length}; cut the sequence or raise max_length"
+        )
+
+
+def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
+    """Refuse token ids that are not a batch, or vectors that are not a batch of the right width.
+
+    Args:
+        name: Name of the argument, for the message.
+        tokens: Ids [batch, length]; vectors [batch, length, d_model] where
+            `config.token_embeddings` is "none".
+        config: The shape of the model.
+
+    Raises:
+        InputError: It is no array; the number of axes, the width or the kind of numbers is wrong.
+    """
+    if config.token_embeddings == "none":
+        check_floats(name, tokens)
+        if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
+            raise InputError(
+                f"{name} of shape {tokens.shape} must be vectors [batch, length, d_model="
+                f"{config.d_model}], because token_embeddings='none'"
+            )
+        return
+    check_id_batch(name, tokens)
+
+
+def check_id_batch(name: str, ids: Any) -> None:
+    """Refuse what is no array of token ids [batch, length].
+
+    Raises:
+        InputError: It is no array; the number of axes or the kind of numbers is wrong.
+    """
+    check_whole(name, ids)
+    if ids.ndim != 2:
+        remedy = f"; write {name}[None] for one sequence" if ids.ndim == 1 else ""
+        raise InputError(f"{name} of shape {ids.shape} must be ids [batch, length]{remedy}")
+
+
+def check_inputs(
+    name: str, tokens: Any, vocab_size: int, positions: Any | None, config: TransformerConfig
+) -> None:
+    """Refuse tokens or positions that the model cannot read; values only where they are concrete.
+
+    Args:
+        name: Name of the argument, for the message.
+        tokens: As for `check_tokens`.
+        vocab_size: Number of ids.
+        positions: Position of each token [batch, length]; None is 0 to length - 1.
+        config: The shape of the model.
+
+    Raises:
+        InputError: As the other checks of tokens, ids, lengths and positions.
+    """
+    check_tokens(name, tokens, config)
+    if positions is not None:
+        table = config.max_length if config.has_position_table else None
+        check_positions(f"{name}_positions", positions, tokens.shape[:2], table)
+    elif config.has_position_table:
+        check_length(name, tokens.shape[1], config.max_length)
+    if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
+        check_ids(name, np.asarray(tokens), vocab_size)
+
+
+def check_source(
+    config: TransformerConfig,
+    src: Any,
+    mask: Any | None,
+    positions: Any | None,
+    tgt: Any | None = None,
+) -> None:
+    """Refuse a source batch, its mask or its positions where the model cannot read them.
+
+    Args:
+        config: The shape of the model.
+        src: As for `check_tokens`.
+        mask: As for `check_mask`.
+        positions: As for `check_inputs`.
+        tgt: The targets of the sources, where the decoder reads the mask too; None is none.
+
+    Raises:
+        InputError: As `check_inputs` and `check_mask`; or the targets have another number of rows.
+    """
+    check_inputs("src", src, config.src_vocab_size, positions, config)
+    batch, queries = src.shape[:2]
+    if tgt is not None:
+        check_rows("tgt", tgt, batch, "src")
+        # One mask serves the queries of the encoder and of the decoder.
+        queries = queries if queries == tgt.shape[1] else 1
+    check_mask("src_mask", mask, (batch, config.num_heads, queries, src.shape[1]))
+
+
+def check_target(
+    config: TransformerConfig, tgt: Any, mask: Any | None, positions: Any | None
+) -> None:
+    """Refuse a target batch, its mask or its positions; arguments as for `check_source`.
+
+    Raises:
+        InputError: As `check_inputs` and `check_mask`.
+    """
+    check_inputs("tgt", tgt, config.tgt_vocab_size, positions, config)
+    batch, length = tgt.shape[:2]
+    check_mask("tgt_mask", mask, (batch, config.num_heads, length, length))
+
+
+def check_memory(
+    config: TransformerConfig, memory: Any, mask: Any | None, tgt: Any | None = None
+) -> None:
+    """Refuse a memory that is not [batch, length, d_model], or its mask.
+
+    Args:
+        config: The shape of the model.
+        memory: What `encode` returned.
+        mask: As for `check_mask`.
+        tgt: The targets that attend to the memory; None is one position of each row.
+
+    Raises:
+        InputError: The memory is no array; the kind of its numbers, its width or its number of
+            rows is wrong; or as `check_mask`.
+    """
+    check_floats("memory", memory)
+    if memory.ndim != 3 or memory.shape[2] != config.d_model:
+        raise InputError(
+            f"memory of shape {memory.shape} must be vectors [batch, length, d_model="
+            f"{config.d_model}], as encode returns them"
+        )
+    queries = 1
+    if tgt is not None:
+        check_rows("memory", memory, tgt.shape[0], "tgt")
+        queries = tgt.shape[1]
+    batch, length = memory.shape[:2]
+    check_mask("src_mask", mask, (batch, config.num_heads, queries, length))
+
+
+def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) -> None:
+    """Refuse a mask that is not boolean, or that does not broadcast to the attention weights.
+
+    Args:
+        name: Name of the argument, for the message.
+        mask: The mask, of numpy or jax, or by segments; None is accepted.
+        shape: (batch, heads, queries, keys) of the attention weights.
+
+    Raises:
+        InputError: It is no array; the dtype or the shape is wrong; names torch's conventions where
+            they differ.
+    """
+    if mask is None:
+        return
+    if isinstance(mask, SegmentMask):
+        _check_segments(name, mask, shape)
+        return
+    check_array(name, mask)
+    if mask.dtype != bool:
+        raise InputError(
+            f"{name} of dtype {mask.dtype} must be boolean, True = attend; from an additive mask "
+            "of torch (0 and -inf) pass mask == 0, from a boolean one (True = blocked) pass ~mask"
+        )
+    fits = mask.ndim == 4 and all(
+        length in (1, full) for length, full in zip(mask.shape, shape, strict=True)
+    )
+    if not fits:
+        remedy = ""
+        if mask.shape == (shape[0], shape[3]):
+            remedy = f"; write {name}[:, None, None, :] for a mask of [batch, keys]"
+        raise InputError(
+            f"{name} of shape {mask.shape} must be broadcastable to [batch, heads, queries, keys] "
+            f"= {list(shape)}{remedy}"
+        )
+
+
+def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, int]) -> None:
+    batch, _, queries, keys = shape
+    for side, length in (("keys", keys), ("queries", queries)):
+        segments = getattr(mask, side)
+        if segments is None:
+            continue
+        check_array(f"{name}.{side}", segments)
+        if not (segments.dtype == bool or jnp.issubdtype(segments.dtype, jnp.integer)):
+            raise InputError(
+                f"{name}.{side} of dtype {segments.dtype} must be segments, whole numbers from 1, "
+                "or True; 0 or False is hidden"
+            )
+        if segments.shape not in ((batch, length), (1, length)):
+            raise InputError(
+                f"{name}.{side} of shape {segments.shape} must be [batch, {side}] = "
+                f"{[batch, length]}"
+            )
+    if mask.queries is not None and mask.keys is None:
+        raise InputError(f"{name} has segments of queries, and needs segments of keys too")
+    if mask.causal and queries != keys:
+        raise InputError(
+            f"{name} is causal, which needs as many queries as keys; here are {queries} queries "
+            f"and {keys} keys"
+        )
+
+
+def check_params(params: Any, config: TransformerConfig) -> None:
+    """Refuse parameters that are no nested dict of arrays, or that have other layers.
+
+    Raises:
+        InputError: Names the type of what was given, the first leaf that is no array of
+            floating-point numbers, or the two numbers of layers.
+    """
+    if not isinstance(params, Mapping):
+        raise InputError(
+            f"params of type {type(params).__qualname__} must be the nested dict of arrays that "
+            "init_params returns"
+        )
+    try:
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+    except (TypeError, ValueError) as error:  # keys that have no order
+        raise InputError("params must be a nested dict whose keys are all names") from error
+    for path, leaf in leaves:
+        check_floats(f"params: {_name(path)}", leaf)
+    for stack in params.keys() & {"encoder", "decoder"}:  # a caller may have one of them only
+        found = sum(re.fullmatch(r"layers_\d+", name) is not None for name in params[stack])
+        wanted = getattr(config, f"num_{stack}_layers")
+        if found != wanted:
+            raise InputError(
+                f"config.num_{stack}_layers={wanted}, but the parameters hold {found} layers of "
+                f"the {stack}; use the config that they were made with"
+            )
+
+
+@contextmanager
+def fitting(params: Mapping[str, Any], draw: Callable[[Any], Mapping[str, Any]]) -> Iterator[None]:
+    """Turn flax's error for a missing or misshapen parameter into one line.
+
+    Args:
+        params: The parameters that a module is applied to in this context.
+        draw: Function of a random key that returns parameters of the right shapes.
+
+    Raises:
+        InputError: Names the first parameter, by path, that is missing or has another shape.
+    """
+    try:
+        yield
+    except (ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError) as error:
+        difference = _first_difference(params, jax.eval_shape(draw, jax.random.key(0)))
+        raise InputError(f"params do not fit the config: {difference}") from error
+
+
+def _first_difference(params: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    found, wanted = (
+        {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (params, expected)
+    )
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            return f"{name} is {found.get(name, 'missing')} and must have shape {shape}"
+    return "every parameter has the expected shape"
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

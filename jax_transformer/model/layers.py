@@ -1,0 +1,484 @@
+"""The blocks of the model: thin Flax modules that hold parameters and call `functional`.
+
+The classes of `torch_reference.layers` have the same names, parameters and methods; `Linear` and
+`Dropout` are `torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
+random stream. The cache, and the methods that use it, exist in JAX only.
+
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab,
+N hypotheses of a source, slots N times target positions.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax.core.scope import LazyRng
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
+from jax_transformer.model import functional, initialization, norms
+from jax_transformer.model.dropout import dropout
+from jax_transformer.model.layer_cache import (
+    Keys,
+    LayerCache,
+    Values,
+    cache_layout,
+    cached_keys,
+    cached_values,
+    empty_slots,
+    slot_axes,
+    write_slots,
+)
+from jax_transformer.model.masks import SegmentMask
+from jax_transformer.model.relative_positions import RelativeAttentionBias, slot_bias
+from jax_transformer.runtime.sharding import constrain
+
+
+class Linear(nn.Module):
+    """A product with a kernel (inputs, outputs), plus a bias.
+
+    Attributes:
+        config: Names the initialization.
+        features: Number of outputs.
+        use_bias: Whether a bias is added.
+        execution: Names the way to compute the product.
+        attention: Whether this is a projection of an attention block, for the initialization.
+        fused: Number of kernels that torch.nn.MultiheadAttention draws as one matrix with this
+            one, for the initialization.
+        query: Whether this is the query's projection, for the initialization.
+    """
+
+    config: TransformerConfig
+    features: int
+    use_bias: bool
+    execution: Execution = DEFAULT_EXECUTION
+    attention: bool = False
+    fused: int = 1
+    query: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        """Return the product."""
+        inputs = x.shape[-1]
+        draw = initialization.kernel(
+            self.config, inputs, self.features, self.fused, query=self.query
+        )
+        kernel = self.param("kernel", draw, (inputs, self.features))
+        bias = None
+        if self.use_bias:
+            draw = initialization.bias(self.config, inputs, self.attention)
+            bias = self.param("bias", draw, (self.features,))
+        if self.execution.compute_dtype is not None:
+            return functional.mixed_linear(x, kernel, bias)
+        return functional.linear(x, kernel, bias, self.execution.product)
+
+
+class Norm(nn.Module):
+    """The norm that the config names, over the last axis; `form` as `Execution.norm`."""
+
+    config: TransformerConfig
+    form: NormForm = "shifted"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        """Return the normed rows."""
+        config = self.config
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        if config.norm == "rms_norm":
+            return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
+        bias = None
+        if config.norm_bias:
+            bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
+        return norm(x, scale, bias, config.norm_epsilon, self.form)
+
+
+class Dropout(nn.Module):
+    """Dropout at `rate` where the call has a "dropout" random stream, else the identity."""
+
+    rate: float
+    mask: DropoutMask = "packed"
+
+    def __call__(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return `x` with elements dropped."""
+        return dropout(x, self.rate, self._key(), self.mask) if self.is_active() else x
+
+    def is_active(self) -> bool:
+        """Return whether a call drops elements."""
+        return self.rate > 0 and self.has_rng("dropout")
+
+    def _key(self) -> PRNGKeyArray:
+        """Return the key of this call: the stream's key, xor a digest of the module's path.
+
+        `make_rng` folds the path in by threefry, which XLA compiles once for each module: a
+        seventh of the time that a training step takes to compile.
+        """
+        self.scope.rng_counters["dropout"] += 1
+        stream = LazyRng.create(self.scope.rngs["dropout"], self.scope.rng_counters["dropout"])
+        words = jax.random.key_data(stream.rng)
+        digest = np.frombuffer(hashlib.sha256(repr(stream.suffix).encode()).digest(), np.uint32)
+        return jax.random.wrap_key_data(
+            words ^ digest[: words.shape[-1]], impl=jax.random.key_impl(stream.rng)
+        )
+
+
+class Embedding(nn.Module):
+    """A token table, scaled as the config says (section 3.4)."""
+
+    config: TransformerConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """Declare the table [V, D]."""
+        shape = (self.vocab_size, self.config.d_model)
+        self.embedding = self.param("embedding", initialization.embedding(self.config), shape)
+
+    def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        """Return the scaled rows of `ids`."""
+        # Each device looks up whole rows: XLA would gather rows that are split after the look-up.
+        x = functional.embed(ids, constrain(self.embedding, "tensor"))
+        if self.config.embedding_scale == "sqrt_d_model":
+            x = x * self.config.d_model**0.5
+        return x
+
+
+class PositionEmbedding(nn.Module):
+    """A learned position table, whose first rows are skipped where the config has an offset."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        """Declare the table [max_length + position_offset, D]."""
+        config = self.config
+        shape = (config.max_length + config.position_offset, config.d_model)
+        self.embedding = self.param("embedding", initialization.embedding(config), shape)
+
+    def __call__(self, length: int) -> Float[Array, "L D"]:
+        """Return the rows of the positions 0 to length - 1."""
+        offset = self.config.position_offset
+        return self.embedding[offset : offset + length]
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (section 3.2.2) with full or shared head projections."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the projections, named as in the torch reference."""
+        config, execution = self.config, self.execution
+        shared = config.head_projection == "shared"
+        width = config.head_dim if shared else config.num_heads * config.head_dim
+        self.query, self.key, self.value = (
+            Linear(config, width, config.qkv_bias, execution, True, fused=3, query=query)
+            for query in (True, False, False)
+        )
+        self.output = Linear(
+            config, config.d_model, config.attention_output_bias, execution, attention=True
+        )
+        self.dropout = Dropout(config.attention_dropout_rate, execution.dropout_mask)
+
+    def __call__(
+        self,
+        query: Float[Array, "B T D"],
+        key: Float[Array, "B S D"],
+        value: Float[Array, "B S D"],
+        mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
+        position_bias: Float[Array, "1 H T S"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return what each query gathers from the values that it may attend to.
+
+        Args:
+            query: Vectors that attend [B, T, D].
+            key: Vectors that the queries are compared with [B, S, D].
+            value: Vectors that are gathered [B, S, D].
+            mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
+                everything.
+            position_bias: Added to the scores [1, H, T, S]; None adds nothing.
+        """
+        by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
+        implementation = self.execution.attention_of(query.shape[1], key.shape[1], by_segments)
+        # Fused kernels take no dropout at all, not even an inactive one.
+        fused = implementation != "plain" and not self.dropout.is_active()
+        heads = functional.dot_product_attention(
+            self.project(self.query, query),
+            self.project(self.key, key),
+            self.project(self.value, value),
+            mask,
+            None if fused else self.dropout,
+            implementation,
+            position_bias,
+            self.config.attention_scale == "head_dim",
+            self.execution.exponentials,
+        )
+        return self.output(functional.merge_heads(heads))
+
+    def project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
+        """Return the queries, keys or values of vectors, split into heads."""
+        if self.config.head_projection == "shared":
+            return projection(functional.split_heads(x, self.config.num_heads))
+        return functional.split_heads(projection(x), self.config.num_heads)
+
+    def attend_to_cache(
+        self,
+        query: Float[Array, "B N D"],
+        keys: Keys,
+        values: Values,
+        mask: Bool[Array, "#B #H #N #S"] | None = None,
+        position_bias: Float[Array, "1 H 1 S"] | None = None,
+    ) -> Float[Array, "B N D"]:
+        """Return what each query gathers from keys and values that are projected already.
+
+        Args:
+            query: Vectors that attend [B, N, D].
+            keys: Projected keys, in columns [B, H, K, S], or joined [B, S, H * K], finite
+                everywhere.
+            values: Projected values [B, H, S, K] or [B, S, H * K], finite everywhere.
+            mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
+            position_bias: Added to the scores [1, H, 1, S]; None adds nothing.
+        """
+        scaled = self.config.attention_scale == "head_dim"
+        queries, rest = self.project(self.query, query), (mask, position_bias, scaled)
+        if cache_layout(keys) == "joined_heads":
+            heads = functional.joined_attention(queries, keys, values, *rest)
+        else:
+            heads = functional.cached_attention(queries, keys, values, *rest)
+        return self.output(functional.merge_heads(heads))
+
+
+class FeedForward(nn.Module):
+    """The position-wise feed-forward network (section 3.3), gated where the config says so."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the projections."""
+        config, execution = self.config, self.execution
+        self.inner = Linear(config, config.d_ff, config.feed_forward_bias, execution)
+        if config.gated_feed_forward:
+            self.gate = Linear(config, config.d_ff, config.feed_forward_bias, execution)
+        self.dropout = Dropout(config.activation_dropout_rate, execution.dropout_mask)
+        self.outer = Linear(config, config.d_model, config.feed_forward_bias, execution)
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Return the network's output at each position."""
+        kind = self.config.activation
+        if self.config.gated_feed_forward:
+            x = functional.activation(self.gate(x), kind) * self.inner(x)
+        else:
+            x = functional.activation(self.inner(x), kind)
+        return self.outer(self.dropout(x))
+
+
+class Residual(nn.Module):
+    """A norm, a dropout and an addition around a sublayer, in the order the config names."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the norm."""
+        self.norm = Norm(self.config, self.execution.norm)
+        self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        sublayer: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
+    ) -> Float[Array, "B L D"]:
+        """Return the residual stream after the sublayer.
+
+        Args:
+            x: The residual stream, to which the sublayer's output is added.
+            sublayer: A function of `sublayer_input(x)`.
+        """
+        y = sublayer(self.sublayer_input(x))
+        if self.config.norm_placement == "pre":
+            return x + self.dropout(y)
+        if self.config.dropout_placement == "norm":
+            return self.dropout(self.norm(x + y))
+        return self.norm(x + self.dropout(y))
+
+    def sublayer_input(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
+        return self.norm(x) if self.config.norm_placement == "pre" else x
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network (section 3.1)."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the sublayers."""
+        parts = self.config, self.execution
+        self.self_attention = MultiHeadAttention(*parts)
+        self.self_attention_residual = Residual(*parts)
+        if self.config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
+        self.feed_forward = FeedForward(*parts)
+        self.feed_forward_residual = Residual(*parts)
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
+        position_bias: Float[Array, "1 H S S"] | None = None,
+    ) -> Float[Array, "B S D"]:
+        """Return the layer's output.
+
+        Args:
+            x: Source stream [B, S, D].
+            mask: Which position attends to which position.
+            position_bias: Bias of the scores that all layers share [1, H, S, S].
+        """
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        x = self.self_attention_residual(
+            x, lambda x: self.self_attention(x, x, x, mask, position_bias)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the memory and a feed-forward network (section 3.1)."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the sublayers."""
+        parts = self.config, self.execution
+        self.self_attention = MultiHeadAttention(*parts)
+        self.self_attention_residual = Residual(*parts)
+        if self.config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
+        self.cross_attention = MultiHeadAttention(*parts)
+        self.cross_attention_residual = Residual(*parts)
+        if self.config.memory_norm:
+            self.memory_norm = Norm(self.config, self.execution.norm)
+        self.feed_forward = FeedForward(*parts)
+        self.feed_forward_residual = Residual(*parts)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
+        position_bias: Float[Array, "1 H T T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the layer's output.
+
+        Args:
+            x: Target stream [B, T, D].
+            memory: Encoder output [B, S, D].
+            tgt_mask: Which target position attends to which target position.
+            src_mask: Which target position attends to which position of the memory.
+            position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
+        """
+        memory = self.cross_attention_input(memory)
+        if self.config.has_relative_bias_per_layer:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        return self.wire(
+            x,
+            lambda x: self.self_attention(x, x, x, tgt_mask, position_bias),
+            lambda x: self.cross_attention(x, memory, memory, src_mask),
+        )
+
+    def wire(
+        self,
+        x: Float[Array, "B L D"],
+        attend_to_target: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
+        attend_to_memory: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
+    ) -> Float[Array, "B L D"]:
+        """Return the layer's output, given its two attentions as functions of their queries."""
+        x = self.self_attention_residual(x, attend_to_target)
+        x = self.cross_attention_residual(x, attend_to_memory)
+        return self.feed_forward_residual(x, self.feed_forward)
+
+    def cross_attention_input(self, memory: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        """Return what the cross-attention reads: the memory, normed where the config says so."""
+        return self.memory_norm(memory) if self.config.memory_norm else memory
+
+    def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> LayerCache:
+        """Return the cache before the first token: the memory projected, no slot written."""
+        attention, memory = self.cross_attention, self.cross_attention_input(memory)
+        layout = self.execution.cache
+        memory_keys = cached_keys(attention.project(attention.key, memory), layout)
+        keys, values = empty_slots(memory_keys, slots)
+        memory_values = cached_values(attention.project(attention.value, memory), layout)
+        return LayerCache(keys, values, memory_keys, memory_values)
+
+    def step(
+        self,
+        x: Float[Array, "B N D"],
+        cache: LayerCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: Bool[Array, "#B #H #N #S"] | None,
+        position_bias: Float[Array, "1 H 1 slots"] | None = None,
+    ) -> tuple[Float[Array, "B N D"], LayerCache]:
+        """Return the layer's output at one position, and the cache with that position written.
+
+        Args:
+            x: Target stream of the N hypotheses of each source [B, N, D].
+            cache: What the layer kept of earlier positions.
+            position: Index of the position, from 0.
+            tgt_mask: The slots, this position's included, that each hypothesis attends to.
+            src_mask: The positions of the memory that are attended to.
+            position_bias: Bias of the self-attention's scores that all layers share.
+        """
+        if self.config.has_relative_bias_per_layer:
+            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
+        attention, start = self.self_attention, position * x.shape[1]
+        x_in = self.self_attention_residual.sublayer_input(x)
+        layout = self.execution.cache
+        key_axis, value_axis = slot_axes(layout)
+        new_keys = cached_keys(attention.project(attention.key, x_in), layout)
+        new_values = cached_values(attention.project(attention.value, x_in), layout)
+        keys = write_slots(cache.keys, new_keys, start, key_axis)
+        values = write_slots(cache.values, new_values, start, value_axis)
+        x = self.wire(
+            x,
+            lambda x: attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),
+            lambda x: self.cross_attention.attend_to_cache(
+                x, cache.memory_keys, cache.memory_values, src_mask
+            ),
+        )
+        return x, cache._replace(keys=keys, values=values)
+
+
+class OutputProjection(nn.Module):
+    """The product that turns hidden states into logits, with an own or a tied matrix."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], table: Float[Array, "V D"] | None
+    ) -> Float[Array, "B T V"]:
+        """Return the logits; `table` is the embedding that a tied projection reuses."""
+        config = self.config
+        shape = (config.d_model, config.tgt_vocab_size)
+        tied = config.output_projection == "tied"
+        if tied:
+            kernel = table.T
+        else:
+            kernel = self.param("kernel", initialization.output_kernel(config), shape)
+        bias = None
+        if config.output_bias:
+            draw = initialization.bias(config, config.d_model)
+            bias = self.param("bias", draw, (config.tgt_vocab_size,))
+        if self.execution.compute_dtype is not None:
+            return functional.mixed_linear(x, kernel, bias)
+        if tied and self.execution.product == "wide_sums":
+            return functional.linear_by_rows(x, table, bias)
+        return functional.linear(x, kernel, bias, self.execution.product)

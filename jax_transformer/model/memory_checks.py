@@ -1,0 +1,101 @@
+"""What a call needs at least, held against this machine's memory before any of it is allocated.
+
+Only where JAX computes on the CPU: an accelerator refuses what does not fit by itself, at once.
+"""
+
+import jax
+from jax.export import is_symbolic_dim
+from jaxtyping import PRNGKeyArray
+
+from jax_transformer.config import LARGEST, TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.model.parameter_count import parameter_count
+from jax_transformer.runtime.host_memory import check_memory
+
+FLOAT32 = 4  # bytes
+GRADIENT_AND_MOMENTS = 3  # numbers beside each trained parameter
+
+
+def check_parameters(config: TransformerConfig, key: PRNGKeyArray | None = None) -> None:
+    """Refuse a model whose float32 parameters this machine cannot hold.
+
+    Args:
+        config: The shape of the model.
+        key: The key that they are drawn with; if it is traced, nothing is allocated or refused.
+
+    Raises:
+        InputError: Names the bytes and the machine's.
+    """
+    if not isinstance(key, jax.core.Tracer) and _on_cpu():
+        count = parameter_count(config)
+        what = f"a model of d_model={config.d_model} with {count:,} parameters"
+        check_memory(FLOAT32 * count, what, "choose smaller sizes")
+
+
+def check_training(whole: int, trained: int, tokens: int, config: TransformerConfig) -> None:
+    """Refuse a training whose state and activations this machine cannot hold.
+
+    With several processes it refuses nothing: each may hold a part.
+
+    Args:
+        whole: Number of all parameters.
+        trained: Number of those that are trained: they have a gradient and two moments.
+        tokens: Tokens of a batch on each side that are there whatever the text is.
+        config: The shape of the model.
+
+    Raises:
+        InputError: Names the bytes and the machine's.
+    """
+    if not _on_cpu() or jax.process_count() > 1:
+        return
+    check_memory(
+        FLOAT32 * (whole + GRADIENT_AND_MOMENTS * trained),
+        f"training a model of d_model={config.d_model} with {whole:,} parameters",
+        "choose smaller sizes",
+    )
+    layers = config.num_encoder_layers + config.num_decoder_layers
+    check_memory(
+        FLOAT32 * layers * tokens * config.d_model,
+        f"a batch of {tokens:,} tokens a side",
+        "lower max_tokens or raise num_microbatches",
+    )
+
+
+def check_cache(
+    config: TransformerConfig,
+    batch: int,
+    source_length: int,
+    max_new_tokens: int,
+    beam_size: int,
+    bytes_of_a_number: int,
+) -> None:
+    """Refuse a cache whose slots no int32 counts, or that this machine cannot hold.
+
+    Args:
+        config: The shape of the model.
+        batch: Number of sources.
+        source_length: Tokens of a source.
+        max_new_tokens: Positions of a target.
+        beam_size: Hypotheses of a source.
+        bytes_of_a_number: Of the keys and values.
+
+    Raises:
+        InputError: Names the sizes.
+    """
+    if is_symbolic_dim(batch) or is_symbolic_dim(source_length):
+        return  # a program for any size (`jax.export`) allocates nothing here
+    named = f"max_new_tokens={max_new_tokens} with beam_size={beam_size}"
+    slots = batch * beam_size * max_new_tokens
+    if slots > LARGEST:
+        raise InputError(f"{named} and {batch} sources makes {slots} slots, but at most {LARGEST}")
+    if not _on_cpu():
+        return
+    kept = slots if config.decoder_attention == "self_then_cross" else 0
+    width = 2 * config.num_heads * config.head_dim * bytes_of_a_number  # a key and a value
+    cache = config.num_decoder_layers * width * (kept + batch * source_length)
+    remedy = "set fewer tokens, hypotheses or sources"
+    check_memory(cache + 4 * slots, f"the cache for {named} and {batch} sources", remedy)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"

@@ -1,0 +1,503 @@
+"""The whole model, and its functional face: init_params, encode, decode, apply.
+
+Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.export import is_symbolic_dim
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model import checks, functional, masks
+from jax_transformer.model.layer_cache import LayerCache
+from jax_transformer.model.layers import (
+    Dropout,
+    Embedding,
+    EncoderLayer,
+    Norm,
+    OutputProjection,
+    PositionEmbedding,
+)
+from jax_transformer.model.memory_checks import check_parameters
+from jax_transformer.model.relative_positions import RelativeAttentionBias, slot_bias
+from jax_transformer.model.self_over_memory import (
+    OverMemoryCache,
+    check_equal_lengths,
+    decoder_layer,
+)
+from jax_transformer.model.stack import rematerialized, run_layers, scan_layers
+from jax_transformer.runtime.sharding import shard_rows
+
+Params = dict[str, Any]  # nested dicts whose leaves are arrays
+Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
+Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
+SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | masks.SegmentMask
+TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | masks.SegmentMask
+SourcePositions = Int[Array | np.ndarray, "B S"]
+TargetPositions = Int[Array | np.ndarray, "B T"]
+DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
+
+
+class Encoder(nn.Module):
+    """The stack of encoder layers, with a final norm where the config has one."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the layers."""
+        layer = rematerialized(EncoderLayer, self.execution.remat)
+        count = self.config.num_encoder_layers
+        self.layers = [layer(self.config, self.execution) for _ in range(count)]
+        if self.config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
+        if self.config.final_norm:
+            self.norm = Norm(self.config, self.execution.norm)
+        self.dropout = final_dropout(self.config, self.execution)
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        src_mask: Bool[Array, "#B #H #S #S"] | masks.SegmentMask | None = None,
+    ) -> Float[Array, "B S D"]:
+        """Return the memory of embedded sources."""
+        x, position_bias = functional.clear_unattended(x, src_mask), None
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        run = scan_layers if self.execution.scan_layers else run_layers
+        x = run(self.layers, x, src_mask, position_bias)
+        return self.dropout(self.norm(x) if self.config.final_norm else x)
+
+
+class Decoder(nn.Module):
+    """The stack of decoder layers, with a final norm where the config has one."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the layers."""
+        layer = rematerialized(decoder_layer(self.config), self.execution.remat)
+        count = self.config.num_decoder_layers
+        self.layers = [layer(self.config, self.execution) for _ in range(count)]
+        if self.config.has_shared_relative_bias:
+            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
+        if self.config.decoder_has_final_norm:
+            self.norm = Norm(self.config, self.execution.norm)
+        self.dropout = final_dropout(self.config, self.execution)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        tgt_mask: Bool[Array, "#B #H #T #T"] | masks.SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | masks.SegmentMask | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the hidden states of embedded targets."""
+        x, position_bias = functional.clear_unattended(x, tgt_mask), None
+        memory = functional.clear_unattended(memory, src_mask)
+        if self.config.has_shared_relative_bias:
+            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        run = scan_layers if self.execution.scan_layers else run_layers
+        x = run(self.layers, x, memory, tgt_mask, src_mask, position_bias)
+        return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
+
+    def init_cache(
+        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+    ) -> DecoderCache:
+        """Return what each layer keeps before the first token.
+
+        Args:
+            memory: Encoder output [B, S, D].
+            src_mask: The positions of the memory that are attended to.
+            slots: Target positions times hypotheses of a source.
+        """
+        memory = functional.clear_unattended(memory, src_mask)
+        return tuple(layer.init_cache(memory, slots) for layer in self.layers)
+
+    def step(
+        self,
+        x: Float[Array, "B N D"],
+        cache: DecoderCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: SourceMask | None,
+    ) -> tuple[Float[Array, "B N D"], DecoderCache]:
+        """Return the hidden states at one position, and the cache with that position written.
+
+        Arguments as `DecoderLayer.step`; `cache` has an entry for each layer.
+        """
+        written, position_bias = [], None
+        if self.config.has_shared_relative_bias:
+            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
+        for layer, kept in zip(self.layers, cache, strict=True):
+            x, kept = layer.step(x, kept, position, tgt_mask, src_mask, position_bias)
+            written.append(kept)
+        return self.norm(x) if self.config.decoder_has_final_norm else x, tuple(written)
+
+
+def final_dropout(config: TransformerConfig, execution: Execution) -> Dropout:
+    """Return the dropout after a final norm, inactive where the config has none."""
+    return Dropout(config.dropout if config.final_dropout else 0.0, execution.dropout_mask)
+
+
+class Transformer(nn.Module):
+    """Embeddings, encoder, decoder and output projection (figure 1).
+
+    Masks that are not given come from `masks.source_mask` and `masks.target_mask`, as in the
+    functions `encode`, `decode` and `apply` and in `torch_reference.Transformer`.
+    """
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the parts; a shared table is one part with one name."""
+        config = self.config
+        if config.token_embeddings == "shared":
+            self.token_embedding = Embedding(config, config.src_vocab_size)
+        elif config.token_embeddings == "separate":
+            self.source_embedding = Embedding(config, config.src_vocab_size)
+            self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        if config.positions == "learned":
+            self.source_positions = PositionEmbedding(config)
+            self.target_positions = PositionEmbedding(config)
+        if config.embedding_norm:
+            self.source_embedding_norm = Norm(config, self.execution.norm)
+            self.target_embedding_norm = Norm(config, self.execution.norm)
+        source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
+        target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
+        self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)
+        self.target_dropout = Dropout(target_rate, self.execution.dropout_mask)
+        self.encoder = Encoder(config, self.execution)
+        self.decoder = Decoder(config, self.execution)
+        if config.output_projection != "none":
+            self.output_projection = OutputProjection(config, self.execution)
+
+    def encode(
+        self,
+        src: Source,
+        src_mask: SourceMask | None = None,
+        *,
+        src_positions: SourcePositions | None = None,
+    ) -> Float[Array, "B S D"]:
+        """Return the memory [B, S, D]; see the function `encode`."""
+        checks.check_source(self.config, src, src_mask, src_positions)
+        if src_mask is None:
+            src_mask = masks.source_segments(src, self.config)
+        src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
+        x = self.add_positions(self.embed(src, "source"), "source", src_positions)
+        x = self._norm_embeddings(x, "source", src_mask)
+        return self.encoder(self.source_dropout(x), src_mask)
+
+    def decode(
+        self,
+        tgt: Target,
+        memory: Float[Array, "B S D"],
+        tgt_mask: TargetMask | None = None,
+        src_mask: SourceMask | None = None,
+        *,
+        tgt_positions: TargetPositions | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits [B, T, V]; see the function `decode`."""
+        checks.check_target(self.config, tgt, tgt_mask, tgt_positions)
+        checks.check_memory(self.config, memory, src_mask, tgt)
+        if tgt_mask is None:
+            tgt_mask = masks.target_segments(tgt, self.config)
+        tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
+        src_mask = self._readable(src_mask, tgt.shape[1], memory.shape[1])
+        x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
+        x = self._norm_embeddings(x, "target", tgt_mask)
+        return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
+
+    def __call__(
+        self,
+        src: Source,
+        tgt: Target,
+        src_mask: SourceMask | None = None,
+        tgt_mask: TargetMask | None = None,
+        *,
+        src_positions: SourcePositions | None = None,
+        tgt_positions: TargetPositions | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits [B, T, V]; see the function `apply`."""
+        checks.check_source(self.config, src, src_mask, src_positions)
+        if src_mask is None:
+            src_mask = masks.source_segments(src, self.config)
+        memory = self.encode(src, src_mask, src_positions=src_positions)
+        return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
+
+    def init_cache(
+        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+    ) -> DecoderCache:
+        """Return what each decoder layer keeps before the first token; see `Decoder.init_cache`."""
+        return self.decoder.init_cache(memory, src_mask, slots)
+
+    def step(
+        self,
+        tokens: Int[Array, "B N"] | Float[Array, "B N D"],
+        cache: DecoderCache,
+        position: Int[Array, ""],
+        tgt_mask: Bool[Array, "B 1 N slots"],
+        src_mask: SourceMask | None,
+    ) -> tuple[Float[Array, "B N V"], DecoderCache]:
+        """Return the logits after one more position, and the cache with that position written.
+
+        Args:
+            tokens: Ids of the N hypotheses of each source [B, N], or vectors [B, N, D].
+            cache: What each decoder layer kept of earlier positions.
+            position: Index of the position, from 0; past the last slot the logits are NaN.
+            tgt_mask: The slots, this position's included, that each hypothesis attends to.
+            src_mask: The positions of the memory that are attended to.
+        """
+        length = tgt_mask.shape[-1] // tokens.shape[1]
+        x = self.embed(tokens, "target")
+        x = self.add_positions(x, "target", position[None, None], length)
+        x = self._norm_embeddings(x, "target", None)
+        x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
+        x = jnp.where(position < length, x, jnp.nan)
+        return self.project(x), cache
+
+    def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
+        """Return the tokens' vectors [B, S, D], without positions."""
+        table, tokens = self._table(side), jnp.asarray(tokens)
+        x = tokens if table is None else table(tokens)
+        return shard_rows(x.astype(self.execution.compute_dtype or x.dtype))
+
+    def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Return the logits of hidden states, or these where there is no output projection."""
+        if self.config.output_projection == "none":
+            return x
+        if self.config.output_scale == "inverse_sqrt_d_model":
+            x = x * self.config.d_model**-0.5
+        tied = self.config.output_projection == "tied"
+        return self.output_projection(x, self._table("target").embedding if tied else None)
+
+    def _readable(
+        self,
+        mask: Bool[Array, "#B #H _ _"] | masks.SegmentMask | None,
+        queries: int,
+        keys: int,
+    ) -> Bool[Array, "#B #H _ _"] | masks.SegmentMask | None:
+        """Return a mask as attention reads it: without fused kernels, one array for all layers."""
+        return masks.dense(mask, queries, keys) if self.execution.attention == "plain" else mask
+
+    def _norm_embeddings(
+        self,
+        x: Float[Array, "B L D"],
+        side: Literal["source", "target"],
+        mask: Bool[Array, "#B #H _ #L"] | masks.SegmentMask | None,
+    ) -> Float[Array, "B L D"]:
+        """Return what enters a stack: `x`, normed where the config says so."""
+        if not self.config.embedding_norm:
+            return x
+        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+        return norm(functional.clear_unattended(x, mask))
+
+    def _table(self, side: Literal["source", "target"]) -> Embedding | None:
+        if self.config.token_embeddings == "none":
+            return None
+        if self.config.token_embeddings == "shared":
+            return self.token_embedding
+        return self.source_embedding if side == "source" else self.target_embedding
+
+    def add_positions(
+        self,
+        x: Float[Array, "B L D"],
+        side: Literal["source", "target"],
+        positions: Int[Array | np.ndarray, "#B #L"] | None = None,
+        length: int | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Return vectors plus their rows of the position table.
+
+        Args:
+            x: Vectors [B, L, D].
+            side: Which side's table, where it is learned.
+            positions: Position of each vector, broadcastable to [B, L]; None is 0 to L - 1. A
+                position outside the table gives NaN.
+            length: Rows of the table; None is `config.max_length`, or L without `positions`.
+        """
+        config = self.config
+        if not config.has_position_table:
+            return x
+        if positions is None and is_symbolic_dim(x.shape[1]):  # of a length that is not known
+            positions = jnp.arange(x.shape[1])[None]
+        if length is None:
+            length = x.shape[1] if positions is None else config.max_length
+        if config.positions == "learned":
+            learned = self.source_positions if side == "source" else self.target_positions
+            table = learned(length).astype(x.dtype)
+        else:
+            sizes = length, config.d_model
+            table = functional.sinusoidal_positions(
+                *sizes, config.positions, config.position_offset
+            )
+            table = jnp.asarray(table, x.dtype)
+        return x + (table if positions is None else functional.embed(positions, table))
+
+
+def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
+    """Return freshly drawn float32 parameters as a plain nested dict of arrays.
+
+    Args:
+        key: Random key; the same key gives the same parameters.
+        config: The shape of the model; `config.initialization` names the scheme.
+
+    Raises:
+        InputError: `key` is no random key, or this machine's memory cannot hold the parameters.
+    """
+    checks.check_key("key", key)
+    check_parameters(config, key)
+    return _draw(key, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _draw(key: PRNGKeyArray, config: TransformerConfig) -> Params:
+    vectors = config.token_embeddings == "none"
+    tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), jnp.int32)
+    return Transformer(config).init(key, tokens, tokens)["params"]
+
+
+def encode(
+    params: Params,
+    config: TransformerConfig,
+    src: Source,
+    src_mask: SourceMask | None = None,
+    *,
+    src_positions: SourcePositions | None = None,
+    dropout_key: PRNGKeyArray | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+) -> Float[Array, "B S D"]:
+    """Return the memory of the sources [B, S, D].
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+        src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
+            (nothing, where the sources are vectors).
+        src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
+            `jit`, one outside the position table gives NaN. Relative positions do not read it:
+            the distance of two tokens is that of their places in the row.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed.
+
+    Raises:
+        InputError: An argument has another type (dtype or shape) than this, or a source is longer
+            than the position table; under `jit` too. Where ids and positions are concrete (not
+            traced), one is outside the vocabulary or the table; under `jit` it gives NaN.
+    """
+    checks.check_source(config, src, src_mask, src_positions)
+    positions = {"src_positions": src_positions}
+    return _run(params, config, execution, dropout_key, src, src_mask, method="encode", **positions)
+
+
+def decode(
+    params: Params,
+    config: TransformerConfig,
+    tgt: Target,
+    memory: Float[Array, "B S D"],
+    tgt_mask: TargetMask | None = None,
+    src_mask: SourceMask | None = None,
+    *,
+    tgt_positions: TargetPositions | None = None,
+    dropout_key: PRNGKeyArray | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+) -> Float[Array, "B T V"]:
+    """Return the logits of each target position's successor [B, T, V].
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
+        memory: What `encode` returned [B, S, D].
+        tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
+            and `config.pad_id`.
+        src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the whole
+            memory: the ids that would tell its padding are not at hand.
+        tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
+            `encode`.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed.
+
+    Returns:
+        Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
+
+    Raises:
+        InputError: As `encode`; or targets and memory do not belong together.
+    """
+    checks.check_target(config, tgt, tgt_mask, tgt_positions)
+    checks.check_memory(config, memory, src_mask, tgt)
+    check_equal_lengths(config, tgt.shape[1], memory.shape[1])
+    inputs = (tgt, memory, tgt_mask, src_mask)
+    positions = {"tgt_positions": tgt_positions}
+    return _run(params, config, execution, dropout_key, *inputs, method="decode", **positions)
+
+
+def apply(
+    params: Params,
+    config: TransformerConfig,
+    src: Source,
+    tgt: Target,
+    src_mask: SourceMask | None = None,
+    tgt_mask: TargetMask | None = None,
+    *,
+    src_positions: SourcePositions | None = None,
+    tgt_positions: TargetPositions | None = None,
+    dropout_key: PRNGKeyArray | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+) -> Float[Array, "B T V"]:
+    """Return the logits of each target position's successor [B, T, V].
+
+    Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
+    result and errors as there.
+    """
+    checks.check_target(config, tgt, tgt_mask, tgt_positions)
+    checks.check_source(config, src, src_mask, src_positions, tgt)
+    check_equal_lengths(config, tgt.shape[1], src.shape[1])
+    positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
+    return _run(params, config, execution, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
+
+
+def _run(
+    params: Params,
+    config: TransformerConfig,
+    execution: Execution,
+    dropout_key: PRNGKeyArray | None,
+    *args: Array | np.ndarray | masks.SegmentMask | None,
+    method: str | None = None,
+    **positions: Array | np.ndarray | None,
+) -> Float[Array, "B L _"]:
+    args, positions = jax.tree.map(jnp.asarray, (args, positions))  # NumPy arrays are welcome
+    if dropout_key is not None:
+        checks.check_key("dropout_key", dropout_key)
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    return run_module(params, config, execution, *args, rngs=rngs, method=method, **positions)
+
+
+def run_module(
+    params: Params, config: TransformerConfig, execution: Execution, *args: Any, **kwargs: Any
+) -> Any:
+    """Return `Transformer(config, execution).apply` with these parameters.
+
+    Args:
+        params: Parameters, as from `init_params`; NumPy arrays are welcome.
+        config: Their shape.
+        execution: How the model is executed.
+        *args: Arguments of the method, as jax arrays.
+        **kwargs: Further arguments of `apply`.
+
+    Raises:
+        InputError: The parameters are no nested dict of arrays, or do not fit the config.
+    """
+    checks.check_params(params, config)
+    params = jax.tree.map(jnp.asarray, params)
+    with checks.fitting(params, partial(_draw, config=config)):
+        return Transformer(config, execution).apply({"params": params}, *args, **kwargs)

@@ -1,0 +1,394 @@
+"""The model in JAX beside what a user's own program computed: the error of every block.
+
+Letters in shapes: B batch, S source length, T target length, L either, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Layout
+from jax_transformer.convert.transfer import to_tensors
+from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_inputs
+from jax_transformer.porting.modules import foreign_modules
+from jax_transformer.porting.places import Masks, run
+from jax_transformer.porting.record import Batch, OutputKind, Record, output_kind, record_module
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+BOUNDS = {"float32": 1e-5, "float64": 1e-11}
+DEFAULT_MASKS = "default"
+SMALLEST_PROBABILITY = 1e-30
+
+
+class BlockError(NamedTuple):
+    """A block and how far the model is from the user's program there.
+
+    Attributes:
+        name: The block's name, as "encoder.layers.0.self_attention"; the last is "logits".
+        foreign: The module of the user's program that was compared; "" for the logits.
+        error: max|ours - theirs| / max(1, max|theirs|) where there are tokens. It includes the
+            errors of earlier blocks.
+    """
+
+    name: str
+    foreign: str
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The blocks in the order in which they run, the logits last; prints as a table.
+
+    Attributes:
+        blocks: The errors. A block whose foreign module was not recorded has none.
+        bound: The largest error that rounding can cause.
+        masks: What the program does not mask as the config does, as "not causal"; "default"
+            where it masks the same.
+        output: What the program returned: logits, or their log_softmax or softmax.
+        explanations: Single changes of the config or the layout that would make it agree.
+    """
+
+    blocks: tuple[BlockError, ...]
+    bound: float
+    masks: str = DEFAULT_MASKS
+    output: OutputKind = "logits"
+    explanations: tuple[str, ...] = ()
+
+    @property
+    def first_differing(self) -> BlockError | None:
+        """The first block whose error exceeds the bound or is no number."""
+        return next((block for block in self.blocks if not block.error <= self.bound), None)
+
+    def __str__(self) -> str:
+        own = max(len(block.name) for block in self.blocks)
+        foreign = max(len(block.foreign) for block in self.blocks)
+        lines = [
+            f"{block.name:<{own}}  {block.foreign:<{foreign}}  {block.error:.1e}"
+            + ("  <-- first to differ" if block is self.first_differing else "")
+            for block in self.blocks
+        ]
+        if len(self.blocks) == 1:
+            lines.append("note: only the logits: no recorded module has a name of the layout")
+        if self.output != "logits":
+            lines.append(f"note: the program returns {self.output} of the logits")
+        if self.masks != DEFAULT_MASKS:
+            lines.append(f"note: the program masks otherwise than the config says: {self.masks}")
+        lines += [f"explanation: {text}" for text in self.explanations]
+        verdict = "differs from" if self.first_differing else "agrees with"
+        return "\n".join([*lines, f"{verdict} your program: the bound is {self.bound:.0e}"])
+
+
+class Convention(NamedTuple):
+    """Which masks a program uses.
+
+    Attributes:
+        pad_id: Id of what the padding masks hide.
+        encoder: Whether the encoder does not attend to padding of the source.
+        memory: Whether the decoder does not attend to padding of the source.
+        target: Whether the decoder does not attend to padding of the target.
+        causal: Whether the decoder does not attend to later positions.
+    """
+
+    pad_id: int
+    encoder: bool = True
+    memory: bool = True
+    target: bool = True
+    causal: bool = True
+
+    def text(self, config: TransformerConfig) -> str:
+        """Return how it differs from the config's masks."""
+        changes = []
+        if self.pad_id != config.pad_id:
+            changes.append(f"pad_id={self.pad_id}")
+        if not self.encoder and not self.memory:
+            changes.append("no source padding mask")
+        elif not self.encoder:
+            changes.append("no source padding mask in the encoder")
+        elif not self.memory:
+            changes.append("no source padding mask in the cross-attention")
+        if not self.target:
+            changes.append("no target padding mask")
+        if not self.causal:
+            changes.append("not causal")
+        return ", ".join(changes) or DEFAULT_MASKS
+
+    def masks(self, batch: Batch, config: TransformerConfig) -> Masks:
+        """Return the masks of a batch."""
+        source = np.ones(batch.src.shape[:2], bool)
+        target, seen = np.ones(batch.tgt.shape[:2], bool), source
+        if batch.src.ndim == 2:  # vectors have no padding
+            seen = batch.src != self.pad_id
+        if batch.tgt.ndim == 2 and self.target:
+            target = batch.tgt != self.pad_id
+            target[:, 0] |= config.bos_id == config.pad_id  # BOS is no padding
+        length = batch.tgt.shape[1]
+        earlier = np.tril(np.ones((length, length), bool)) if self.causal else True
+        return Masks(
+            (seen if self.encoder else source)[:, None, None, :],
+            (seen if self.memory else source)[:, None, None, :],
+            target[:, None, None, :] & np.broadcast_to(earlier, (1, 1, length, length)),
+        )
+
+
+def compare(
+    module: nn.Module,
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: str | Layout,
+    src: Any,
+    tgt: Any,
+    *,
+    call: Callable[[nn.Module, torch.Tensor, torch.Tensor], Any] | None = None,
+    explain: bool = True,
+) -> Comparison:
+    """Run a torch module and the model in JAX on the same inputs, and compare block by block.
+
+    Args:
+        module: Any torch module that computes logits of source and target ids.
+        params: Parameters, as `from_torch` returns them for the module's state_dict.
+        config: Their shape.
+        layout: The names and shapes in the module's state_dict.
+        src: Source ids [B, S] of any framework or lists; `config.pad_id` is padding. Vectors
+            [B, S, D] for a model without embeddings.
+        tgt: Target ids [B, T], or vectors [B, T, D].
+        call: Returns the logits of (module, src, tgt), for a module that is not called as
+            module(src, tgt).
+        explain: As for `compare_record`.
+
+    Raises:
+        InputError: The layout does not fit the config, the parameters do not, or the inputs are
+            none that the model can read.
+    """
+    from jax_transformer.convert import get_layout  # it imports this module
+
+    layout = get_layout(layout)
+    pad_id = None if config.token_embeddings == "none" else config.pad_id
+    record = record_module(module, src, tgt, pad_id=pad_id, call=call)
+    return compare_record(params, config, layout, record, explain=explain)
+
+
+def compare_record(
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: Layout,
+    record: Record,
+    *,
+    explain: bool = True,
+) -> Comparison:
+    """Compare the model in JAX with what a program computed of the same inputs.
+
+    The model runs in float32, or in float64 where jax has jax_enable_x64. If the logits do not
+    agree with the masks of the config, other usual masks are tried. Where the logits agree, a
+    module whose output is another value than that of our block is left out.
+
+    Args:
+        params: Parameters, a nested dict of arrays.
+        config: Their shape.
+        layout: The names of the program's tensors, which lead to its modules.
+        record: Inputs and outputs of the program.
+        explain: Whether a difference is explained, which takes some seconds, and needs torch.
+
+    Raises:
+        InputError: The layout or the parameters do not fit the config, or the record's inputs and
+            logits are none of this config.
+    """
+    _check_record(record, config)
+    dtype = jnp.result_type(float)  # float64 with jax_enable_x64
+    exact = all(leaf.dtype == dtype for leaf in jax.tree.leaves(params))
+    exact = exact and all(batch.output.dtype == np.float64 for batch in record.batches)
+    bound = BOUNDS[dtype.name if exact else "float32"]
+    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), dict(params))
+    kind = _output_kind(record, config)
+    best: Comparison | None = None
+    for convention in _conventions(config, record):
+        blocks = _block_errors(cast, config, layout, record, convention, kind)
+        agrees = blocks[-1].error <= bound
+        if agrees:
+            blocks = [block for block in blocks if block.error <= bound]
+        one = Comparison(tuple(blocks), bound, convention.text(config), kind)
+        if best is None or _reach(one) > _reach(best):
+            best = one
+        if agrees:
+            return best
+    if not explain:
+        return best
+    explanations = _explanations(params, config, layout, record)
+    return dataclasses.replace(best, explanations=explanations)
+
+
+def _explanations(
+    params: Mapping[str, Any], config: TransformerConfig, layout: Layout, record: Record
+) -> tuple[str, ...]:
+    """Return what would make the model agree, or how to be told."""
+    if importlib.util.find_spec("torch") is None:
+        return ("looked for by torch; install jax-transformer[torch]",)
+    from jax_transformer.porting import explain
+
+    tensors, _ = to_tensors(params, config, layout)
+    return explain.explain(tensors, config, layout, record)
+
+
+def _reach(comparison: Comparison) -> int:
+    """Return how many blocks agree before the first that differs."""
+    first = comparison.first_differing
+    return comparison.blocks.index(first) if first else len(comparison.blocks)
+
+
+def _check_record(record: Record, config: TransformerConfig) -> None:
+    """Refuse inputs that the model cannot read, and outputs of another width."""
+    vocabulary = config.output_projection != "none"
+    width = config.tgt_vocab_size if vocabulary else config.d_model
+    for batch in record.batches:
+        check_inputs("src", batch.src, config.src_vocab_size, None, config)
+        check_inputs("tgt", batch.tgt, config.tgt_vocab_size, None, config)
+        if batch.output.shape[-1] != width:
+            name = "tgt_vocab_size" if vocabulary else "d_model"
+            raise InputError(
+                f"the recorded output has {batch.output.shape[-1]} numbers a position, but "
+                f"{name}={width}"
+            )
+        if not _seen(batch, record, config)["target"].any():
+            raise InputError("a recorded batch has no row with a source and a target token")
+
+
+def _conventions(config: TransformerConfig, record: Record) -> Iterator[Convention]:
+    """Yield the config's masks, and then others that differ on this record: few changes first."""
+    pad_ids = list(dict.fromkeys((config.pad_id, *({record.pad_id} - {None}))))
+    choices = itertools.product(pad_ids, *[(True, False)] * 4)
+    conventions = [Convention(*choice) for choice in choices]
+    conventions.sort(key=lambda one: (one.pad_id != config.pad_id) + one[1:].count(False))
+    known = set()
+    for convention in conventions:
+        masks = [convention.masks(batch, config) for batch in record.batches]
+        key = b"".join(mask.tobytes() for batch in masks for mask in batch)
+        if key not in known:
+            known.add(key)
+            yield convention
+
+
+def _seen(batch: Batch, record: Record, config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Return the positions of each side that hold tokens [B, L], in rows that have a source."""
+    pad_id = config.pad_id if record.pad_id is None else record.pad_id
+    sides = {}
+    for side, tokens in (("source", batch.src), ("target", batch.tgt)):
+        sides[side] = np.ones(tokens.shape[:2], bool) if tokens.ndim == 3 else tokens != pad_id
+    if batch.tgt.ndim == 2 and config.bos_id == config.pad_id:
+        sides["target"][:, 0] = True
+    rows = sides["source"].any(1, keepdims=True)
+    if config.decoder_attention == "self_over_memory":  # a position of one reads that of the other
+        sides["target"] = sides["target"] & sides["source"]
+    return {side: seen & rows for side, seen in sides.items()}
+
+
+def _block_errors(
+    params: Any,
+    config: TransformerConfig,
+    layout: Layout,
+    record: Record,
+    convention: Convention,
+    kind: OutputKind,
+) -> list[BlockError]:
+    """Return the errors of all blocks that were recorded, and of the logits."""
+    runs = [
+        run(params, config, batch.src, batch.tgt, convention.masks(batch, config))
+        for batch in record.batches
+    ]
+    seen = [_seen(batch, record, config) for batch in record.batches]
+    recorded = {name for batch in record.batches for name in batch.blocks}
+    order = list(runs[0][1])
+    blocks = []
+    for place, modules in foreign_modules(layout, config, order, recorded).items():
+        # Which of the sides a table serves is seen from what it computes.
+        either = place.endswith("_positions")
+        names = [f"{side}_positions" for side in ("source", "target")] if either else [place]
+        for module in modules:
+            errors = [
+                BlockError(name, module, error)
+                for name in names
+                for error in _candidate_errors(name, module, record, runs, seen)
+            ]
+            if errors:
+                blocks.append(min(errors, key=lambda block: block.error))
+    blocks.sort(key=lambda block: order.index(block.name))
+    logits = 0.0
+    for batch, (ours, _), visible in zip(record.batches, runs, seen, strict=True):
+        pair = _in_kind(ours, batch.output, kind)
+        logits = np.maximum(logits, _error(*pair, visible["target"]))
+    return [*blocks, BlockError("logits", "", float(logits))]
+
+
+def _candidate_errors(
+    name: str,
+    module: str,
+    record: Record,
+    runs: list[tuple[np.ndarray, dict[str, dict[str, list[np.ndarray]]]]],
+    seen: list[dict[str, np.ndarray]],
+) -> Iterator[float]:
+    """Yield the error of each value at a place beside a foreign module; none where none fits."""
+    for side, values in runs[0][1].get(name, {}).items():
+        for index in range(len(values)):
+            largest = 0.0
+            for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True):
+                if module not in batch.blocks:
+                    continue
+                ours = places[name][side][index]
+                theirs = _as_rows(batch.blocks[module], ours.shape)
+                if theirs is None:
+                    break
+                largest = np.maximum(largest, _error(ours, theirs, visible[side]))
+            else:
+                yield float(np.nan_to_num(largest, nan=np.inf))
+
+
+def _as_rows(output: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return a foreign output as [B, L, D]; None where it has no such shape.
+
+    Positions may be computed once for all rows.
+    """
+    output = output[None] if output.ndim == 2 else output
+    if output.ndim != 3 or output.shape[1:] != shape[1:] or len(output) not in (1, shape[0]):
+        return None
+    return np.broadcast_to(output, shape)
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray, visible: np.ndarray) -> float:
+    ours, theirs = (array[visible].astype(np.float64) for array in (ours, theirs))
+    return np.max(np.abs(ours - theirs)) / max(1.0, np.max(np.abs(theirs)))
+
+
+def _output_kind(record: Record, config: TransformerConfig) -> OutputKind:
+    """Return what the program returned where there are tokens."""
+    kinds = {
+        output_kind(batch.output[_seen(batch, record, config)["target"]])
+        for batch in record.batches
+    }
+    return kinds.pop() if len(kinds) == 1 else "logits"
+
+
+def _in_kind(
+    ours: np.ndarray, theirs: np.ndarray, kind: OutputKind
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return our logits and the program's output as what can be compared."""
+    if kind == "logits":
+        return ours, theirs
+    ours = ours.astype(np.float64)
+    ours = ours - ours.max(-1, keepdims=True)
+    ours = ours - np.log(np.exp(ours).sum(-1, keepdims=True))
+    if kind == "softmax":  # probabilities are small: their logarithms show an error
+        least = np.log(SMALLEST_PROBABILITY)
+        theirs = np.log(np.maximum(theirs.astype(np.float64), SMALLEST_PROBABILITY))
+        ours = np.maximum(ours, least)
+    return ours, theirs

@@ -1,0 +1,319 @@
+"""What would explain a difference: single changes of a config or a layout that mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Layout, Operation, Row, expand
+from jax_transformer.errors import InputError
+from jax_transformer.porting.hypothesis import Hypothesis, Masks
+from jax_transformer.porting.modules import common_module
+from jax_transformer.porting.questions import EPSILONS, MOST_HEADS, SOURCE_MASKS
+from jax_transformer.porting.record import Record
+from jax_transformer.porting.simulate import Fit, Tensors, simulate
+from jax_transformer.porting.structure import SINUSOIDS
+
+MOST_CHANGES = 3  # a model that needs more is another model
+LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
+# Fields whose values no shape shows; the others are tried below.
+FIELDS = (
+    *("activation", "norm_placement", "norm", "embedding_scale"),
+    *("attention_scale", "output_scale"),
+)
+COMPUTED_POSITIONS = ("none", *SINUSOIDS)
+ATTENTIONS = (
+    ("encoder", "self_attention"),
+    ("decoder", "self_attention"),
+    ("decoder", "cross_attention"),
+)
+
+
+class Change(NamedTuple):
+    """A change of a hypothesis.
+
+    Attributes:
+        text: What it says of the program, as "activation='gelu', not 'relu'".
+        hypothesis: The changed model.
+    """
+
+    text: str
+    hypothesis: Hypothesis
+
+
+def explain(
+    tensors: Mapping[str, np.ndarray], config: TransformerConfig, layout: Layout, record: Record
+) -> tuple[str, ...]:
+    """Return the changes with which a config and a layout follow a record.
+
+    Args:
+        tensors: The foreign tensors.
+        config: The config that differs from the program.
+        layout: The layout with which the tensors were read.
+        record: What the program computed.
+
+    Returns:
+        One sentence for each change that is needed, with the error that is left; () where the
+        model follows the record as it is, or where no few changes bring it nearer.
+    """
+    hypothesis = Hypothesis(config, _concrete_rows(config, layout), Masks())
+    compared = _Compared(Tensors(tensors), record, layer_modules(hypothesis.rows))
+    sentences: list[str] = []
+    fit = compared(hypothesis)
+    while not fit.complete and len(sentences) < MOST_CHANGES:
+        changes = [
+            (compared.changed(change.hypothesis, fit), change)
+            for change in _changes(hypothesis, fit)
+        ]
+        found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
+        if found.score[0] <= fit.score[0]:
+            break
+        hypothesis, fit = change.hypothesis, found
+        rest = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
+        sentences.append(f"{change.text}: the model {rest}")
+    return tuple(sentences)
+
+
+class _Compared:
+    """Compares hypotheses with a record."""
+
+    def __init__(self, tensors: Tensors, record: Record, taps: Mapping[str, str]) -> None:
+        self.tensors, self.record, self.taps = tensors, record, taps
+
+    def __call__(self, hypothesis: Hypothesis) -> Fit:
+        """Return the fit."""
+        return simulate(self.tensors, hypothesis, self.record, self.taps)
+
+    def changed(self, hypothesis: Hypothesis, before: Fit) -> Fit:
+        """Return the fit; of one that does not improve on `before`, at its first difference."""
+        place = before.points[-1].name
+        try:
+            there = simulate(self.tensors, hypothesis, self.record, self.taps, only=place)
+            if there.complete:
+                return self(hypothesis)
+        except (RuntimeError, IndexError):  # torch: the changed tensors do not fit
+            return before
+        return there._replace(points=(*before.points[:-1], *there.points))
+
+
+def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
+    """Return the name of the program's module by our name of a layer, as "encoder.layers.0"."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
+            layer = names.setdefault(f"{match[1]}.layers.{match[2]}", [])
+            layer.append(row.foreign.rpartition(".")[0])
+    return {
+        layer: common_module(name.rpartition(".")[0] for name in found)
+        for layer, found in names.items()
+    }
+
+
+def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
+    """Return one row for each tensor, without words in braces."""
+    inside = f"{layout.scope}/" if layout.scope else ""
+    rows = []
+    for pair in expand(layout, config):
+        paths = tuple(f"{inside}{path}" for path in pair.paths)
+        several = paths if len(paths) > 1 else paths[0]
+        rows.append(Row(pair.foreign, several, pair.operation, stack=pair.stack))
+    return tuple(rows)
+
+
+def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
+    """Yield the single changes; those of one layer only where the first difference is."""
+    place = LAYER_PLACE.match(fit.points[-1].name)
+    yield from _field_changes(hypothesis)
+    yield from _mask_changes(hypothesis)
+    for exchange in _exchanges(hypothesis.config, place and (place[1], int(place[2]))):
+        rows = tuple(_renamed(row, exchange.path) for row in hypothesis.rows)
+        if rows != hypothesis.rows and _paths(rows) == _paths(hypothesis.rows):
+            yield Change(exchange.text, dataclasses.replace(hypothesis, rows=rows))
+    yield from _row_changes(hypothesis, place and f"{place[1]}/layers_{place[2]}/")
+
+
+def _paths(rows: tuple[Row, ...]) -> set[str]:
+    return {path for row in rows for path in row.paths}
+
+
+def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
+    config = hypothesis.config
+    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
+    values: dict[str, tuple[Any, ...]] = {name: get_args(hints[name]) for name in FIELDS}
+    values["norm_epsilon"] = EPSILONS
+    if config.positions in COMPUTED_POSITIONS:
+        values["positions"] = COMPUTED_POSITIONS
+    values["position_offset"] = (0, 1, 2)
+    inner = config.num_heads * config.head_dim
+    values["num_heads"] = tuple(n for n in range(1, min(inner, MOST_HEADS) + 1) if inner % n == 0)
+    for name, choices in values.items():
+        for value in choices:
+            if value == getattr(config, name):
+                continue
+            fields = {name: value}
+            if name == "num_heads" and config.d_kv is not None:
+                fields["d_kv"] = inner // value
+            try:
+                changed = dataclasses.replace(config, **fields)
+            except InputError:
+                continue
+            text = f"{name}={value!r}, not {getattr(config, name)!r}"
+            yield Change(text, dataclasses.replace(hypothesis, config=changed))
+
+
+def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
+    masks = hypothesis.masks
+    for source in SOURCE_MASKS:
+        if source != masks.source:
+            changed = dataclasses.replace(masks, source=source)
+            where = "nowhere" if source == "nowhere" else f"in the {source}"
+            text = f"the program hides the source's padding {where}"
+            yield Change(text, dataclasses.replace(hypothesis, masks=changed))
+    changed = dataclasses.replace(masks, causal=not masks.causal)
+    text = "the program does not hide later targets"
+    yield Change(text, dataclasses.replace(hypothesis, masks=changed))
+
+
+class _Exchange(NamedTuple):
+    """Two parts of the model that change places, as a function of a path."""
+
+    text: str
+    path: Callable[[str], str]
+
+
+def _exchanges(config: TransformerConfig, place: tuple[str, int] | None) -> Iterator[_Exchange]:
+    """Yield the exchanges of projections, norms, blocks, layers and tables."""
+    scopes: list[tuple[str, str]] = [(r"layers_\d+", "")]
+    if place:
+        scopes.append((f"layers_{place[1]}", f" of layer {place[1]}"))
+    for layer, where in scopes:
+        for stack, block in ATTENTIONS:
+            if where and stack != place[0]:
+                continue
+            for one, other in itertools.combinations(("query", "key", "value", "output"), 2):
+                yield _Exchange(
+                    f"{one} and {other} of the {stack}'s {block}{where} are swapped",
+                    _swap(f"{stack}/{layer}/{block}/", one, other, "/"),
+                )
+        for one, other in itertools.combinations(("query", "key", "value", "output"), 2):
+            if not where:
+                yield _Exchange(
+                    f"{one} and {other} of every attention are swapped",
+                    _swap(rf"\w+/{layer}/(?:self|cross)_attention/", one, other, "/"),
+                )
+        norms = [
+            f"{b}_residual/norm" for b in ("self_attention", "cross_attention", "feed_forward")
+        ]
+        for stack in ("encoder", "decoder"):
+            for one, other in itertools.combinations([*norms, "memory_norm"], 2):
+                names = [name.removesuffix("_residual/norm") for name in (one, other)]
+                yield _Exchange(
+                    f"the norms of {names[0]} and {names[1]} in the {stack}{where} are swapped",
+                    _swap(f"{stack}/{layer}/", one, other, "/"),
+                )
+        yield _Exchange(
+            f"self_attention and cross_attention of the decoder{where} are swapped",
+            _swap(f"decoder/{layer}/", "self_attention", "cross_attention", "/"),
+        )
+        for one, other in (("inner", "outer"), ("inner", "gate")):
+            yield _Exchange(
+                f"{one} and {other} of the feed_forward{where} are swapped",
+                _swap(rf"\w+/{layer}/feed_forward/", one, other, "/"),
+            )
+    for stack in ("encoder", "decoder"):
+        count = getattr(config, f"num_{stack}_layers")
+        for one, other in itertools.combinations(range(count), 2):
+            yield _Exchange(
+                f"layers {one} and {other} of the {stack} are swapped",
+                _swap(f"{stack}/", f"layers_{one}", f"layers_{other}", "/"),
+            )
+    for ending in ("_embedding/", "_positions/", "_embedding_norm/"):
+        yield _Exchange(
+            f"source{ending[:-1]} and target{ending[:-1]} are swapped",
+            _swap("", "source", "target", ending),
+        )
+    yield _Exchange(
+        "the final norms of encoder and decoder are swapped",
+        _swap("", "encoder", "decoder", "/norm/"),
+    )
+
+
+def _swap(before: str, one: str, other: str, after: str) -> Callable[[str], str]:
+    """Return a function of a path that puts one name in the place of the other."""
+    pattern = re.compile(f"({before})({re.escape(one)}|{re.escape(other)})({re.escape(after)}.*)")
+
+    def path(text: str) -> str:
+        match = pattern.fullmatch(text)
+        if not match:
+            return text
+        name = other if match[2] == one else one
+        return f"{match[1]}{name}{match[3]}"
+
+    return path
+
+
+def _renamed(row: Row, path: Callable[[str], str]) -> Row:
+    paths = tuple(path(name) for name in row.paths)
+    several = paths if len(paths) > 1 else paths[0]
+    return dataclasses.replace(row, parameters=several)
+
+
+def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
+    """Yield other orientations of kernels, and other stackings, in all layers or in one."""
+    kinds: dict[str, list[int]] = {}
+    for index, row in enumerate(hypothesis.rows):
+        if row.paths[0].endswith("/kernel"):
+            kinds.setdefault(re.sub(r"layers_\d+", "layers_*", row.paths[0]), []).append(index)
+            if layer and row.paths[0].startswith(layer):
+                kinds.setdefault(row.paths[0], []).append(index)
+    for kind, indices in kinds.items():
+        row = hypothesis.rows[indices[0]]
+        name = kind.removesuffix("/kernel").replace("/layers_*/", "'s ").replace("/", " ")
+        if len(row.paths) == 1:
+            turned = Operation(not row.operation.transposed, row.operation.shape)
+            to = "(outputs, inputs)" if turned.transposed else "(inputs, outputs)"
+            yield _with_rows(
+                f"{row.foreign if len(indices) == 1 else name} is {to}: its other orientation",
+                *(hypothesis, indices, lambda row, turned=turned: {"operation": turned}),
+            )
+            continue
+        for order in itertools.permutations(range(len(row.paths))):
+            for stack in {"rows": ("rows", "heads")}.get(row.stack, (row.stack, "rows")):
+                words = [row.paths[i].split("/")[-2] for i in order]
+                yield _with_rows(
+                    f"{row.foreign if len(indices) == 1 else name} holds {', '.join(words)}"
+                    + (" head by head" if stack == "heads" else ""),
+                    *(hypothesis, indices),
+                    lambda row, order=order, stack=stack: {
+                        "parameters": tuple(row.paths[i] for i in order),
+                        "stack": stack,
+                    },
+                    biases=True,
+                )
+
+
+def _with_rows(
+    text: str,
+    hypothesis: Hypothesis,
+    indices: list[int],
+    change: Callable[[Row], dict[str, Any]],
+    *,
+    biases: bool = False,
+) -> Change:
+    """Return the change of some rows, and of the rows of their biases."""
+    rows = list(hypothesis.rows)
+    for index in indices:
+        kernels = rows[index].paths
+        rows[index] = dataclasses.replace(rows[index], **change(rows[index]))
+        own = tuple(path.replace("/kernel", "/bias") for path in kernels)
+        for other, row in enumerate(rows) if biases else ():
+            if row.paths == own:
+                rows[other] = dataclasses.replace(row, **change(row))
+    return Change(text, dataclasses.replace(hypothesis, rows=tuple(rows)))

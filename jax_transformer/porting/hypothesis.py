@@ -1,0 +1,314 @@
+"""One answer to every question: the config and the rows that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape, identity
+from jax_transformer.errors import InputError
+from jax_transformer.porting.blocks import Group, inner_width, matrix_shape
+from jax_transformer.porting.names import Unit
+from jax_transformer.porting.questions import group_name, orientation_name
+from jax_transformer.porting.structure import Layer, Structure
+
+Answers = Mapping[str, Any]
+FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Masks:
+    """Which masks a program uses, beside the config.
+
+    Attributes:
+        source: Which stacks hide the source's padding: "encoder and decoder", "encoder",
+            "decoder" or "nowhere".
+        target: Whether the target's padding is hidden.
+        causal: Whether later targets are hidden.
+    """
+
+    source: str = "encoder and decoder"
+    target: bool = True
+    causal: bool = True
+
+    @property
+    def text(self) -> str:
+        """The masks in words."""
+        words = [f"padding of the source hidden in: {self.source}"]
+        words += [] if self.target else ["padding of the target not hidden"]
+        words += [] if self.causal else ["later targets not hidden"]
+        return "; ".join(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """A model that the tensors may be: its config, its rows and its masks."""
+
+    config: TransformerConfig
+    rows: tuple[Row, ...]
+    masks: Masks
+
+
+def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis:
+    """Return the model that follows from the answers.
+
+    Args:
+        structure: The parts that were found.
+        answers: An answer to every question, by its name.
+        pad_id: Id of padding.
+
+    Raises:
+        InputError: No config has this model.
+    """
+    fields: dict[str, Any] = {}
+    rows = [*_outside_rows(structure, answers, fields)]
+    for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
+        rows += _layer_rows(structure, layer, side, answers, fields)
+    fields |= {name: answer for name, answer in answers.items() if name in FIELDS}
+    fields |= {"d_model": structure.width, "pad_id": pad_id}
+    if fields["positions"] not in ("learned", "sinusoidal_tensor2tensor"):
+        fields["position_offset"] = 0
+    for side in ("encoder", "decoder"):
+        count = len(getattr(structure, side).stack.indices)
+        fields[f"num_{side}_layers"] = count
+    inner, heads = fields.pop("inner"), fields["num_heads"]
+    if fields.get("head_projection") != "shared" and inner != structure.width:
+        if inner % heads:
+            raise InputError(f"num_heads={heads} does not divide {inner}, the width of all heads")
+        fields["d_kv"] = inner // heads
+    smallest = min(fields["src_vocab_size"], fields["tgt_vocab_size"])
+    ids = [i for i in range(min(smallest, 3)) if i != pad_id]  # no weights tell them
+    fields |= {"bos_id": ids[0], "eos_id": ids[-1]}
+    masks = Masks(
+        answers["source padding hidden in"],
+        answers["target padding hidden"],
+        answers["later targets hidden"],
+    )
+    return Hypothesis(TransformerConfig.from_dict(fields), tuple(rows), masks)
+
+
+def to_layout(structure: Structure, hypothesis: Hypothesis, name: str = "suggested") -> Layout:
+    """Return the layout of a hypothesis, its computed tables and unused tensors included."""
+    computed = [
+        positions
+        for positions in structure.sinusoids
+        if positions.kind == hypothesis.config.positions and not positions.offset
+    ]
+    buffers = tuple(Buffer(p.name, _position_table(p.shape, structure.width)) for p in computed)
+    unused = [positions.name for positions in structure.sinusoids if positions not in computed]
+    unused += structure.unused
+    for layer in (structure.encoder, structure.decoder):
+        unused += [
+            layer.stack.name(index, suffix)
+            for index in range(len(layer.stack.indices))
+            for suffix in layer.unused
+        ]
+    return Layout(name, hypothesis.rows, buffers, unused=tuple(unused))
+
+
+def _position_table(shape: Shape, width: int) -> PositionTable:
+    """Return the table of a buffer whose last axis is d_model."""
+    longest = max(shape[:-1])
+    place = shape.index(longest)
+    axes = ["length" if axis == place else 1 for axis in range(len(shape) - 1)]
+    return PositionTable((*axes, "d_model"), _rows(shape, width))
+
+
+def _rows(shape: Shape, width: int) -> int:
+    return math.prod(shape) // width
+
+
+def _layer_rows(
+    structure: Structure, layer: Layer, side: str, answers: Answers, fields: dict[str, Any]
+) -> Iterable[Row]:
+    """Yield the rows of a stack; adds the fields of the config that its tensors determine."""
+    order = answers["the decoder's self-attention and cross-attention"]
+    blocks = {"self_attention": layer.attentions[order[0] if side == "decoder" else 0]}
+    if side == "decoder":
+        blocks["cross_attention"] = layer.attentions[order[1]]
+    blocks["feed_forward"] = layer.feed_forward
+    shapes = layer.stack.shapes
+    pairs: list[tuple[str, str | tuple[str, ...], Operation, str]] = []
+    for block, group in blocks.items():
+        pairs += _group_pairs(structure.width, shapes, block, group, answers, fields)
+    norms = answers[f"the norms of an {side} layer"]
+    for norm, block in zip(layer.norms, norms, strict=True):
+        path = block if block == "memory_norm" else f"{block}_residual/norm"
+        _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
+        pairs.append((norm.scale, f"{path}/scale", Operation(), "rows"))
+        if norm.bias:
+            pairs.append((norm.bias, f"{path}/bias", Operation(), "rows"))
+        if block == "memory_norm":
+            fields["memory_norm"] = True
+    first, *_ = layer.stack.indices
+    for suffix, paths, operation, stack in pairs:
+        for index in range(len(layer.stack.indices)) if first else ("{i}",):
+            own = f"{side}/layers_{index}"
+            foreign = layer.stack.template(suffix)
+            if first:
+                foreign = layer.stack.name(index, suffix)
+            several = isinstance(paths, tuple)
+            where = tuple(f"{own}/{p}" for p in paths) if several else f"{own}/{paths}"
+            yield Row(foreign, where, operation, stack=stack)
+    if layer.relative:
+        shapes = layer.stack.shapes | layer.stack.first_only
+        fields["relative_attention_num_buckets"] = shapes[layer.relative][0]
+        table = "relative_attention_bias/embedding"
+        if layer.has_relative_per_layer:
+            fields["relative_attention_bias"] = "per_layer"
+            for index in range(len(layer.stack.indices)):
+                yield Row(layer.stack.name(index, layer.relative), f"{side}/layers_{index}/{table}")
+        else:
+            yield Row(layer.stack.name(0, layer.relative), f"{side}/{table}")
+
+
+def _group_pairs(
+    width: int,
+    shapes: Mapping[str, Shape],
+    block: str,
+    group: Group,
+    answers: Answers,
+    fields: dict[str, Any],
+) -> Iterable[tuple[str, str | tuple[str, ...], Operation, str]]:
+    """Yield suffix, paths, operation and stacking of a group's tensors."""
+    roles = answers[f"roles of {group_name(group)}"]
+    inner = inner_width(group, roles, width)
+    if group.is_attention:
+        _agree(fields, "inner", inner, group.units[0].name)
+        shared = group.kind == "shared"
+        _agree(fields, "head_projection", "shared" if shared else "full", group.units[0].name)
+    else:
+        _agree(fields, "d_ff", inner, group.units[0].name)
+        _agree(fields, "gated_feed_forward", group.kind != "feed_forward", group.units[0].name)
+    for index, (unit, role) in enumerate(zip(group.units, roles, strict=True)):
+        role, _, stack = role.partition(" ")
+        parts = role.split("+")
+        outputs, inputs = (width, inner) if role in ("output", "outer") else (inner, width)
+        if group.kind == "shared" and role != "output":
+            outputs = inputs = unit.shape[0]
+        shape = matrix_shape(unit, width)
+        expected = (outputs * len(parts), inputs)
+        if expected[0] == expected[1] and len(parts) == 1:
+            transposed = answers[orientation_name(group, index)]
+        else:
+            transposed = shape == expected
+        if shape != (expected if transposed else expected[::-1]):
+            raise InputError(f"{unit.matrix} {list(unit.shape)} is no {role} of width {inner}")
+        paths = tuple(f"{block}/{part}/kernel" for part in parts)
+        yield unit.matrix, _one(paths), _operation(unit, transposed, parts), stack or "rows"
+        field = _bias_field(role)
+        _agree(fields, field, bool(unit.bias), unit.matrix)
+        if unit.bias:
+            if shapes[unit.bias] != (expected[0],):
+                raise InputError(
+                    f"{unit.bias} {list(shapes[unit.bias])} is no bias of {unit.matrix}, whose "
+                    f"outputs are {expected[0]}"
+                )
+            paths = tuple(f"{block}/{part}/bias" for part in parts)
+            stacked = "heads" if stack == "heads" else "rows"
+            yield unit.bias, _one(paths), Operation(), stacked
+
+
+def _operation(unit: Unit, transposed: bool, parts: list[str]) -> Operation:
+    if len(unit.shape) == 2 or len(parts) > 1:
+        return Operation(transposed)
+    # Three axes: the heads are one of them.
+    last = len(unit.shape) - 1
+    shape: tuple[int | str, ...] = tuple(
+        -1 if axis == last else length for axis, length in enumerate(unit.shape)
+    )
+    return Operation(transposed, shape)
+
+
+def _one(paths: tuple[str, ...]) -> str | tuple[str, ...]:
+    return paths[0] if len(paths) == 1 else paths
+
+
+def _bias_field(role: str) -> str:
+    if role in ("inner", "outer", "gate", "gate+inner", "inner+gate"):
+        return "feed_forward_bias"
+    return "attention_output_bias" if role == "output" else "qkv_bias"
+
+
+def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]) -> Iterable[Row]:
+    """Yield the rows of what stands outside the layers; adds their fields."""
+    source, target, output = answers["the tables"]
+    tables = structure.tables
+    tied = {original: [] for original in structure.copies.values()}
+    for copy, original in structure.copies.items():
+        tied[original].append(copy)
+
+    def rows(name: str, path: str, operation: Operation = identity) -> Iterable[Row]:
+        yield Row(name, path, operation)
+        for copy in tied.get(name, ()):
+            yield Row(copy, path, operation)
+
+    fields |= {"output_bias": False, "output_projection": "none", "token_embeddings": "none"}
+    fields |= {"src_vocab_size": 8, "tgt_vocab_size": 8}
+    if source is not None:
+        shared = source == target
+        fields["token_embeddings"] = "shared" if shared else "separate"
+        fields["src_vocab_size"] = tables[source].shape[0]
+        fields["tgt_vocab_size"] = tables[target].shape[0]
+        names = ("token",) if shared else ("source", "target")
+        for name, index in zip(names, (source, target), strict=False):
+            yield from rows(tables[index].matrix, f"{name}_embedding/embedding")
+    if output is not None:
+        head = tables[output]
+        if output == target:
+            fields["output_projection"] = "tied"
+        else:
+            fields["output_projection"] = "linear"
+            vocabulary = fields["tgt_vocab_size"]
+            transposed = head.shape == (vocabulary, structure.width)
+            if not transposed and head.shape != (structure.width, vocabulary):
+                raise InputError(
+                    f"{head.matrix} {list(head.shape)} projects no {vocabulary} tokens"
+                )
+            yield from rows(head.matrix, "output_projection/kernel", Operation(transposed))
+        biases = [*structure.output_biases, *([head.bias] if head.bias else [])]
+        if len(biases) > 1:
+            raise InputError(f"{' and '.join(biases[:4])} are two biases of one output")
+        for bias in biases:
+            fields["output_bias"] = True
+            flat = len(structure.shapes[bias]) == 1
+            yield Row(
+                bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1))
+            )
+    slots = answers["the norms outside the layers"]
+    for norm, slot in zip(structure.norms, slots, strict=True):
+        _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
+        yield Row(norm.scale, f"{slot}/scale")
+        if norm.bias:
+            yield Row(norm.bias, f"{slot}/bias")
+    fields["embedding_norm"] = "source_embedding_norm" in slots
+    fields["final_norm"] = "encoder/norm" in slots
+    if ("decoder/norm" in slots) != fields["final_norm"]:
+        fields["decoder_final_norm"] = "decoder/norm" in slots
+    if structure.learned:
+        offset = answers["position_offset"]
+        order = answers["the position tables"]
+        for side, index in zip(("source", "target"), order, strict=True):
+            name = structure.learned[index]
+            shape = structure.shapes[name]
+            _agree(fields, "max_length", _rows(shape, structure.width) - offset, name)
+            operation = Operation()
+            if len(shape) > 2:
+                inner = tuple(-1 if length > 1 else 1 for length in shape[:-1])
+                operation = Operation(shape=(*inner, "d_model"))
+            yield Row(name, f"{side}_positions/embedding", operation)
+    elif structure.sinusoids:
+        fields["max_length"] = _rows(structure.sinusoids[0].shape, structure.width)
+
+
+def _agree(fields: dict[str, Any], name: str, value: object, tensor: str) -> None:
+    """Set a field; refuse a tensor that contradicts an earlier one."""
+    if fields.setdefault(name, value) != value:
+        raise InputError(
+            f"{tensor}: {name}={value!r}, but {fields[name]!r} elsewhere in the model; a config "
+            "has one for all"
+        )

@@ -1,0 +1,449 @@
+"""What names and shapes cannot tell: each question with its answers, the likeliest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Shape
+from jax_transformer.errors import InputError
+from jax_transformer.porting.blocks import (
+    ATTENTION_WORDS,
+    CROSS_WORDS,
+    FEED_FORWARD_WORDS,
+    SELF_WORDS,
+    Group,
+    inner_width,
+    matrix_shape,
+    vote,
+)
+from jax_transformer.porting.names import Unit, words
+from jax_transformer.porting.structure import Layer, Structure
+
+Certainty = Literal["certain", "likely", "open"]
+
+SIDES = ("encoder", "decoder")
+SOURCE_WORDS = {"src", "source", "enc", "encoder", "input", "in", "x"}
+TARGET_WORDS = {"tgt", "trg", "target", "dec", "decoder", "y"}
+HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", "lm", "logits"}
+TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
+EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
+MOST_HEADS = 256
+EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9)
+STACK_NORMS = ("encoder/norm", "decoder/norm")
+EMBEDDING_NORMS = ("source_embedding_norm", "target_embedding_norm")
+# Which attentions hide the source's padding: one argument of `encode`, one of `decode`.
+SOURCE_MASKS = ("encoder and decoder", "nowhere", "encoder", "decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A choice that shapes leave open.
+
+    Attributes:
+        name: What is asked, in words.
+        answers: The possible answers, the likeliest first.
+        certainty: How sure the first one is.
+        about: Names of the tensors that it concerns, "{i}" for a layer; () for a field of the
+            config.
+        texts: The answers in words; () where they are words themselves.
+    """
+
+    name: str
+    answers: tuple[Any, ...]
+    certainty: Certainty
+    about: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+    def text(self, answer: Any) -> str:
+        """Return an answer in words."""
+        if self.texts:
+            return self.texts[self.answers.index(answer)]
+        return ", ".join(answer) if isinstance(answer, tuple) else str(answer)
+
+
+def find_questions(structure: Structure) -> dict[str, Question]:
+    """Return the questions that a structure leaves, by name."""
+    questions: list[Question] = []
+    layers = (structure.encoder, structure.decoder)
+    orientation = _known_orientation(structure)
+    patterns: dict[tuple[str, ...], list[tuple[Layer, Group]]] = {}
+    for layer in layers:
+        for group in (*layer.attentions, layer.feed_forward):
+            patterns.setdefault(group.pattern, []).append((layer, group))
+    for places in patterns.values():
+        questions += _group_questions(places, structure.width, orientation)
+    questions.append(_self_or_cross(structure.decoder))
+    questions += [_norm_order(layer, side) for layer, side in zip(layers, SIDES, strict=True)]
+    questions += [_outside_norms(structure), _tables(structure), *_positions(structure)]
+    questions += _fields(structure)
+    return {question.name: question for question in questions}
+
+
+def _group_questions(
+    places: Sequence[tuple[Layer, Group]], width: int, orientation: bool | None
+) -> Iterable[Question]:
+    group = places[0][1]
+    name = group_name(group)
+
+    def about(units: Iterable[int]) -> tuple[str, ...]:
+        return tuple(
+            layer.stack.template(suffix)
+            for layer, other in places
+            for unit in units
+            for suffix in (other.units[unit].matrix, other.units[unit].bias)
+            if suffix
+        )
+
+    layer_shapes = places[0][0].stack.shapes
+    roles = _role_answers(group, width, [layer_shapes.get(unit.bias) for unit in group.units])
+    named: Certainty = "likely" if group.named else "open"
+    concerned = [i for i in range(len(group.units)) if len({answer[i] for answer in roles}) > 1]
+    yield Question(
+        f"roles of {name}", roles, "certain" if len(roles) == 1 else named, about(concerned)
+    )
+    for index, unit in enumerate(group.units):
+        rows, columns = matrix_shape(unit, width)
+        if rows == columns:
+            likely = True if orientation is None else orientation
+            sure = orientation is not None or unit.matrix.endswith("weight")
+            yield Question(
+                orientation_name(group, index),
+                (likely, not likely),
+                "likely" if sure else "open",
+                about([index]),
+                tuple(
+                    "(outputs, inputs)" if a else "(inputs, outputs)" for a in (likely, not likely)
+                ),
+            )
+
+
+def group_name(group: Group) -> str:
+    """Return a short name of the groups of one pattern."""
+    kind, *names = group.pattern
+    return f"{kind} ({', '.join(names)})"
+
+
+def orientation_name(group: Group, index: int) -> str:
+    """Return the name of the question whether a square kernel is (outputs, inputs)."""
+    return f"orientation of {group.pattern[1 + index]} in {group_name(group)}"
+
+
+def _role_answers(
+    group: Group, width: int, biases: Sequence[Shape | None]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the possible roles of a group's products, the likeliest first."""
+    shapes = [matrix_shape(unit, width) for unit in group.units]
+    first = group.roles
+    if group.kind in ("fused", "key_value", "fused_gate"):
+        stacked = next(i for i, role in enumerate(first) if "+" in role)
+        orders = [
+            "+".join(order) + ending
+            for ending in _stacking(shapes[stacked], width, group.kind)
+            for order in itertools.permutations(first[stacked].split("+"))
+        ]
+        others = [i for i in range(len(first)) if i != stacked]
+        answers = []
+        for order, swap in itertools.product(orders, itertools.permutations(others)):
+            roles = list(first)
+            for index, other in zip(others, swap, strict=True):
+                roles[index] = first[other]
+            roles[stacked] = order
+            if all(shapes[i] == shapes[o] for i, o in zip(others, swap, strict=True)):
+                answers.append(tuple(roles))
+        return tuple(answers)
+    if group.kind == "feed_forward":
+        return tuple(a for a in itertools.permutations(first) if _fits(a, shapes, biases, width))
+    return tuple(
+        tuple(first[i] for i in order)
+        for order in itertools.permutations(range(len(first)))
+        if all(shapes[i] == shapes[o] for i, o in enumerate(order))
+        and _alike(tuple(first[i] for i in order), biases)
+    )
+
+
+def _alike(roles: tuple[str, ...], biases: Sequence[Shape | None]) -> bool:
+    """Return whether query, key and value all have a bias, or none of them."""
+    given = zip(roles, biases, strict=True)
+    return len({bias is None for role, bias in given if role not in ("output", "outer")}) == 1
+
+
+def _fits(
+    roles: tuple[str, ...],
+    shapes: Sequence[Shape],
+    biases: Sequence[Shape | None],
+    width: int,
+) -> bool:
+    """Return whether the biases of a feed-forward network are as long as the roles' outputs."""
+    lengths = {"outer": width, "inner": next((n for s in shapes for n in s if n != width), width)}
+    return all(
+        bias is None or bias == (lengths[role],) for role, bias in zip(roles, biases, strict=True)
+    )
+
+
+def _stacking(shape: tuple[int, ...], width: int, kind: str) -> tuple[str, ...]:
+    """Return how several kernels may be stacked in one tensor of this shape."""
+    if shape[0] == width and shape[1] != width:
+        return (" columns",)
+    return (" rows",) if kind == "fused_gate" else (" rows", " heads")
+
+
+def _known_orientation(structure: Structure) -> bool | None:
+    """Return whether kernels are (outputs, inputs), where biases of others say so, else None."""
+    for layer in (structure.encoder, structure.decoder):
+        for group in (*layer.attentions, layer.feed_forward):
+            for unit in group.units:
+                shape = matrix_shape(unit, structure.width)
+                bias = layer.stack.shapes.get(unit.bias, ())
+                if bias and shape[0] != shape[1]:
+                    return bias == shape[:1]
+    return None
+
+
+def _self_or_cross(decoder: Layer) -> Question:
+    one, other = (
+        sum(vote(unit, CROSS_WORDS, SELF_WORDS) for unit in group.units)
+        for group in decoder.attentions
+    )
+    likely = (0, 1) if one <= other else (1, 0)
+    about = tuple(
+        decoder.stack.template(unit.matrix) for group in decoder.attentions for unit in group.units
+    )
+    names = [group.units[0].matrix.strip(".") for group in decoder.attentions]
+    answers = (likely, likely[::-1])
+    return Question(
+        "the decoder's self-attention and cross-attention",
+        answers,
+        "open" if one == other else "likely",
+        about,
+        tuple(f"{names[first]} is in the self-attention" for first, _ in answers),
+    )
+
+
+def _norm_order(layer: Layer, side: str) -> Question:
+    """Return the question which norm belongs to which block of a layer."""
+    blocks = ["self_attention", "feed_forward"]
+    if side == "decoder":
+        blocks = ["self_attention", "cross_attention", "feed_forward"]
+        blocks += ["memory_norm"] if len(layer.norms) == 4 else []
+    scores = [
+        [_norm_score(norm, block, layer, index) for block in blocks]
+        for index, norm in enumerate(layer.norms)
+    ]
+    orders = sorted(
+        itertools.permutations(range(len(blocks))),
+        key=lambda order: -sum(scores[i][block] for i, block in enumerate(order)),
+    )
+    totals = [sum(scores[i][block] for i, block in enumerate(order)) for order in orders[:2]]
+    about = tuple(
+        layer.stack.template(suffix)
+        for norm in layer.norms
+        for suffix in (norm.scale, norm.bias)
+        if suffix
+    )
+    answers = tuple(tuple(blocks[block] for block in order) for order in orders)
+    certainty = "likely" if totals[0] >= totals[1] + 1 else "open"
+    return Question(f"the norms of an {side} layer", answers, certainty, about)
+
+
+def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
+    """Return how well a norm's name and place suit a block."""
+    position = {
+        "self_attention": 0,
+        "cross_attention": 1,
+        "feed_forward": len(layer.norms) - 1,
+        "memory_norm": 2,
+    }[block]
+    score = 0.5 if index == position else 0.0
+    module = norm.name.rpartition(".")[0].rpartition(".")[0]
+    groups = {"feed_forward": [layer.feed_forward], "memory_norm": []}.get(block, [])
+    if block == "self_attention":
+        groups = list(layer.attentions[:1])
+    if block == "cross_attention":
+        groups = list(layer.attentions[1:])
+    if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
+        score += 2
+    known = {
+        "feed_forward": (FEED_FORWARD_WORDS, ATTENTION_WORDS),
+        "self_attention": (ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
+        "cross_attention": (CROSS_WORDS, SELF_WORDS | FEED_FORWARD_WORDS),
+        "memory_norm": ({"mem", "memory", "kv", "context"}, SELF_WORDS | FEED_FORWARD_WORDS),
+    }[block]
+    found = {word for word in words(norm.name) if word not in ("layer", "norm")}
+    return score + len(found & known[0]) - len(found & known[1])
+
+
+def _outside_norms(structure: Structure) -> Question:
+    """Return the question which norms end the stacks and which norm the embeddings."""
+    count = len(structure.norms)
+    slots: list[tuple[str, ...]] = []
+    if count <= 2:
+        slots += itertools.permutations(STACK_NORMS, count)
+    if count >= 2:
+        for ends in itertools.combinations(STACK_NORMS, count - 2):
+            slots += itertools.permutations((*EMBEDDING_NORMS, *ends))
+    if not slots:
+        names = ", ".join(norm.name for norm in structure.norms[:6])
+        raise InputError(
+            f"{count} norms stand outside the layers ({names}); this library has at most four: one "
+            "for the embeddings of each side and one at the end of each stack"
+        )
+
+    def score(answer: tuple[str, ...]) -> float:
+        total = 0.0
+        for norm, slot in zip(structure.norms, answer, strict=True):
+            found = set(words(norm.name))
+            side, other = (SOURCE_WORDS, TARGET_WORDS), (TARGET_WORDS, SOURCE_WORDS)
+            own = side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else other
+            total += len(found & own[0]) - len(found & own[1])
+            total += (1 if slot in EMBEDDING_NORMS else -1) * len(found & EMBEDDING_WORDS)
+            total -= slot in EMBEDDING_NORMS
+        return total
+
+    answers = sorted(slots, key=lambda answer: -score(answer))
+    sure = len(answers) == 1 or score(answers[0]) >= score(answers[1]) + 0.5
+    certainty: Certainty = "certain" if len(answers) == 1 else "likely" if sure else "open"
+    about = tuple(name for norm in structure.norms for name in (norm.scale, norm.bias) if name)
+    names = [norm.scale for norm in structure.norms]
+    texts = tuple(_pairs(names, answer) for answer in answers)
+    return Question("the norms outside the layers", tuple(answers), certainty, about, texts)
+
+
+def _tables(structure: Structure) -> Question:
+    """Return the question which table embeds the source, the target, and projects the output."""
+    tables, width = structure.tables, structure.width
+    count = len(tables)
+    answers: list[tuple[int | None, ...]] = []
+    if count == 0:
+        answers = [(None, None, None)]
+    for source, target in itertools.product(range(count), repeat=2):
+        for output in (*range(count), None):
+            used = {source, target, output} - {None}
+            plain = all(
+                tables[i].shape[1] == width and not tables[i].bias for i in (source, target)
+            )
+            if len(used) != count or not plain:
+                continue
+            if output == source != target:
+                continue  # an output tied to the source's table is no config
+            answers.append((source, target, output))
+    if not answers:
+        names = ", ".join(f"{table.matrix} {list(table.shape)}" for table in tables)
+        raise InputError(f"the tables {names} are not those of a source, a target and an output")
+
+    def score(answer: tuple[int | None, ...]) -> int:
+        source, target, output = answer
+        if source is None:
+            return 0
+        total = vote(tables[source], SOURCE_WORDS, TARGET_WORDS | HEAD_WORDS)
+        total += vote(tables[target], TARGET_WORDS, SOURCE_WORDS | HEAD_WORDS)
+        total += vote(tables[source], TABLE_WORDS, ()) + vote(tables[target], TABLE_WORDS, ())
+        if output is None:
+            return total - 3
+        own = output not in (source, target)
+        total += 2 * vote(tables[output], HEAD_WORDS, TABLE_WORDS) if own else 0
+        total += 3 * bool(tables[output].bias) if own else 0
+        return total
+
+    answers.sort(key=lambda answer: -score(answer))
+    sure = len(answers) == 1
+    gap = sure or score(answers[0]) > score(answers[1])
+    certainty: Certainty = "certain" if sure else "likely" if gap else "open"
+    about = tuple(name for table in tables for name in (table.matrix, table.bias) if name)
+    names = ("source", "target", "output")
+    texts = tuple(
+        _pairs(names, ["none" if i is None else tables[i].matrix for i in answer])
+        for answer in answers
+    )
+    return Question("the tables", tuple(answers), certainty, about, texts)
+
+
+def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+
+
+def _positions(structure: Structure) -> Iterable[Question]:
+    learned = structure.learned
+    if learned:
+        if len(learned) != 2:
+            raise InputError(
+                f"found {len(learned)} learned position tables ({', '.join(learned[:6])}); this "
+                "library has one for the source and one for the target"
+            )
+        first = (0, 1)
+        if set(words(learned[0])) & TARGET_WORDS and not set(words(learned[0])) & SOURCE_WORDS:
+            first = (1, 0)
+        named = any(set(words(name)) & (SOURCE_WORDS | TARGET_WORDS) for name in learned)
+        yield Question(
+            "the position tables",
+            (first, first[::-1]),
+            "likely" if named else "open",
+            learned,
+            tuple(f"source {learned[i]}" for i in first),
+        )
+
+
+def _fields(structure: Structure) -> Iterable[Question]:
+    """Return the fields of the config that no shape shows."""
+    width = structure.width
+    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
+
+    def choices(field: str) -> tuple[str, ...]:
+        return get_args(hints[field])
+
+    biased = structure.encoder.norms[0].bias
+    norms = ("layer_norm", "std_norm") if biased else ("rms_norm", "layer_norm", "std_norm")
+    yield Question("norm_placement", choices("norm_placement")[::-1], "open")
+    yield Question("norm", norms, "open")
+    yield Question("norm_epsilon", EPSILONS, "open")
+    gated = structure.encoder.feed_forward.kind != "feed_forward"
+    activations = ("silu", "gelu_tanh", "gelu", "relu") if gated else choices("activation")
+    yield Question("activation", activations, "open")
+    yield Question("num_heads", _heads(structure, width), "open")
+    yield Question("attention_scale", choices("attention_scale"), "likely")
+    if structure.tables:
+        yield Question("embedding_scale", choices("embedding_scale"), "open")
+        yield Question("output_scale", choices("output_scale"), "likely")
+    if structure.encoder.relative:
+        yield Question("positions", ("relative",), "certain")
+        yield Question("relative_attention_max_distance", (128, 64, 256, 32), "likely")
+    elif structure.learned:
+        yield Question("positions", ("learned",), "certain")
+        yield Question("position_offset", (0, 2, 1), "open")
+    elif structure.sinusoids:
+        first = structure.sinusoids[0]
+        yield Question("positions", (first.kind, "none"), "likely")
+        yield Question("position_offset", (first.offset,), "certain")
+    else:
+        order = (
+            *("sinusoidal", "none", "sinusoidal_halves", "sinusoidal_tensor2tensor"),
+            "sinusoidal_per_column",
+        )
+        yield Question("positions", order, "open")
+        yield Question("position_offset", (0, 2, 1), "likely")
+    if len(structure.decoder.norms) == 3:
+        yield Question("decoder_attention", choices("decoder_attention"), "likely")
+    yield Question("source padding hidden in", SOURCE_MASKS, "open")
+    yield Question("target padding hidden", (True, False), "open")
+    yield Question("later targets hidden", (True, False), "likely")
+
+
+def _heads(structure: Structure, width: int) -> tuple[int, ...]:
+    """Return the possible numbers of heads, the usual widths of a head first."""
+    group = structure.encoder.attentions[0]
+    for unit in group.units:
+        if len(unit.shape) == 3:
+            return (unit.shape[1] if unit.shape[0] == width else unit.shape[0],)
+        if group.kind == "shared" and unit.shape[0] != width:
+            return (width // unit.shape[0],)
+    inner = inner_width(group, group.roles, width)
+    relative = structure.encoder.relative
+    if relative:
+        stack = structure.encoder.stack
+        return ((stack.shapes | stack.first_only)[relative][1],)
+    divisors = [heads for heads in range(1, min(inner, MOST_HEADS) + 1) if inner % heads == 0]
+    return tuple(sorted(divisors, key=lambda heads: (heads == 1, abs(inner / heads - 64))))

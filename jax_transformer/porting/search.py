@@ -1,0 +1,350 @@
+"""Open questions settled by computing: the answers with which a model follows a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.porting.hypothesis import Hypothesis, build
+from jax_transformer.porting.questions import Question, find_questions
+from jax_transformer.porting.record import Record
+from jax_transformer.porting.simulate import Fit, Point, Tensors, simulate
+from jax_transformer.porting.structure import Structure
+
+GAIN = 0.99  # a smaller distance than this share of the best one is an improvement
+CLEAR = 2.0  # how many times larger the error of another answer must be
+_FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
+STARTS = 4  # from which pairs of changes are tried
+NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
+# Called with the places that agree, the number of places, and the forward passes so far.
+Progress = Callable[[int, int, int], None]
+
+
+class Alternative(NamedTuple):
+    """Another answer to a question, and the error that it would have.
+
+    Attributes:
+        question: What is asked.
+        answer: The other answer.
+        error: The largest error with it; at the first difference, where it differs.
+    """
+
+    question: str
+    answer: Any
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a search found.
+
+    Attributes:
+        answers: The best answer to every question.
+        hypothesis: The model that follows from them.
+        fit: How far it follows the record.
+        alternatives: Every other answer, the nearest first.
+        questions: All questions by name.
+        passes: How many forward passes it took, whole or up to the first difference.
+        seconds: How long it took.
+        stopped: Whether it ended because its time was over.
+    """
+
+    answers: dict[str, Any]
+    hypothesis: Hypothesis
+    fit: Fit
+    alternatives: tuple[Alternative, ...]
+    questions: dict[str, Question]
+    passes: int
+    seconds: float
+    stopped: bool
+
+    @property
+    def undecided(self) -> tuple[Alternative, ...]:
+        """The other answers that follow the record as well."""
+        limit = max(CLEAR * self.fit.error, 1e-12)
+        return tuple(other for other in self.alternatives if other.error <= limit)
+
+
+def search(
+    structure: Structure,
+    tensors: Mapping[str, np.ndarray],
+    record: Record,
+    progress: Progress | None = None,
+    minutes: float = 10.0,
+) -> Finding:
+    """Return the answers with which the model follows a record, or comes nearest to it.
+
+    Each question is answered in turn by its best answer, until none gets better; then pairs of
+    questions. An answer is better where more places agree, or where the first difference is
+    smaller. Single tokens come first in a record, so norms, activation and positions are settled
+    before queries, keys and heads, and these before masks.
+
+    Args:
+        structure: The parts that were found.
+        tensors: The foreign tensors.
+        record: What the program computed.
+        progress: Is called after each pass with the most places that agreed, the number of
+            places, and the number of passes.
+        minutes: After so many minutes the nearest model so far is returned.
+    """
+    return _Search(structure, tensors, record, progress, minutes).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        structure: Structure,
+        tensors: Mapping[str, np.ndarray],
+        record: Record,
+        progress: Progress | None,
+        minutes: float,
+    ) -> None:
+        self.structure = structure
+        self.tensors = Tensors(tensors)
+        self.record = record
+        self.taps = layer_modules(structure)
+        self.progress = progress
+        self.start = time.perf_counter()
+        self.end = self.start + 60 * minutes
+        self.stopped = False
+        layers = set(self.taps.values())
+        self.places = sum(1 + len(layers & batch.blocks.keys()) for batch in record.batches)
+        self.agreed = 0
+        self.questions = find_questions(structure)
+        self.questions["the tables"] = _fitting_tables(
+            self.questions["the tables"], structure, record
+        )
+        if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
+            self.questions.pop("decoder_attention", None)  # the other one needs equal lengths
+        self.known: dict[tuple[Any, ...], Fit] = {}
+        self.passes = 0
+
+    def run(self) -> Finding:
+        """Search, and compare every other answer with what was found."""
+        answers = {name: question.answers[0] for name, question in self.questions.items()}
+        answers = self._descend(answers)
+        fit = self._fit(answers)
+        if not fit.complete and fit.points[-1].name.endswith(" of batch 0"):
+            answers = self._from_other_starts(answers)
+        answers, alternatives = self._refine(answers)
+        hypothesis = build(self.structure, answers, self.record.pad_id or 0)
+        fit, seconds = self._fit(answers), time.perf_counter() - self.start
+        found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
+        return Finding(*found, seconds, self.stopped)
+
+    def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
+        key = (only, *answers.values())
+        if key not in self.known:
+            self.known[key] = self._simulate(answers, only)
+        return self.known[key]
+
+    def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
+        """Return the model of these answers; None where no config has it."""
+        try:
+            return build(self.structure, answers, self.record.pad_id or 0)
+        except InputError:
+            return None
+
+    def _simulate(self, answers: Mapping[str, Any], only: str | None) -> Fit:
+        hypothesis = self._build(answers)
+        if hypothesis is None:
+            return NOTHING
+        fit = simulate(self.tensors, hypothesis, self.record, self.taps, only=only)
+        self.passes += 1
+        if only is None:
+            self.agreed = max(self.agreed, fit.score[0])
+        if self.progress is not None:
+            self.progress(self.agreed, self.places, self.passes)
+        return fit
+
+    def _is_over(self) -> bool:
+        """Return whether the time is over."""
+        self.stopped = self.stopped or time.perf_counter() > self.end
+        return self.stopped
+
+    def _improves(self, changed: Mapping[str, Any], fit: Fit) -> bool:
+        """Return whether answers fit better; compares the first difference before the rest."""
+        if self._is_over():
+            return False
+        point = fit.points[-1]
+        if fit is not NOTHING:
+            there = self._fit(changed, point.name).points[-1]
+            if not there.distance < point.distance * GAIN:
+                return False
+        return _better(self._fit(changed), fit)
+
+    def _changes(self, answers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+        for name, question in self.questions.items():
+            for answer in question.answers:
+                if answer != answers[name]:
+                    yield name, answer
+
+    def _descend(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return answers that no change of one, nor of two of them, improves."""
+        while not self._fit(answers).complete:
+            better = self._sweep(answers)
+            if better == answers and not self._is_over():
+                better = self._pair(answers)
+            if better == answers:
+                break
+            answers = better
+        return answers
+
+    def _sweep(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return the answers after each question got its best answer once."""
+        for name, question in self.questions.items():
+            best = answers
+            for answer in question.answers:
+                changed = answers | {name: answer}
+                if self._improves(changed, self._fit(best)):
+                    best = changed
+            answers = best
+        for changed in self._stacked_alike(answers):
+            if self._improves(changed, self._fit(answers)):
+                answers = changed
+        return answers
+
+    def _stacked_alike(self, answers: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """Yield the answers with all fused tensors stacked in one way, for numbers of heads.
+
+        A program that stacks them head by head in one attention does so in all of them, and its
+        values are right with the right number of heads only: one change alone improves nothing.
+        """
+        fused = {
+            name: roles
+            for name, roles in answers.items()
+            if name.startswith("roles of ") and any(_FUSED.search(role) for role in roles)
+        }
+        for stack in ("rows", "heads") if fused else ():
+            alike = {
+                name: tuple(_FUSED.sub(rf"\1 {stack}", role) for role in roles)
+                for name, roles in fused.items()
+            }
+            for heads in self.questions["num_heads"].answers:
+                yield answers | alike | {"num_heads": heads}
+
+    def _pair(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return the answers with the best change of two of them."""
+        best, point = answers, self._fit(answers).points[-1]
+        effective = [
+            change
+            for change in self._changes(answers)
+            if self._fit(answers | dict([change]), point.name).points[-1] != point
+        ]
+        for one, other in itertools.combinations(effective, 2):
+            if one[0] != other[0]:
+                changed = answers | dict((one, other))
+                if self._improves(changed, self._fit(best)):
+                    best = changed
+        return best
+
+    def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return the best answers of descents that begin with other norms and placements."""
+        names = ("norm_placement", "norm", "embedding_scale", "positions")
+        asked = [name for name in names if name in self.questions]
+        starts = [
+            answers | dict(zip(asked, choice, strict=True))
+            for choice in itertools.product(*(self.questions[name].answers for name in asked))
+        ]
+        found = [answers]
+        for start in starts:
+            swept = self._swept(start)
+            found += [swept] if swept not in found else []
+            if self._fit(swept).complete:
+                return swept
+        found.sort(key=lambda answers: self._fit(answers).score, reverse=True)
+        for start in found[:STARTS]:
+            found.append(self._descend(start))
+            if self._fit(found[-1]).complete:
+                return found[-1]
+        for stacked in (other for start in starts for other in self._stacked_alike(start)):
+            found.append(self._swept(stacked))
+            if self._fit(found[-1]).complete:
+                return found[-1]
+        return max(found, key=lambda answers: self._fit(answers).score)
+
+    def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return answers that no change of one improves."""
+        while not self._is_over() and (better := self._sweep(answers)) != answers:
+            answers = better
+        return answers
+
+    def _refine(self, answers: dict[str, Any]) -> tuple[dict[str, Any], tuple[Alternative, ...]]:
+        """Return the answers of the smallest error, and the errors of all others."""
+        for _ in range(len(self.questions)):
+            fit = self._fit(answers)
+            if not fit.complete:
+                break
+            others = {
+                change: self._fit(answers | dict([change])) for change in self._changes(answers)
+            }
+            complete = {change: other for change, other in others.items() if other.complete}
+            change = min(complete, key=lambda c: complete[c].error, default=None)
+            if change is None or complete[change].error * CLEAR > fit.error:
+                break
+            answers = answers | dict([change])
+        place, found = len(self._fit(answers).points), self._build(answers)
+        alternatives = []
+        for name, answer in self._changes(answers):
+            if name == "target padding hidden" and answers["later targets hidden"]:
+                continue  # padding at the end is later than every token: it is hidden anyway
+            other = self._build(answers | {name: answer})
+            if other is None or other == found:
+                continue
+            fit = self._fit(answers | {name: answer})
+            if len(fit.points) >= place or self._fit(answers).complete:
+                alternatives.append(Alternative(name, answer, fit.error))
+        return answers, tuple(sorted(alternatives, key=lambda other: other.error))
+
+
+def _better(one: Fit, other: Fit) -> bool:
+    if one.score[0] != other.score[0]:
+        return one.score[0] > other.score[0]
+    return one.score[1] > other.score[1] * GAIN and not other.complete
+
+
+def layer_modules(structure: Structure) -> dict[str, str]:
+    """Return the name of the program's module by our name of a layer."""
+    return {
+        f"{side}.layers.{place}": f"{layer.stack.before}{index}"
+        for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder))
+        for place, index in enumerate(layer.stack.indices)
+    }
+
+
+def _fitting_tables(question: Question, structure: Structure, record: Record) -> Question:
+    """Return the question without answers whose tables are too small for the record.
+
+    Raises:
+        InputError: No answer is left.
+    """
+    vocabulary = record.batches[0].output.shape[-1]
+    largest = [
+        max((int(ids.max()) for ids in side if ids.ndim == 2), default=-1)
+        for side in zip(*((batch.src, batch.tgt) for batch in record.batches), strict=True)
+    ]
+
+    def fits(answer: tuple[int | None, ...]) -> bool:
+        source, target, output = answer
+        if source is None:
+            return vocabulary == structure.width
+        rows = [structure.tables[source].shape[0], structure.tables[target].shape[0]]
+        if any(size <= most for size, most in zip(rows, largest, strict=True)):
+            return False
+        return vocabulary == (structure.width if output is None else rows[1])
+
+    answers = tuple(answer for answer in question.answers if fits(answer))
+    if not answers:
+        tables = ", ".join(f"{t.matrix} {list(t.shape)}" for t in structure.tables) or "none"
+        raise InputError(
+            f"the record's logits have {vocabulary} entries and its largest ids are "
+            f"{largest[0]} and {largest[1]}; no tables of the weights fit: {tables}"
+        )
+    return dataclasses.replace(question, answers=answers)

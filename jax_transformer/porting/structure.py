@@ -1,0 +1,338 @@
+"""The parts of an unknown model: two stacks of layers, tables, norms outside, computed buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_transformer.convert.table import Shape
+from jax_transformer.convert.transfer import COMPUTED_TOLERANCE
+from jax_transformer.errors import InputError
+from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.porting.blocks import Group, find_groups
+from jax_transformer.porting.names import Stack, Unit, find_stacks, find_units, natural_key, words
+
+SINUSOIDS = (
+    "sinusoidal",
+    "sinusoidal_halves",
+    "sinusoidal_tensor2tensor",
+    "sinusoidal_per_column",
+)
+RELATIVE_WORDS = {"relative", "rel"}
+POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
+MOST_TABLES = 3  # source, target and output
+MOST_OUTSIDE = 100  # tensors outside the layers
+SHOWN = 6  # names in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The blocks of a stack's layers; the names begin behind the layer's number.
+
+    Attributes:
+        stack: Where the layers are.
+        attentions: One in an encoder, two in a decoder.
+        feed_forward: The feed-forward network.
+        norms: The norms.
+        relative: Table of relative biases [buckets, heads], or "".
+        has_relative_per_layer: Whether each layer has such a table, and not the first alone.
+        unused: Tensors without meaning, as masks.
+    """
+
+    stack: Stack
+    attentions: tuple[Group, ...]
+    feed_forward: Group
+    norms: tuple[Unit, ...]
+    relative: str
+    has_relative_per_layer: bool
+    unused: tuple[str, ...]
+
+
+class Positions(NamedTuple):
+    """A sinusoidal table among the tensors: its name, kind, first position and shape."""
+
+    name: str
+    kind: str
+    offset: int
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The parts of a model.
+
+    Attributes:
+        width: d_model.
+        shapes: Shape of every tensor by name.
+        encoder: The encoder's layers.
+        decoder: The decoder's layers.
+        tables: Matrices with an axis of tokens: embeddings and the output projection.
+        learned: Learned position tables.
+        norms: The norms outside the layers.
+        output_biases: Vectors as long as a vocabulary.
+        sinusoids: Computed position tables.
+        copies: Name of the original by name of an equal copy.
+        unused: Tensors without meaning.
+    """
+
+    width: int
+    shapes: Mapping[str, Shape]
+    encoder: Layer
+    decoder: Layer
+    tables: tuple[Unit, ...]
+    learned: tuple[str, ...]
+    norms: tuple[Unit, ...]
+    output_biases: tuple[str, ...]
+    sinusoids: tuple[Positions, ...]
+    copies: Mapping[str, str]
+    unused: tuple[str, ...]
+
+
+def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
+    """Return the parts of the model that tensors of these names, shapes and values make up.
+
+    Raises:
+        InputError: They make up no encoder-decoder of this library; names the tensors at fault.
+    """
+    shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+    stacks = find_stacks(shapes)
+    if len(stacks) != 2:
+        found = ", ".join(f"{s.before}{_range(s.indices)}" for s in stacks[:SHOWN]) or "none"
+        raise InputError(
+            f"found {len(stacks)} stacks of layers among {len(shapes)} tensors ({found}); "
+            "an encoder-decoder has two, each with numbered layers that are alike"
+        )
+    width = _width(stacks)
+    outside = {
+        name: shape
+        for name, shape in shapes.items()
+        if not any(_inside(name, stack) for stack in stacks)
+    }
+    layers = [_layer(stack, tensors, width) for stack in stacks]
+    encoder, decoder = _order(layers)
+    if len(outside) > MOST_OUTSIDE:
+        raise InputError(_no_place(sorted(outside, key=natural_key), shapes))
+    sinusoids = tuple(_sinusoids(outside, tensors, width))
+    computed = {positions.name for positions in sinusoids}
+    copies = _copies(tensors, outside.keys() - computed)
+    own = {name: s for name, s in outside.items() if name not in computed | copies.keys()}
+    units = find_units(own, width)
+    relative = [layer for layer in (encoder, decoder) if layer.relative]
+    if len(relative) == 1:
+        name = relative[0].stack.name(0, relative[0].relative)
+        raise InputError(_no_place([name], shapes))
+    learned = [u.matrix for u in units.products if _is_learned(u, width)]
+    tables = [u for u in units.products if u.matrix not in learned and _is_table(u, width)]
+    if len(tables) > MOST_TABLES and not learned:
+        learned = _smallest_pair(tables)
+        tables = [table for table in tables if table.matrix not in learned]
+    if relative and learned:
+        raise InputError(
+            f"{learned[0]} is a position table, and the layers have relative biases: a config has "
+            "one of the two"
+        )
+    if len(tables) > MOST_TABLES:
+        raise InputError(_no_place([table.matrix for table in tables], shapes))
+    odd = [u for u in units.products if u.matrix not in learned and u not in tables]
+    vocabularies = {max(unit.shape) for unit in tables}
+    loose = [*units.other, *(unit.matrix for unit in odd if not unit.bias)]
+    biases = [
+        name
+        for name in loose
+        if shapes[name] and max(shapes[name]) == math.prod(shapes[name]) in vocabularies
+    ]
+    meaningless = [n for n in loose if n not in biases and _is_constant(tensors[n])]
+    rest = [name for name in loose if name not in (*biases, *meaningless)]
+    rest += [unit.matrix for unit in odd if unit.bias]
+    if rest:
+        raise InputError(_no_place(rest, shapes))
+    return Structure(
+        width,
+        shapes,
+        encoder,
+        decoder,
+        tuple(tables),
+        tuple(learned),
+        units.norms,
+        tuple(biases),
+        sinusoids,
+        copies,
+        tuple(meaningless),
+    )
+
+
+def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
+    """Return the kind and the first position of a table of sinusoids; None if it is none.
+
+    Args:
+        table: Any array whose last axis is d_model and whose other axes hold the positions.
+        width: d_model.
+    """
+    rows = np.asarray(table, np.float64).reshape(-1, width)
+    if not 1 <= len(rows) <= 2**20 or not np.isfinite(rows).all():
+        return None
+    for kind, offset in itertools.product(SINUSOIDS, (0, 1, 2)):
+        if (width % 2 and kind != "sinusoidal_tensor2tensor") or width < 4:
+            continue
+        if offset and kind != "sinusoidal_tensor2tensor":
+            continue
+        computed = sinusoidal_positions(len(rows), width, kind, offset)
+        if np.max(np.abs(computed - rows)) <= COMPUTED_TOLERANCE:
+            return kind, offset
+    return None
+
+
+def _width(stacks: Iterable[Stack]) -> int:
+    """Return the axis length that most tensors of the layers have."""
+    counts: Counter[int] = Counter()
+    for stack in stacks:
+        for shape in stack.shapes.values():
+            counts.update(set(shape))
+    return min(counts, key=lambda length: (-counts[length], length))
+
+
+def _inside(name: str, stack: Stack) -> bool:
+    return any(
+        name.startswith(f"{stack.before}{index}")
+        and name[len(f"{stack.before}{index}") :] in (*stack.shapes, *stack.first_only)
+        for index in stack.indices
+    )
+
+
+def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer:
+    """Return the blocks of a stack's layers."""
+    units = find_units(stack.shapes, width)
+    first = {suffix: tensors[stack.name(0, suffix)] for suffix in stack.shapes}
+    unused = [name for name in units.other if _is_constant(first[name])]
+    odd = [name for name in units.other if name not in unused]
+    products: list[Unit] = []
+    relative: list[str] = []
+    for unit in units.products:
+        if len(unit.shape) == 2 and RELATIVE_WORDS & set(words(unit.matrix)):
+            relative.append(unit.matrix)
+        elif not unit.bias and _is_constant(first[unit.matrix]):
+            unused.append(unit.matrix)
+        elif len(unit.shape) > 3 or (len(unit.shape) == 3 and width not in unit.shape):
+            odd.append(unit.matrix)
+        elif len(unit.shape) == 3 and unit.bias and unit.shape[-1] < 16 and unit.shape[0] == width:
+            odd.append(unit.matrix)  # the kernel of a convolution [outputs, inputs, window]
+        else:
+            products.append(unit)
+    has_relative_per_layer = bool(relative)
+    relative += [name for name in stack.first_only if len(stack.first_only[name]) == 2]
+    odd += relative[1:]
+    odd += [name for name in stack.first_only if name not in relative]
+    if odd:
+        shapes = {stack.template(name): (stack.shapes | stack.first_only)[name] for name in odd}
+        raise InputError(_no_place(list(shapes), shapes))
+    try:
+        groups = find_groups(products, width)
+    except InputError as error:
+        raise InputError(f"{stack.before}{_range(stack.indices)}: {error}") from error
+    attentions = tuple(group for group in groups if group.is_attention)
+    networks = [group for group in groups if not group.is_attention]
+    if len(networks) != 1 or not 1 <= len(attentions) <= 2:
+        raise InputError(
+            f"{stack.before}{_range(stack.indices)}: found {len(attentions)} attentions and "
+            f"{len(networks)} feed-forward networks in a layer; an encoder's layer has one of "
+            "each, a decoder's two attentions"
+        )
+    return Layer(
+        stack,
+        attentions,
+        networks[0],
+        units.norms,
+        "".join(relative),
+        has_relative_per_layer,
+        tuple(unused),
+    )
+
+
+def _order(layers: list[Layer]) -> tuple[Layer, Layer]:
+    """Return the encoder, whose layers have one attention, and the decoder."""
+    encoder, decoder = sorted(layers, key=lambda layer: len(layer.attentions))
+    counts = len(encoder.attentions), len(decoder.attentions)
+    if counts != (1, 2):
+        raise InputError(
+            f"the layers of {encoder.stack.before} have {counts[0]} attentions, those of "
+            f"{decoder.stack.before} {counts[1]}; an encoder's have one and a decoder's two"
+        )
+    for layer, least, most in ((encoder, 2, 2), (decoder, 3, 4)):
+        if not least <= len(layer.norms) <= most:
+            raise InputError(
+                f"{layer.stack.before}{_range(layer.stack.indices)}: {len(layer.norms)} norms in a "
+                f"layer; this library has {least}" + (f" or {most}" if most > least else "")
+            )
+    return encoder, decoder
+
+
+def _copies(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, str]:
+    """Return the original of every large tensor that has the bits of another one."""
+    copies: dict[str, str] = {}
+    originals: list[str] = []
+    for name in sorted(names, key=natural_key):
+        array = tensors[name]
+        for other in originals if array.ndim > 1 and not _is_constant(array) else ():
+            same = tensors[other]
+            if same is array or (
+                (same.shape, same.dtype) == (array.shape, array.dtype)
+                and np.array_equal(same, array)
+            ):
+                copies[name] = other
+                break
+        else:
+            originals.append(name)
+    return copies
+
+
+def _sinusoids(
+    shapes: Mapping[str, Shape], tensors: Mapping[str, np.ndarray], width: int
+) -> Iterable[Positions]:
+    for name, shape in sorted(shapes.items(), key=lambda item: natural_key(item[0])):
+        table = len(shape) > 1 and shape[-1] == width and sum(n > 1 for n in shape) <= 2
+        if table and (found := position_kind(tensors[name], width)):
+            yield Positions(name, *found, shape)
+
+
+def _is_learned(unit: Unit, width: int) -> bool:
+    named = bool(set(words(unit.matrix)) & POSITION_WORDS) and not unit.bias
+    return named and unit.shape[-1] == width and sum(length > 1 for length in unit.shape) <= 2
+
+
+def _smallest_pair(tables: Iterable[Unit]) -> list[str]:
+    """Return two tables of one shape, those of the fewest rows: positions without a name."""
+    shapes: dict[Shape, list[str]] = {}
+    for table in tables:
+        if not table.bias:
+            shapes.setdefault(table.shape, []).append(table.matrix)
+    pairs = [shape for shape, names in shapes.items() if len(names) == 2]
+    return shapes[min(pairs)] if pairs else []
+
+
+def _is_table(unit: Unit, width: int) -> bool:
+    return len(unit.shape) == 2 and width in unit.shape
+
+
+def _is_constant(array: np.ndarray) -> bool:
+    """Return whether a tensor is no parameter: integers, one number, a mask or a range."""
+    if array.dtype.kind in "iub" or array.size == 1:
+        return True
+    return array.ndim > 1 and len(np.unique(array.reshape(-1)[:4096])) <= 2
+
+
+def _no_place(names: list[str], shapes: Mapping[str, Shape]) -> str:
+    shown = ", ".join(f"{name} {list(shapes[name])}" for name in names[:SHOWN])
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    kinds = {len(shapes[name]) for name in names}
+    cause = " (a convolution?)" if kinds & {3, 4} else ""
+    return f"{shown}{more}: no place in a Transformer of this library{cause}"
+
+
+def _range(indices: tuple[int, ...]) -> str:
+    return f"{{{indices[0]}..{indices[-1]}}}"

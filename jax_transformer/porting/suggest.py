@@ -1,0 +1,224 @@
+"""A config and a layout for weights that nobody described, and how sure they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import Layout
+from jax_transformer.convert.transfer import check_state_dict
+from jax_transformer.porting.hypothesis import Masks, build, to_layout
+from jax_transformer.porting.questions import Certainty, Question, find_questions
+from jax_transformer.porting.record import Record
+from jax_transformer.porting.structure import Structure, find_structure
+from jax_transformer.storage.weights.arrays import as_numpy
+
+if TYPE_CHECKING:
+    from jax_transformer.porting.search import Alternative, Finding, Progress
+
+ORDER: tuple[Certainty, ...] = ("certain", "likely", "open")
+MOST_ANSWERS = 6  # that a line shows
+NEAREST = 3  # misses that are named
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """A config and a layout; prints as the rows, the config and what is open.
+
+    Attributes:
+        config: The config.
+        layout: The layout.
+        masks: The masks that the program uses; without a record, the usual ones.
+        certainty: How sure the place of each tensor is, by its name.
+        questions: What is not settled, the suggested answer first.
+        finding: What the search found; None without a record.
+    """
+
+    config: TransformerConfig
+    layout: Layout
+    masks: Masks
+    certainty: dict[str, Certainty]
+    questions: tuple[Question, ...]
+    finding: Finding | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a record was given and the model follows it."""
+        return self.finding is not None and self.finding.fit.complete
+
+    @property
+    def shares(self) -> dict[Certainty, float]:
+        """Share of the tensors whose place is certain, likely or open."""
+        counts = Counter(self.certainty.values())
+        return {level: counts[level] / len(self.certainty) for level in ORDER}
+
+    def __str__(self) -> str:
+        lines = [*self._rows(), "", *self._fields(), ""]
+        shares = ", ".join(f"{share:.0%} {level}" for level, share in self.shares.items())
+        lines.append(f"{len(self.certainty)} tensors placed: {shares}")
+        for question in self.questions:
+            first, *others = map(question.text, question.answers[:MOST_ANSWERS])
+            more = "; ..." if len(question.answers) > MOST_ANSWERS else ""
+            lines.append(f"  {question.certainty}: {question.name}: {first}")
+            lines.append(f"      or {'; '.join(others)}{more}")
+        return "\n".join([*lines, *self._found()])
+
+    def _rows(self) -> list[str]:
+        layout = self.layout
+        names = [row.foreign for row in layout.rows]
+        names += [buffer.foreign for buffer in layout.buffers]
+        width = max(map(len, [*names, *layout.unused]))
+        lines = []
+        for row in layout.rows:
+            level = self.certainty[_first(row.foreign, self.certainty)]
+            how = " transposed" if row.operation.transposed else ""
+            how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
+            how += f" by {row.stack}" if len(row.paths) > 1 else ""
+            lines.append(f"{level:<8}{row.foreign:<{width}}  {_together(row.paths)}{how}")
+        told = {buffer.foreign: "the computed position table" for buffer in layout.buffers}
+        told |= dict.fromkeys(layout.unused, "not read")
+        return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in told.items())]
+
+    def _fields(self) -> list[str]:
+        fields = self.config.to_dict()
+        defaults = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
+        return [f"{name} = {value!r}" for name, value in fields.items() if value != defaults[name]]
+
+    def _found(self) -> list[str]:
+        if self.finding is None:
+            return []
+        fit, passes, seconds = self.finding.fit, self.finding.passes, self.finding.seconds
+        effort = f"{passes:,} forward passes in {seconds:.1f} s"
+        if not fit.complete:
+            cut = ["the search was stopped: give it more --minutes"] if self.finding.stopped else []
+            return [*_misses(self.finding), *cut, effort]
+        lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
+        if self.masks != Masks():
+            lines.append(f"masks of your program, for encode and decode: {self.masks.text}")
+        undecided = self.finding.undecided
+        near = [other for other in self.finding.alternatives if other not in undecided]
+        return [*lines, *_near(self.finding, near)]
+
+
+def suggest(
+    tensors: Mapping[str, Any],
+    record: Record | None = None,
+    progress: Progress | None = None,
+    *,
+    minutes: float = 10.0,
+) -> Suggestion:
+    """Return a config and a layout for the weights of an encoder-decoder.
+
+    Names and shapes show the stacks, layers and blocks. What they leave open is taken as it is
+    usual, or settled by a record of what the program computed.
+
+    Args:
+        tensors: Tensors of torch, numpy or jax by name: a whole state_dict.
+        record: What the program computed; needs torch.
+        progress: Is called during the search; see `search.search`.
+        minutes: After so many minutes the search gives the nearest model so far.
+
+    Raises:
+        InputError: The tensors are those of no encoder-decoder that this library can have; names
+            those at fault.
+    """
+    check_state_dict(tensors)
+    arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
+    structure = find_structure(arrays)
+    questions = find_questions(structure)
+    open_ones = tuple(q for q in questions.values() if len(q.answers) > 1)
+    if record is None:
+        answers = {name: question.answers[0] for name, question in questions.items()}
+        hypothesis = build(structure, answers)
+        certainty = _certainty(structure, arrays, open_ones)
+        layout = to_layout(structure, hypothesis)
+        return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
+    from jax_transformer.porting.search import search
+
+    finding = search(structure, arrays, record, progress, minutes)
+    hypothesis = finding.hypothesis
+    undecided = _undecided(finding)
+    certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
+    layout = to_layout(structure, hypothesis)
+    return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, undecided, finding)
+
+
+def _undecided(finding: Finding) -> tuple[Question, ...]:
+    """Return the questions that a record leaves, the answer that was taken first."""
+    if not finding.fit.complete:
+        return ()
+    answers: dict[str, list[Any]] = {}
+    for other in finding.undecided:
+        answers.setdefault(other.question, [finding.answers[other.question]]).append(other.answer)
+    return tuple(
+        dataclasses.replace(
+            (question := finding.questions[name]),
+            answers=tuple(values),
+            certainty="open",
+            texts=tuple(map(question.text, values)),
+        )
+        for name, values in answers.items()
+    )
+
+
+def _certainty(
+    structure: Structure, arrays: Mapping[str, np.ndarray], questions: tuple[Question, ...]
+) -> dict[str, Certainty]:
+    """Return how sure the place of each tensor is: as sure as the least sure question about it."""
+    levels: dict[str, Certainty] = {}
+    for question in questions:
+        for name in question.about:
+            levels[name] = max(levels.get(name, "certain"), question.certainty, key=ORDER.index)
+    certainty: dict[str, Certainty] = dict.fromkeys(arrays, "certain")
+    for layer in (structure.encoder, structure.decoder):
+        for place in range(len(layer.stack.indices)):
+            for suffix in layer.stack.shapes:
+                level = levels.get(layer.stack.template(suffix), "certain")
+                certainty[layer.stack.name(place, suffix)] = level
+    certainty |= {name: level for name, level in levels.items() if name in certainty}
+    certainty |= {copy: certainty[original] for copy, original in structure.copies.items()}
+    return certainty
+
+
+def _misses(finding: Finding) -> list[str]:
+    """Return where nothing fits, and the nearest misses."""
+    point = finding.fit.points[-1]
+    place, _, batch = point.name.partition(" of batch ")
+    lines = [
+        f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"
+    ]
+    if int(batch) == 1 and len(finding.fit.points) > 1:
+        lines.append(
+            "single tokens agree and several do not: queries and keys meet in a way that no config "
+            "has, as with rotary positions or a bias of the distance"
+        )
+    elif int(batch) > 1:
+        lines.append("rows without padding agree: the masks are others than a config can have")
+    return [*lines, *_near(finding, finding.alternatives)]
+
+
+def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
+    """Return the other answers that would be nearest."""
+    return [
+        f"{other.question}: {finding.questions[other.question].text(other.answer)} would be "
+        f"{other.error:.0e} off"
+        for other in alternatives[:NEAREST]
+    ]
+
+
+def _first(template: str, names: Mapping[str, Any]) -> str:
+    """Return the name of the first layer's tensor."""
+    name = template.replace("{i}", "0")
+    return name if name in names else template.replace("{i}", "1")
+
+
+def _together(paths: Sequence[str]) -> str:
+    """Return paths that differ in one key, as a/{b,c}/d."""
+    columns = zip(*(path.split("/") for path in paths), strict=True)
+    keys = [sorted(set(column), key=column.index) for column in columns]
+    return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)

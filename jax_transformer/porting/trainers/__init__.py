@@ -1,0 +1,97 @@
+"""Checkpoints of training programs: one file each, and one line each in `TRAINERS`.
+
+Each is known by the names of its code. Facts on names and settings come from the public code of
+the programs; nothing of it is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.convert.transfer import to_params
+from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import annotated_transformer, fairseq, joeynmt, opennmt_py
+from jax_transformer.porting.trainers.trainer import Model, Trainer, as_dict
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights.arrays import as_jax
+
+if TYPE_CHECKING:
+    from jax_transformer.config import TransformerConfig
+    from jax_transformer.tokenizers import Tokenizer
+
+TRAINERS: dict[str, Trainer] = {
+    "annotated_transformer": annotated_transformer.TRAINER,
+    "fairseq": fairseq.TRAINER,
+    "joeynmt": joeynmt.TRAINER,
+    "opennmt_py": opennmt_py.TRAINER,
+}
+_RESAVE = "name its program, one of {}, to be told how to save it without them"
+
+
+def from_trainer(
+    path: str | os.PathLike,
+    trainer: str | None = None,
+    *,
+    num_heads: int | None = None,
+    dtype: str | None = None,
+) -> tuple[TransformerConfig, dict[str, Any], Tokenizer | None]:
+    """Return the config, the parameters and the tokenizer of a training program's checkpoint.
+
+    Args:
+        path: The checkpoint as the program wrote it, with the program's other files (settings,
+            vocabularies) beside it: `checkpoint_best.pt` of fairseq with dict.LANGUAGE.txt,
+            `best.ckpt` of JoeyNMT with config.yaml, `model_step_N.pt` of OpenNMT-py, or the
+            state_dict of The Annotated Transformer.
+        trainer: The program, one of "annotated_transformer", "fairseq", "joeynmt" and
+            "opennmt_py"; None finds out.
+        num_heads: Attention heads, for a program that does not record them; None is the number
+            in its code.
+        dtype: Floating-point type to convert to; None keeps the type of each tensor.
+
+    Returns:
+        The config, the parameters as jax arrays, and the tokenizer of lines of tokens with spaces
+        between, as the program trained on; None where the vocabulary is not beside the checkpoint.
+
+    Raises:
+        InputError: The checkpoint is of none of these programs, or of a model that no config
+            expresses; the message names the setting.
+        WeightFileError: The file is damaged, or holds objects that are not read.
+        ConversionError: The tensors do not fit the settings.
+    """
+    program, model = read_trainer(path, trainer, num_heads=num_heads)
+    config = program.config(model)
+    tokenizer = program.tokenizer(model, config)
+    options = {"dtype": dtype, "consume": True, "leaf": as_jax}
+    params, _ = to_params(model.tensors, config, program.layout, **options)
+    return config, params, tokenizer
+
+
+def read_trainer(
+    path: str | os.PathLike, trainer: str | None = None, *, num_heads: int | None = None
+) -> tuple[Trainer, Model]:
+    """Return the program and the model of a checkpoint; arguments and errors of `from_trainer`."""
+    path = Path(path)
+    if trainer is not None and trainer not in TRAINERS:
+        raise InputError(f"trainer={trainer!r} is unknown; choose one of {', '.join(TRAINERS)}")
+    known = ", ".join(TRAINERS)
+    remedy = _RESAVE.format(known) if trainer is None else TRAINERS[trainer].remedy
+    checkpoint = files.read_checkpoint(path, remedy)
+    content = as_dict(checkpoint.content)
+    found = [name for name, program in TRAINERS.items() if program.recognises(content)]
+    if (trainer or next(iter(found), None)) not in found:
+        what = "any of them" if trainer is None else trainer
+        raise InputError(f"{path}: is no checkpoint of {what}; this library knows {known}")
+    program = TRAINERS[trainer or found[0]]
+    model = program.read(checkpoint)
+    if num_heads is not None:
+        if program.records_heads:
+            raise InputError(
+                f"num_heads={num_heads}: {program.name} records the number of heads; leave it out"
+            )
+        values = {**model.settings.values, "num_heads": num_heads}
+        settings = dataclasses.replace(model.settings, values=values)
+        model = model._replace(settings=settings)
+    return program, model

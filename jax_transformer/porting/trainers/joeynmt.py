@@ -1,0 +1,229 @@
+"""JoeyNMT 2: checkpoints beside config.yaml, src_vocab.txt and trg_vocab.txt.
+
+Source of the facts: the public code of JoeyNMT 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.table import Buffer, Layout
+from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import joeynmt_sentencepiece, vocabulary
+from jax_transformer.porting.trainers.trainer import (
+    MISSING,
+    Model,
+    Settings,
+    Trainer,
+    as_dict,
+    build,
+    table_rows,
+)
+from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
+from jax_transformer.storage.weights.torch_file import Checkpoint
+
+if TYPE_CHECKING:
+    from jax_transformer.tokenizers import Tokenizer
+
+SETTINGS_FILE = "config.yaml"
+VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
+PROJECTIONS = {"query": "q_layer", "key": "k_layer", "value": "v_layer", "output": "output_layer"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+PLACEMENTS = {"pre": "pre", "post": "post"}
+# What an absent setting means; the settings of a stack are joined by dots.
+DEFAULTS: Mapping[str, Any] = {
+    "tied_embeddings": False,
+    "tied_softmax": False,
+    "encoder.type": "recurrent",
+    "decoder.type": "transformer",
+    "encoder.num_layers": 8,
+    "decoder.num_layers": 4,
+    "encoder.num_heads": 4,
+    "decoder.num_heads": 8,
+    **{
+        f"{stack}.{name}": value
+        for stack in ("encoder", "decoder")
+        for name, value in {
+            "hidden_size": 512,
+            "ff_size": 2048,
+            "dropout": 0.1,
+            "alpha": 1.0,
+            "activation": "relu",
+            "embeddings.embedding_dim": 64,
+            "embeddings.scale": False,
+        }.items()
+    },
+    "special_symbols.unk_id": 0,
+    "special_symbols.pad_id": 1,
+    "special_symbols.bos_id": 2,
+    "special_symbols.eos_id": 3,
+}
+
+
+def _layout() -> Layout:
+    rows = table_rows("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer")
+    norms = {
+        "encoder": {"self_attention": "layer_norm"},
+        "decoder": {"self_attention": "x_layer_norm", "cross_attention": "dec_layer_norm"},
+    }
+    attentions = {
+        "encoder": {"self_attention": "src_src_att"},
+        "decoder": {"self_attention": "trg_trg_att", "cross_attention": "src_trg_att"},
+    }
+    for stack in norms:
+        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
+        inside = f"{layer}.feed_forward"
+        rows += [
+            *linear(f"{inside}.pwff_layer.0", f"{own}/feed_forward/inner"),
+            *linear(f"{inside}.pwff_layer.3", f"{own}/feed_forward/outer"),
+            *norm(f"{inside}.layer_norm", f"{own}/feed_forward_residual/norm"),
+            *norm(f"{stack}.layer_norm", f"{stack}/norm"),
+        ]
+        for attention, name in attentions[stack].items():
+            rows += norm(f"{layer}.{norms[stack][attention]}", f"{own}/{attention}_residual/norm")
+            for kind, projection in PROJECTIONS.items():
+                rows += linear(f"{layer}.{name}.{projection}", f"{own}/{attention}/{kind}")
+    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in norms)
+    return Layout("joeynmt", tuple(rows), tables)
+
+
+def _recognises(content: Mapping[str, Any]) -> bool:
+    return "model_state" in content
+
+
+def _read(checkpoint: Checkpoint) -> Model:
+    """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
+    folder = checkpoint.path.parent
+    file = folder / SETTINGS_FILE
+    whole = _yaml(file)
+    data = as_dict(whole.get("data"))
+    symbols = as_dict(data.get("special_symbols"))
+    values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols, "data": data})
+    content = as_dict(checkpoint.content)
+    tokens: list[list[str] | None] = [None, None]
+    if all((folder / name).is_file() for name in VOCABULARIES):
+        tokens = [
+            read_text(folder / name, MISSING, MAX_TOKENIZER).splitlines() for name in VOCABULARIES
+        ]
+    tensors = checkpoint.arrays(content.get("model_state"))
+    return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        from jax_transformer.storage.yaml_file import read_yaml
+    except ImportError as error:
+        raise InputError(f"{path}: needs pyyaml; install jax-transformer[train]") from error
+    values = read_yaml(path, MISSING)
+    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+        raise InputError(f"{path}: has no section 'model'; it is not the settings of JoeyNMT")
+    return values
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names; three sections deep, as JoeyNMT's are."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and prefix.count(".") < 2:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _config(model: Model) -> TransformerConfig:
+    s = model.settings
+    for stack in ("encoder", "decoder"):
+        s.word(f"{stack}.type", {"transformer": None})
+        if s[f"{stack}.alpha"] != 1:
+            raise s.refusal(f"{stack}.alpha", "residuals have the weight 1 in this library")
+    shared, tied = s.flag("tied_embeddings"), s.flag("tied_softmax")
+    scaled = s.flag("encoder.embeddings.scale", *([] if shared else ["decoder.embeddings.scale"]))
+    widths = ["encoder.embeddings.embedding_dim"]
+    widths += [] if shared else ["decoder.embeddings.embedding_dim"]
+    placement = _placement(model)
+    return build(
+        s.origin,
+        {
+            "src_vocab_size": model.rows("src_embed.lut.weight"),
+            "tgt_vocab_size": model.rows("trg_embed.lut.weight"),
+            "d_model": s.agreed("encoder.hidden_size", "decoder.hidden_size", *widths),
+            "num_heads": s.agreed("encoder.num_heads", "decoder.num_heads"),
+            "d_ff": s.agreed("encoder.ff_size", "decoder.ff_size"),
+            "num_encoder_layers": s["encoder.num_layers"],
+            "num_decoder_layers": s["decoder.num_layers"],
+            "max_length": _table_rows(model),
+            "token_embeddings": "shared" if shared else "separate",
+            "embedding_scale": "sqrt_d_model" if scaled else "none",
+            "output_projection": "tied" if tied else "linear",
+            "output_bias": False,
+            "activation": ACTIVATIONS[_activation(s)],
+            "norm_epsilon": 1e-6,
+            "norm_placement": placement,
+            "final_norm": placement == "pre",
+            "dropout": s["encoder.dropout"],
+            "pad_id": s["special_symbols.pad_id"],
+            "bos_id": s["special_symbols.bos_id"],
+            "eos_id": s["special_symbols.eos_id"],
+        },
+    )
+
+
+def _activation(s: Settings) -> str:
+    s.word("encoder.activation", ACTIVATIONS)
+    return s.agreed("encoder.activation", "decoder.activation")
+
+
+def _placement(model: Model) -> str:
+    """Return where the norms are.
+
+    JoeyNMT 2.0 has no such setting and norms before each sublayer. Version 2.3 without the
+    setting builds an encoder of one kind and a decoder of the other.
+    """
+    s = model.settings
+    names = [f"{stack}.layer_norm" for stack in ("encoder", "decoder")]
+    given = [name for name in names if name in s.values]
+    if not given and all(f"{name}.weight" in model.tensors for name in names):
+        return "pre"
+    for name in names:
+        if name not in given:
+            raise InputError(
+                f"{s.origin}: model.{name} is absent, which in JoeyNMT 2.3 means 'pre' in the "
+                "encoder, without a norm at its end, and 'post' in the decoder: this library has "
+                "no such model"
+            )
+        s.word(name, PLACEMENTS)
+    return s.agreed(*names)
+
+
+def _table_rows(model: Model) -> int:
+    table = model.tensors.get("encoder.pe.pe")
+    if table is None or table.ndim != 3:
+        raise InputError("the checkpoint has no table 'encoder.pe.pe'; is it of another program?")
+    return table.shape[1]
+
+
+def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
+    if (tokenizer := joeynmt_sentencepiece.tokenizer(model, config)) is not None:
+        return tokenizer
+    unk_id = model.settings["special_symbols.unk_id"]
+    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[config.eos_id])
+
+
+TRAINER = Trainer(
+    "joeynmt",
+    _layout(),
+    _recognises,
+    _read,
+    _config,
+    _tokenizer,
+    remedy=(
+        "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
+        "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"
+    ),
+)

@@ -1,0 +1,249 @@
+"""OpenNMT-py 2 and 3: checkpoints with `model`, `generator`, `vocab` and `opt`.
+
+Source of the facts: the public code of OpenNMT-py 3.5. Checkpoints of version 2 hold a vocabulary
+of torchtext, whose classes are not read; its tool convertv2_v3.py writes them as version 3 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.table import Buffer, Layout, Row
+from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import vocabulary
+from jax_transformer.porting.trainers.trainer import (
+    Model,
+    Settings,
+    Trainer,
+    as_dict,
+    build,
+    table_rows,
+)
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights.torch_file import Checkpoint
+
+if TYPE_CHECKING:
+    from jax_transformer.tokenizers import Tokenizer
+
+UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
+LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
+PROJECTIONS = {
+    "query": "linear_query",
+    "key": "linear_keys",
+    "value": "linear_values",
+    "output": "final_linear",
+}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
+POSITIONS = {
+    "SinusoidalInterleaved": "sinusoidal",
+    "SinusoidalConcat": "sinusoidal_tensor2tensor",
+}
+NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
+ATTENTIONS = {"scaled-dot": None, "scaled-dot-flash": None}
+# Options that older checkpoints lack, as load_checkpoint of version 3.5 fills them in.
+DEFAULTS: Mapping[str, Any] = {
+    "model_type": "text",
+    "model_task": "seq2seq",
+    "generator_function": "softmax",
+    "position_encoding_type": "SinusoidalInterleaved",
+    "layer_norm": "standard",
+    "norm_eps": 1e-6,
+    "self_attn_type": "scaled-dot",
+    "pos_ffn_activation_fn": "relu",
+    "share_embeddings": False,
+    "share_decoder_embeddings": False,
+    "position_encoding": False,
+    "dropout": 0.0,
+}
+# Options of models that no config expresses, where they are on.
+REFUSED = (
+    "copy_attn",
+    "lora_embedding",
+    "lora_layers",
+    "max_relative_positions",
+    "n_src_feats",
+    "num_experts",
+    "num_kv",
+    "parallel_residual",
+    "quant_layers",
+    "relative_positions_buckets",
+    "shared_layer_norm",
+    "sliding_window",
+)
+# Options that have had several names.
+RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
+
+
+def _layout() -> Layout:
+    gated, plain = ("gated_feed_forward", True), ("gated_feed_forward", False)
+    source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
+    rows = table_rows(f"{source}.emb_luts.0.weight", f"{target}.emb_luts.0.weight", "generator")
+    norms = {
+        "encoder": {"self_attention": "layer_norm"},
+        "decoder": {"self_attention": "layer_norm_1", "cross_attention": "layer_norm_2"},
+    }
+    for stack, layers in LAYERS.items():
+        layer, own = f"{stack}.{layers}.{{i}}", f"{stack}/layers_{{i}}"
+        inside, path = f"{layer}.feed_forward", f"{own}/feed_forward"
+        rows += [
+            *_when(linear(f"{inside}.w_1", f"{path}/inner"), plain),
+            # The activation is that of the first product, which here is the gate.
+            *_when(linear(f"{inside}.w_1", f"{path}/gate"), gated),
+            *_when(linear(f"{inside}.w_3", f"{path}/inner"), gated),
+            *linear(f"{inside}.w_2", f"{path}/outer"),
+            *norm(f"{inside}.layer_norm", f"{path}_residual/norm"),
+            *norm(f"{stack}.layer_norm", f"{stack}/norm"),
+        ]
+        for attention, name in norms[stack].items():
+            module = "self_attn" if attention == "self_attention" else "context_attn"
+            rows += norm(f"{layer}.{name}", f"{own}/{attention}_residual/norm")
+            for kind, projection in PROJECTIONS.items():
+                rows += linear(f"{layer}.{module}.{projection}", f"{own}/{attention}/{kind}")
+    table = PositionTable(("length", 1, "d_model"))
+    tables = (Buffer(f"{source}.pe.pe", table), Buffer(f"{target}.pe.pe", table))
+    return Layout("opennmt_py", tuple(rows), tables)
+
+
+def _when(rows: list[Row], condition: tuple[str, Any]) -> list[Row]:
+    return [Row(row.foreign, row.parameters, row.operation, when=condition) for row in rows]
+
+
+def _recognises(content: Mapping[str, Any]) -> bool:
+    return "opt" in content and "vocab" in content
+
+
+def _read(checkpoint: Checkpoint) -> Model:
+    """Return the model; its weights may lie in a .safetensors file beside the checkpoint."""
+    content = as_dict(checkpoint.content)
+    if "model" in content:
+        tensors = checkpoint.arrays(content["model"])
+        tensors = {_renamed(name): array for name, array in tensors.items()}
+        for name, array in checkpoint.arrays(content.get("generator") or {}).items():
+            tensors[f"generator.{name.removeprefix('0.')}"] = array
+    else:
+        tensors = files.read(checkpoint.path.with_suffix(".safetensors"))
+    values = as_dict(content.get("opt"))
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    vocab = as_dict(content.get("vocab"))
+    values["decoder_start_token"] = vocab.get("decoder_start_token", BOS)
+    tokens = (_tokens(checkpoint, vocab, side) for side in ("src", "tgt"))
+    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *tokens)
+
+
+def _renamed(name: str) -> str:
+    """Return the name of a tensor in version 3: version 1 had a norm of its own."""
+    for old, new in ((".a_2", ".weight"), (".b_2", ".bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _tokens(checkpoint: Checkpoint, vocab: Mapping[str, Any], side: str) -> list[str]:
+    tokens = vocab.get(side)
+    if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+        raise InputError(
+            f"{checkpoint.path}: vocab has no list of tokens for {side!r}; convert a checkpoint "
+            "of version 2 with convertv2_v3.py of OpenNMT-py 3"
+        )
+    return tokens
+
+
+def _config(model: Model) -> TransformerConfig:
+    s = model.settings
+    s.word("model_type", {"text": None})
+    s.word("model_task", {"seq2seq": None})
+    s.word("encoder_type", {"transformer": None})
+    s.word("decoder_type", {"transformer": None})
+    s.word("self_attn_type", ATTENTIONS)
+    s.word("generator_function", {"softmax": None})
+    s.off(*REFUSED)
+    if not s.flag("position_encoding"):
+        raise s.refusal("position_encoding", "a model without positions has no layout here")
+    source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
+    table = model.tensors.get(f"{source}.pe.pe")
+    if table is None or table.ndim != 3:
+        raise InputError(f"the checkpoint has no table '{source}.pe.pe'")
+    kind = s.word("layer_norm", NORMS)
+    first = "encoder.transformer.0"
+    pad_id, bos_id, eos_id, _ = _special_ids(model)
+    return build(
+        "OpenNMT-py",
+        {
+            "src_vocab_size": model.rows(f"{source}.emb_luts.0.weight"),
+            "tgt_vocab_size": model.rows(f"{target}.emb_luts.0.weight"),
+            "d_model": s.agreed("enc_hid_size", "dec_hid_size"),
+            "num_heads": s["heads"],
+            "d_ff": s["transformer_ff"],
+            "num_encoder_layers": s["enc_layers"],
+            "num_decoder_layers": s["dec_layers"],
+            "max_length": table.shape[0],
+            "token_embeddings": "shared" if s.flag("share_embeddings") else "separate",
+            "positions": s.word("position_encoding_type", POSITIONS),
+            "output_projection": "tied" if s.flag("share_decoder_embeddings") else "linear",
+            # Some versions have these biases always, others as options: the tensors tell.
+            "qkv_bias": f"{first}.self_attn.linear_query.bias" in model.tensors,
+            "attention_output_bias": f"{first}.self_attn.final_linear.bias" in model.tensors,
+            "feed_forward_bias": f"{first}.feed_forward.w_1.bias" in model.tensors,
+            "gated_feed_forward": f"{first}.feed_forward.w_3.weight" in model.tensors,
+            "activation": s.word("pos_ffn_activation_fn", ACTIVATIONS),
+            "norm": kind,
+            "norm_bias": kind == "layer_norm",
+            "norm_epsilon": s["norm_eps"],
+            "norm_placement": "pre",
+            "final_norm": True,
+            "dropout": _rate(s, "dropout"),
+            "attention_dropout": _rate(s, "attention_dropout"),
+            "pad_id": pad_id,
+            "bos_id": bos_id,
+            "eos_id": eos_id,
+        },
+    )
+
+
+def _rate(s: Settings, name: str) -> float | None:
+    """Return a dropout rate, the first of several; None where it is that of "dropout"."""
+    if name not in s.values and name not in DEFAULTS:
+        return None
+    rate = s[name]
+    return rate[0] if isinstance(rate, list) and rate else rate
+
+
+def _special_ids(model: Model) -> tuple[int, int, int, int]:
+    """Return the ids of padding, of the first token of targets, of EOS and of UNK."""
+    start = model.settings["decoder_start_token"]
+    ids = []
+    for token in (PAD, start, EOS, UNK):
+        if token not in model.target_tokens:
+            raise InputError(f"OpenNMT-py: the target vocabulary has no token {token!r:.40}")
+        ids.append(model.target_tokens.index(token))
+    for token, token_id in ((PAD, ids[0]), (UNK, ids[3])):
+        if model.source_tokens[token_id : token_id + 1] != [token]:
+            raise InputError(
+                f"OpenNMT-py: {token!r} has id {token_id} in the target vocabulary, but not in "
+                "the source vocabulary; this library has one id for both"
+            )
+    return tuple(ids)
+
+
+def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
+    unk_id = _special_ids(model)[3]
+    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[])  # and no EOS
+
+
+TRAINER = Trainer(
+    "opennmt_py",
+    _layout(),
+    _recognises,
+    _read,
+    _config,
+    _tokenizer,
+    remedy=(
+        "convert a checkpoint of version 2 with convertv2_v3.py of OpenNMT-py 3; else, with it "
+        "installed, c = torch.load('model.pt', weights_only=False); torch.save({n: c[n] for n in "
+        "('model', 'generator', 'vocab', 'opt')}, 'plain.pt')"
+    ),
+)

@@ -1,0 +1,206 @@
+"""A training program as one description, and the settings in its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.layouts.torch_nn import linear
+from jax_transformer.convert.table import Layout, Row
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.weights.torch_file import Checkpoint, Namespace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jax_transformer.tokenizers import Tokenizer
+
+MISSING = "cannot be read; copy the file beside the checkpoint"
+PLAIN = (bool, int, float, str, list, dict, type(None))
+
+
+def table_rows(source: str, target: str, output: str) -> list[Row]:
+    """Return the rows of embeddings that may be shared, and of an output that may be tied.
+
+    Args:
+        source: Name of the table of source tokens.
+        target: Name of the table of target tokens.
+        output: Module of the output projection.
+    """
+    tied = ("output_projection", "tied")
+    return [
+        Row(source, "token_embedding/embedding"),
+        Row(target, "token_embedding/embedding"),
+        Row(f"{output}.weight", "token_embedding/embedding", when=tied),
+        Row(source, "source_embedding/embedding"),
+        Row(target, "target_embedding/embedding"),
+        Row(f"{output}.weight", "target_embedding/embedding", when=tied),
+        *linear(output, "output_projection"),
+    ]
+
+
+class Model(NamedTuple):
+    """What a checkpoint and the files beside it hold.
+
+    Attributes:
+        tensors: Arrays by the names of the trainer's `model.state_dict()`.
+        settings: The settings of the model.
+        source_tokens: The source token of each id; None where the vocabulary is not recorded.
+        target_tokens: The target token of each id.
+        folder: The folder of the checkpoint, where the program has more files there.
+    """
+
+    tensors: dict[str, np.ndarray]
+    settings: Settings
+    source_tokens: list[str] | None = None
+    target_tokens: list[str] | None = None
+    folder: Path | None = None
+
+    def rows(self, name: str) -> int:
+        """Return the number of rows of a tensor.
+
+        Raises:
+            InputError: There is no such tensor.
+        """
+        return self.shape(name)[0]
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """Return the shape of a matrix.
+
+        Raises:
+            InputError: There is no such matrix.
+        """
+        array = self.tensors.get(name)
+        if array is None or array.ndim != 2:
+            raise InputError(f"the checkpoint has no matrix {name!r}; is it of another program?")
+        return array.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """A program that trains models.
+
+    Attributes:
+        name: Its name, and that of its layout.
+        layout: Names and shapes of the weights.
+        recognises: Returns whether the content of a checkpoint is this program's.
+        read: Returns the model of a checkpoint.
+        config: Returns the config of a model.
+        tokenizer: Returns the tokenizer of a model of this config; None where the vocabulary is
+            not recorded.
+        remedy: How to save a checkpoint again without objects of the program's own classes.
+        records_heads: Whether the checkpoint has the number of attention heads.
+    """
+
+    name: str
+    layout: Layout
+    recognises: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Checkpoint], Model]
+    config: Callable[[Model], TransformerConfig]
+    tokenizer: Callable[[Model, TransformerConfig], Tokenizer | None]
+    remedy: str
+    records_heads: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings by name, with what an absent one means, and one clear line for what is refused.
+
+    Attributes:
+        origin: The trainer, or its file of settings, for messages.
+        values: The settings.
+        defaults: What the program takes an absent setting for.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a setting.
+
+        Raises:
+            InputError: It is not there and has no default, or it is no plain value.
+        """
+        if name not in self.values and name not in self.defaults:
+            raise InputError(f"{self.origin}: has no setting {name!r}; add it")
+        value = self.values.get(name, self.defaults.get(name))
+        if type(value) not in PLAIN:
+            raise InputError(f"{self.origin}: {name} is a {type(value).__name__}, no plain value")
+        return value
+
+    def flag(self, *names: str) -> bool:
+        """Return settings that are on or off, all of them alike.
+
+        Raises:
+            InputError: One is neither, or they differ.
+        """
+        for name in names:
+            if self[name] not in (True, False, None):
+                raise self.refusal(name, "it must be true or false")
+            if bool(self[name]) != bool(self[names[0]]):
+                raise self.refusal(name, f"it must equal {names[0]}={self[names[0]]}")
+        return bool(self[names[0]])
+
+    def word(self, name: str, meanings: Mapping[str, Any]) -> Any:
+        """Return the meaning of a setting that has few values.
+
+        Raises:
+            InputError: It has another one.
+        """
+        value = self[name]
+        if not isinstance(value, str) or value not in meanings:
+            raise self.refusal(name, f"it must be {' or '.join(map(repr, meanings))}")
+        return meanings[value]
+
+    def agreed(self, *names: str) -> Any:
+        """Return the value that settings share, as the width of encoder and decoder.
+
+        Raises:
+            InputError: They differ.
+        """
+        first, *others = names
+        for other in others:
+            if self[other] != self[first]:
+                raise self.refusal(other, f"it must equal {first}={shorten(self[first])}")
+        return self[first]
+
+    def off(self, *names: str) -> None:
+        """Refuse settings of what no config expresses, unless they are off, empty or absent.
+
+        Raises:
+            InputError: One of them is on.
+        """
+        for name in names:
+            if name in self.values and self[name]:
+                raise self.refusal(name, "this library has no such model")
+
+    def refusal(self, name: str, reason: str) -> InputError:
+        """Return the error for a setting that no config expresses."""
+        return InputError(
+            f"{self.origin}: {name}={shorten(self[name])} cannot be converted; {reason}"
+        )
+
+
+def as_dict(value: object) -> dict[str, Any]:
+    """Return what a program saved by name, in a dict or an argparse.Namespace; else nothing."""
+    values = vars(value) if isinstance(value, Namespace) else value
+    if not isinstance(values, Mapping):
+        return {}
+    return {name: part for name, part in values.items() if isinstance(name, str)}
+
+
+def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:
+    """Return the config of these fields, with errors that name the trainer.
+
+    Raises:
+        InputError: A field is no value of a config.
+    """
+    try:
+        return TransformerConfig(**fields)
+    except InputError as error:
+        raise InputError(f"{trainer}: {error}") from error

@@ -1,0 +1,258 @@
+"""The text of a run: training and validation pairs, from files or the embedded number words."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+
+from jax_transformer.text import number_words
+from jax_transformer.text.corpus import ParallelCorpus, read_parallel
+from jax_transformer.text.encoded import EncodedCorpus, EncodedPairs, encode_corpus
+from jax_transformer.text.mixed import MixedCorpus
+from jax_transformer.text.parallel_text import ParallelText
+from jax_transformer.text.prepared.corpus import kept
+from jax_transformer.text.prepared.prepare import CHARACTERS_OF_A_TOKEN, Filters, Task, dry_run
+from jax_transformer.text.prepared.store import KnownText, MemoryText, corpus_task, digest, held_out, known_text, prepared_corpus, trained_tokenizer
+from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.errors import InputError
+
+# Without validation files this share of the training pairs is held out, but at most so many.
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000
+
+
+class Files(NamedTuple):
+    """The text files of a run; all None for the embedded number words."""
+
+    source: tuple[Path, ...] | None = None
+    target: tuple[Path, ...] | None = None
+    valid_source: tuple[Path, ...] | None = None
+    valid_target: tuple[Path, ...] | None = None
+
+
+class TextSettings(NamedTuple):
+    """Which text a run trains on.
+
+    Attributes:
+        files: The files; see `check_files`.
+        weights: Of the source files, how often their pairs are drawn; None reads the files as one
+            text.
+        valid_pairs: Pairs to hold out of the training text if there are no validation files; None
+            holds out 5 % of them, at least 1 and at most 1,000.
+        seed: Which pairs are held out, and which ones train the tokenizer.
+        vocab_size: Entries of the tokenizer that is trained, where the run has none.
+        tokenizer_pairs: Most pairs that it is trained on.
+        filters: Which pairs are kept.
+        drop_duplicates: Whether a pair that repeats an earlier one is dropped.
+        store: The folder that keeps what was prepared.
+    """
+
+    files: Files
+    weights: tuple[float, ...] | None
+    valid_pairs: int | None
+    seed: int
+    vocab_size: int
+    tokenizer_pairs: int
+    filters: Filters
+    drop_duplicates: bool
+    store: Path
+
+
+class Corpora(NamedTuple):
+    """The text of a run before it is encoded.
+
+    Attributes:
+        training: The training texts; several where they have weights.
+        held_out: Numbers of pairs of the first one that are left out, ascending.
+        validation: The validation pairs.
+        tokenizer: The tokenizer of both sides.
+    """
+
+    training: tuple[KnownText, ...]
+    held_out: Int64[np.ndarray, "_"]
+    validation: ParallelCorpus
+    tokenizer: Tokenizer
+
+
+class EncodedCorpora(NamedTuple):
+    """The text of a run as token ids.
+
+    Attributes:
+        training: Training pairs.
+        validation: Validation pairs.
+        validation_text: The text of `validation`.
+        tokenizer: The tokenizer of both sides.
+        report: One line for each text, for the reader.
+        sha256: Digest of the text, the filters and the tokenizer, as 64 hex digits.
+    """
+
+    training: EncodedPairs
+    validation: EncodedCorpus
+    validation_text: ParallelCorpus
+    tokenizer: Tokenizer
+    report: tuple[str, ...]
+    sha256: str
+
+
+def check_files(
+    files: Files, valid_pairs: int | None, weights: Sequence[float] | None = None
+) -> None:
+    """Refuse a combination of files that names no task; reads nothing.
+
+    Raises:
+        InputError: Half of a pair of files is missing, or there is nothing to hold pairs out of.
+    """
+    for one, other in (("source", "target"), ("valid_source", "valid_target")):
+        for given, missing in ((one, other), (other, one)):
+            named = getattr(files, given)
+            if named and not getattr(files, missing) and not (given == one and _are_tsv(named)):
+                raise InputError(f"{missing}=None: name the file beside {given}={_shown(named)}")
+    if files.valid_source and not files.source:
+        raise InputError(f"source=None: name the training text beside {_shown(files.valid_source)}")
+    if weights is not None and (not files.valid_source or len(weights) != len(files.source or ())):
+        raise InputError(
+            f"weights={_shown(weights)} needs a number for each file of source, and valid_source"
+        )
+    if valid_pairs is None:
+        return
+    if valid_pairs < 1:
+        raise InputError(f"valid_pairs={valid_pairs} must be at least 1")
+    if files.valid_source or not files.source:
+        raise InputError(
+            f"valid_pairs={valid_pairs} holds pairs out of the training text; it needs source and "
+            "target, and no valid_source and valid_target"
+        )
+
+
+def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: Console) -> Corpora:
+    """Return the text of a run, and its tokenizer; trains one if there is none.
+
+    Args:
+        settings: Which text.
+        tokenizer: The tokenizer; None trains one on a sample of the text.
+        console: Shows what is done.
+
+    Raises:
+        InputError: A file cannot be used, or has too few pairs.
+    """
+    files, seed, store = settings.files, settings.seed, settings.store
+    check_files(files, settings.valid_pairs, settings.weights)
+    without = np.zeros(0, np.int64)
+    if files.source is None:
+        training, validation = number_words.corpus(seed)
+        texts = [MemoryText(training.sources, training.targets)]
+    elif settings.weights is None:
+        texts = [ParallelText(files.source, files.target or ())]
+    else:
+        targets = [(path,) for path in files.target] if files.target else [()] * len(files.source)
+        pairs = zip(files.source, targets, strict=True)
+        texts = [ParallelText((source,), target) for source, target in pairs]
+    known = [known_text(store, text, console) for text in texts]
+    if files.source is None:
+        pass
+    elif files.valid_source:
+        validation = read_parallel(files.valid_source, files.valid_target or ())
+    else:
+        pairs = known[0].pairs
+        share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * pairs)))
+        count = settings.valid_pairs or share
+        without, validation = held_out(store, known[0], count, seed, console)
+    if tokenizer is None:
+        tokenizer = trained_tokenizer(
+            store,
+            known,
+            without,
+            settings.vocab_size,
+            settings.tokenizer_pairs,
+            CHARACTERS_OF_A_TOKEN * settings.filters.max_length,
+            seed,
+            console,
+        )
+    return Corpora(tuple(known), without, validation, tokenizer)
+
+
+def encode_corpora(corpora: Corpora, settings: TextSettings, console: Console) -> EncodedCorpora:
+    """Return the corpora as ids; the training text is encoded if it is not prepared yet.
+
+    Overlong training pairs are dropped; so are those held out of them.
+
+    Raises:
+        InputError: A pair of a validation file is too long, or no pair is left.
+    """
+    tasks = _tasks(corpora, settings, console)
+    training = [prepared_corpus(settings.store, task, console) for task in tasks]
+    max_length, text = settings.filters.max_length, corpora.validation
+    validation = encode_corpus(text, corpora.tokenizer, max_length)
+    if validation.dropped_overlong and not len(corpora.held_out):
+        raise InputError(
+            f"max_length={max_length} is too short for {validation.dropped_overlong:,} of "
+            f"{len(text.sources):,} validation pairs; raise it or remove them from the files"
+        )
+    if validation.dropped_overlong:
+        text = _without_overlong(text, corpora.tokenizer, max_length)
+    sha256 = digest([[task.key for task in tasks], settings.weights, _text_digest(text)])
+    report = (
+        *(f"training: {kept(corpus.facts)}" for corpus in training),
+        f"validation: {_validation_report(corpora)}; {validation.report()}",
+    )
+    pairs = MixedCorpus(training, settings.weights) if settings.weights else training[0]
+    return EncodedCorpora(pairs, validation, text, corpora.tokenizer, report, sha256)
+
+
+def try_corpora(corpora: Corpora, settings: TextSettings, console: Console) -> tuple[str, ...]:
+    """Return the lines of the report on the training text, and write no shard.
+
+    Raises:
+        InputError: The text cannot be used, or no pair is left.
+    """
+    tasks = _tasks(corpora, settings, console)
+    return tuple(f"training: {kept(dry_run(task, console))}" for task in tasks)
+
+
+def _tasks(corpora: Corpora, settings: TextSettings, console: Console) -> list[Task]:
+    return [
+        corpus_task(
+            settings.store,
+            known,
+            corpora.tokenizer,
+            settings.filters,
+            {} if place else {"held out for validation": corpora.held_out},
+            settings.drop_duplicates,
+            console,
+        )
+        for place, known in enumerate(corpora.training)
+    ]
+
+
+def _validation_report(corpora: Corpora) -> str:
+    if not len(corpora.held_out):
+        return corpora.validation.report()
+    return f"{len(corpora.held_out):,} pairs of the training text, chosen by the seed"
+
+
+def _without_overlong(
+    text: ParallelCorpus, tokenizer: Tokenizer, max_length: int
+) -> ParallelCorpus:
+    lengths = zip(
+        map(len, tokenizer.encode_source(text.sources)),
+        map(len, tokenizer.encode_target(text.targets)),
+        strict=True,
+    )
+    pairs = zip(text.sources, text.targets, lengths, strict=True)
+    fitting = [(source, target) for source, target, sides in pairs if max(sides) <= max_length]
+    return ParallelCorpus(*zip(*fitting, strict=True), dropped_empty=text.dropped_empty)
+
+
+def _text_digest(text: ParallelCorpus) -> str:
+    return hashlib.sha256("\n".join((*text.sources, "", *text.targets)).encode()).hexdigest()
+
+
+def _are_tsv(paths: tuple[Path, ...]) -> bool:
+    return all(".tsv" in path.suffixes for path in paths)
+
+
+def _shown(values: Sequence[Path | float]) -> str:
+    return " ".join(map(str, values))

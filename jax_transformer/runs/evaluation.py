@@ -1,0 +1,108 @@
+"""Translates, shows and scores the validation text of a run; writes the model and pictures."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from rich.console import Console
+
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.errors import InputError
+from jax_transformer.model.transformer import Params
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.runs.curves import draw_curves
+from jax_transformer.runs.loop import Best
+from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.state import RunSettings
+from jax_transformer.translation import alignment_plot, model_folder, scores
+from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.runs.run_model import trained_model
+from jax_transformer.translation.translate import translate
+
+GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
+SAMPLES = 5  # translations that are shown at an evaluation
+CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """Translates the validation text with the parameters of a run, greedily.
+
+    The other generation defaults are those of the run's model.
+
+    Attributes:
+        settings: The settings of the run.
+        text: The validation text.
+        tokenization: sacrebleu's tokenization for BLEU.
+        exact: Whether the share of exact matches is shown instead of BLEU and chrF.
+        console: Shows some translations and the scores.
+        mesh: The devices of the run.
+        shown_step: The step whose translations were shown last; None before.
+    """
+
+    settings: RunSettings
+    text: ParallelCorpus
+    tokenization: str
+    exact: bool
+    console: Console
+    mesh: Mesh
+    shown_step: int | None = None
+
+    def measure(self, step: int, params: Params) -> dict[str, float]:
+        """Show translations and scores of the parameters; return the BLEU for the log."""
+        # Each of several processes translates by itself: it cannot use the devices of the others.
+        alone = jax.process_count() == 1
+        mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
+        model = trained_model(self.settings, params)
+        hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
+        translations = [best.text for best, *_ in hypotheses]
+        self._show_samples(translations)
+        self.shown_step = step
+        bleu = scores.bleu(translations, self.text.targets, self.tokenization)
+        if self.exact:
+            share = scores.exact_match(translations, self.text.targets)
+            count = len(translations)
+            self.console.print(f"exact match on {count:,} held-out numbers: {share:.2%}")
+        else:
+            self.console.print(bleu.report)
+            self.console.print(scores.chrf(translations, self.text.targets).report)
+        return {"validation_bleu": bleu.value}
+
+    def finish(self, output: Path, best: Best) -> None:
+        """Write the best model, draw the pictures, and show its translations if not shown last.
+
+        A picture that cannot be drawn is a warning.
+
+        Raises:
+            InputError: The model cannot be written.
+        """
+        model = trained_model(self.settings, best.params)
+        model_folder.write(output, model, self.settings.origin)
+        self.console.print(f"model of step {best.step:,} written to {output}")
+        self._draw(output / CURVES, self._draw_curves)
+        self._draw(output / ATTENTION, functools.partial(self._draw_attention, model))
+        if self.shown_step != best.step:
+            self.measure(best.step, best.params)
+
+    def _draw(self, picture: Path, draw: Callable[[Path], None]) -> None:
+        try:
+            draw(picture)
+            self.console.print(f"drawn: {picture}")
+        except (InputError, OSError) as error:
+            self.console.print(f"WARNING: {picture} is not drawn ({error})")
+
+    def _draw_curves(self, picture: Path) -> None:
+        draw_curves(picture, read_metrics(picture.with_name(METRICS_FILE)))
+
+    def _draw_attention(self, model: TrainedModel, picture: Path) -> None:
+        some = self.text.sources[: alignment_plot.MAX_LINES]
+        alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
+        alignment_plot.draw(picture, alignments, overwrite=True)
+
+    def _show_samples(self, translations: list[str]) -> None:
+        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
+        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
+            self.console.print(f"  {source}\n    {translation}\n    ({reference})")

@@ -1,0 +1,75 @@
+"""An existing tokenizer, for training a new model: from a file or a folder of any known kind."""
+
+import os
+from pathlib import Path
+
+from jax_transformer.convert import huggingface
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import is_huggingface, read_config
+from jax_transformer.tokenizers import BytePairTokenizer, SentencePieceTokenizer, SeparateTokenizers, Tokenizer, TokenizerJson, read_files
+from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.translation.model_folder import load_tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+SENTENCEPIECE_FILE = "source.spm"
+
+
+def run_tokenizer(source: Path | None, target: Path | None) -> Tokenizer | None:
+    """Return the tokenizer of a run; None if the run trains one.
+
+    Args:
+        source: File or folder of the tokenizer of both sides, or of the sources.
+        target: File or folder of the tokenizer of the targets.
+
+    Raises:
+        InputError: Only `target` is given, or `read_tokenizer` refuses one of them.
+    """
+    if source is None and target is not None:
+        raise InputError(
+            f"tokenizer=None: name that of the sources beside target_tokenizer={target}"
+        )
+    if source is None:
+        return None
+    tokenizer = read_tokenizer(source)
+    return tokenizer if target is None else SeparateTokenizers(tokenizer, read_tokenizer(target))
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer in a file or a folder.
+
+    Args:
+        path: A tokenizer.json, of this library or any other of the `tokenizers` library whose
+            special tokens have usual names; a folder with such a file; the folder of a model of
+            this library or of a known family of Hugging Face; or a folder with source.spm,
+            target.spm and vocab.json. Weights are not read.
+
+    Raises:
+        InputError: There is no tokenizer of a known kind, or it is damaged.
+    """
+    if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
+        return _read_file(path.parent, path.name)
+    if (path / CONFIG_FILE).exists():
+        if not is_huggingface(path):
+            return load_tokenizer(path)
+        family = FAMILIES.get(read_config(path)["model_type"])
+        if family is not None and family.tokenizer is not None:
+            _, tokenizer = huggingface.load_tokenizer(path)
+            return tokenizer
+    if (path / SENTENCEPIECE_FILE).exists():
+        return SentencePieceTokenizer.load(path)
+    if (path / TOKENIZER_FILE).exists():
+        return _read_file(path, TOKENIZER_FILE)
+    raise InputError(
+        f"{path}: holds no tokenizer: neither {TOKENIZER_FILE} nor {SENTENCEPIECE_FILE}; name the "
+        "folder of a model or of a tokenizer, or a tokenizer.json"
+    )
+
+
+def _read_file(folder: Path, name: str) -> Tokenizer:
+    """Return the tokenizer in a tokenizer.json, which may have another name."""
+    content = read_files(folder, [name])[name]
+    try:
+        return BytePairTokenizer.from_json(content, str(folder / name))
+    except InputError:  # a tokenizer of another program, or a damaged one
+        return TokenizerJson.with_usual_names(content, str(folder / name))

@@ -1,0 +1,450 @@
+"""The training loop: batches in, progress shown and kept on disk, the best parameters out."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from jax_transformer.text.batches import Batch, padding_share
+from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
+from jax_transformer.text.resampled import ResampledPairs
+from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.errors import InputError
+from jax_transformer.model.transformer import Params
+from jax_transformer.runtime import distributed
+from jax_transformer.runtime.sharding import make_mesh, undivided
+from jax_transformer.runtime.watchdog import Watchdog
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.mesh import (
+    EvaluationStep,
+    TrainStep,
+    fill_rows,
+    filled_rows,
+    sharded_batches,
+    sharded_epoch,
+    sharded_evaluation_step,
+    sharded_init_state,
+    sharded_train_step,
+    state_shapes,
+    state_shardings,
+)
+from jax_transformer.runs.checkpoint_writer import RunCheckpoints
+from jax_transformer.runs.checkpoints import steps_in
+from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
+from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
+from jax_transformer.runs.progress import Progress
+from jax_transformer.runs.signals import Stopped, StopRequest
+from jax_transformer.runs.state import MOST_NONFINITE, Position, RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.training.step import TrainState
+
+STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
+CHECKPOINTS = "run"  # folder of the run's checkpoints in its directory
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A training run and where it is kept.
+
+    Attributes:
+        directory: Where checkpoints, log and the record of non-finite batches are written.
+        settings: The model, how it is trained, and the data.
+        resumed: The checkpoint to continue from; None starts a new run.
+        stop: Asks the run to stop after the current step.
+        measure: Called at each evaluation with the step and the parameters; returns names and
+            values for the log beside the loss, "validation_bleu" if that selects the best.
+        tensorboard: Whether the log is written for TensorBoard as well.
+        mesh: The devices. They are no part of the run, which may be resumed on others.
+        lost_after: With several processes, the seconds without a step after which they end.
+        params: Parameters of a new run, float32 and on the host; None draws them.
+    """
+
+    directory: Path
+    settings: RunSettings
+    resumed: RunCheckpoint | None = None
+    stop: StopRequest = dataclasses.field(default_factory=StopRequest)
+    measure: Callable[[int, Params], dict[str, float]] | None = None
+    tensorboard: bool = False
+    mesh: Mesh = dataclasses.field(default_factory=make_mesh)
+    lost_after: int = 120
+    params: Params | None = None
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run.
+
+    Attributes:
+        params: The parameters that were evaluated, whole and on the host.
+        step: Number of steps made by then.
+        score: The validation loss without dropout, in nats a target token; or BLEU with its sign
+            reversed, as `select_by` says.
+    """
+
+    params: Params
+    step: int
+    score: float
+
+
+class _Services(NamedTuple):
+    """What the loop reports to and evaluates with.
+
+    Attributes:
+        checkpoints: Writes the checkpoints.
+        log: Writes metrics.jsonl.
+        shown: Shows the progress.
+        watchdog: Ends the process when steps stop to end.
+        validation_loss: Returns the mean loss of the validation pairs.
+    """
+
+    checkpoints: RunCheckpoints
+    log: MetricsLog
+    shown: Progress
+    watchdog: Watchdog
+    validation_loss: Callable[[Params], float]
+
+
+class _Ending(NamedTuple):
+    """How the loop ended.
+
+    Attributes:
+        checkpoint: The run after the last step.
+        saved_step: The step of the last checkpoint that was handed to the writer.
+        loss_is_finite: False if a validation loss that was not finite ended the loop.
+    """
+
+    checkpoint: RunCheckpoint
+    saved_step: int
+    loss_is_finite: bool
+
+
+def train(run: Run, training: EncodedPairs, validation: EncodedPairs, console: Console) -> Best:
+    """Train a model, from its initial parameters or from the checkpoint of a run.
+
+    A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
+    A run that is killed and resumed ends with the same bits as one that is not.
+
+    Args:
+        run: What is trained, and where it is kept.
+        training: Pairs to learn from.
+        validation: Pairs whose loss selects the best parameters, at every `evaluation_interval`
+            and at the end.
+        console: Shows the progress: live on a terminal, as lines elsewhere. The time of the
+            compilation is shown by itself.
+
+    Raises:
+        InputError: A setting is out of range, a checkpoint could not be written, too many steps
+            in a row were not finite, or no evaluation had a finite loss.
+        Stopped: `run.stop` asked for it; the run is saved.
+    """
+    run.settings.training_config.check()
+    _warn_of_undivided(run, console)
+    start = _start(run)
+    layout = epoch_layout(training, run.settings.training_config)
+    console.print(_epoch_report(training, run, layout))
+    steps = _compile_and_time(start.state, layout, run, console)
+    with _open_services(run, start.progress, validation, console) as services:
+        services.checkpoints.save(start)
+        ending = _train_steps(run, start, steps, training, layout, services)
+        with services.watchdog.paused():
+            services.checkpoints.wait()
+            # The other processes wait here for the main one, which writes.
+            stopped_by = distributed.agreed_signal(run.stop.signal)
+    if stopped_by:
+        raise Stopped(
+            f"stopped by {stopped_by.name}: step {ending.saved_step:,} is saved in "
+            f"{run.directory}; resume goes on from there",
+            stopped_by,
+        )
+    return _best(run, ending, console)
+
+
+def _train_steps(
+    run: Run,
+    checkpoint: RunCheckpoint,
+    steps: dict[tuple[int, int], TrainStep],
+    training: EncodedPairs,
+    layout: EpochLayout,
+    services: _Services,
+) -> _Ending:
+    """Make the remaining steps, with reports, evaluations and checkpoints between them."""
+    training_config = run.settings.training_config
+    saved_step = checkpoint.progress.step
+    for position, batch in _remaining_batches(training, run, layout, checkpoint.progress):
+        if _out_of_patience(checkpoint.progress, training_config):
+            break
+        state, metrics = steps[batch.src.shape](checkpoint.state, batch)
+        progress = checkpoint.progress.after_step(position, metrics)
+        checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
+
+        evaluating = _evaluation_is_due(progress, training_config)
+        reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
+        if reporting:
+            checkpoint = checkpoint._replace(progress=_report(progress, services))
+            _refuse_nonfinite(run, checkpoint.progress, training)
+        if evaluating:
+            checkpoint, loss = _evaluate(run, checkpoint, services)
+            if not math.isfinite(loss):
+                return _Ending(checkpoint, saved_step, loss_is_finite=False)
+        stopping = _stop_is_agreed(run, reporting)
+        if evaluating or stopping:
+            with services.watchdog.paused():
+                services.checkpoints.save(checkpoint)
+            saved_step = checkpoint.progress.step
+        if stopping:
+            break
+    return _Ending(checkpoint, saved_step, loss_is_finite=True)
+
+
+def _report(progress: RunProgress, services: _Services) -> RunProgress:
+    """Show and log the steps of the window; return the progress with an empty one."""
+    progress = progress._replace(window=jax.device_get(progress.window))
+    values = services.shown.report(progress.step, [metrics for _, metrics in progress.window])
+    services.log.write(progress.step, **values)
+    services.watchdog.alive()
+    return progress.after_report()
+
+
+def _evaluate(
+    run: Run, checkpoint: RunCheckpoint, services: _Services
+) -> tuple[RunCheckpoint, float]:
+    """Return the checkpoint with the best parameters up to date, and the validation loss."""
+    progress, state, best_params = checkpoint
+    measured = {}
+    with services.watchdog.paused(), run.stop.during("this evaluation"):
+        loss = services.validation_loss(state.eval_params)
+        if math.isfinite(loss):
+            measured = _measured(run, progress.step, state.eval_params)
+    services.shown.report_validation(progress.step, loss)
+    services.log.write(progress.step, validation_loss=loss, **measured)
+    if not math.isfinite(loss):
+        return checkpoint, loss
+    by_bleu = run.settings.training_config.select_by == "bleu"
+    progress = progress.after_evaluation(-measured["validation_bleu"] if by_bleu else loss)
+    if progress.best_step == progress.step:
+        # A copy, because the next step reuses the memory of these arrays.
+        best_params = jax.tree.map(jnp.copy, state.eval_params)
+    return RunCheckpoint(progress, state, best_params), loss
+
+
+def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
+    if run.measure is None:
+        return {}
+    measured = run.measure(step, jax.tree.map(distributed.to_host, params))
+    # All processes take the numbers of the main one: those of another one may differ in a bit.
+    return json.loads(distributed.from_main(json.dumps(measured).encode()))
+
+
+def _best(run: Run, ending: _Ending, console: Console) -> Best:
+    """Return the best evaluation; say so if a loss that was not finite ended the run.
+
+    Raises:
+        InputError: There was no evaluation with a finite loss.
+    """
+    progress, _, best_params = ending.checkpoint
+    training_config = run.settings.training_config
+    failed = f"step {progress.step:,}: the validation loss is not finite"
+    remedy = "lower the learning rate, or raise warmup_steps"
+    if best_params is None and ending.loss_is_finite:
+        raise InputError(
+            f"steps={training_config.steps} ends the run at step {progress.step:,}, before its "
+            "first evaluation; raise steps"
+        )
+    if best_params is None:
+        raise InputError(
+            f"{failed}, and no evaluation before it was usable; {remedy}="
+            f"{training_config.warmup_steps}"
+        )
+    if not ending.loss_is_finite:
+        console.print(
+            f"WARNING: {failed}, which ends the run early; the best earlier parameters, of step "
+            f"{progress.best_step:,}, are kept; to train for longer, {remedy}"
+        )
+    params = jax.tree.map(distributed.to_host, best_params)
+    return Best(params, progress.best_step, progress.best_score)
+
+
+def discard_run(directory: Path) -> None:
+    """Remove the checkpoints of an earlier run from a directory; a trained model stays."""
+    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
+    (directory / NONFINITE_FILE).unlink(missing_ok=True)
+
+
+def _warn_of_undivided(run: Run, console: Console) -> None:
+    config, training_config = run.settings.config, run.settings.training_config
+    for line in undivided(state_shapes(config, training_config).params, run.mesh, config):
+        console.print(f"WARNING: {line}")
+
+
+def _start(run: Run) -> RunCheckpoint:
+    """Return the checkpoint that the run starts from, on its mesh.
+
+    Batches that stopped the run before, because they were not finite, are skipped from now on.
+    """
+    config, training_config = run.settings.config, run.settings.training_config
+    if run.resumed is None:
+        if steps_in(run.directory / CHECKPOINTS):
+            raise InputError(f"{run.directory}: holds a run already; resume it or name another")
+        state = sharded_init_state(run.mesh, config, training_config, run.params)
+        return RunCheckpoint(RunProgress(), state, None)
+    nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
+    positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
+    progress, state, best_params = run.resumed
+    places = state_shardings(run.mesh, config, training_config)
+    state = jax.device_put(state, places, may_alias=False)
+    best_params = best_params and jax.device_put(best_params, places.params, may_alias=False)
+    return RunCheckpoint(progress.skipping(positions), state, best_params)
+
+
+@contextlib.contextmanager
+def _open_services(
+    run: Run, progress: RunProgress, validation: EncodedPairs, console: Console
+) -> Iterator[_Services]:
+    """Open everything that the loop writes to, and close it in the end."""
+    settings = run.settings
+    evaluate = sharded_evaluation_step(run.mesh, settings.config, settings.training_config)
+    training_config = settings.training_config
+    plan = plan_epoch(validation, training_config, epoch=0)
+    plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
+
+    def validation_loss(params: Params) -> float:
+        return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
+
+    logged = progress.step - len(progress.window)
+    with (
+        RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
+        contextlib.closing(_log(run, logged, console)) as log,
+        Progress(console, progress.step, settings.training_config.steps) as shown,
+        distributed.step_watchdog(run.lost_after) as watchdog,
+    ):
+        yield _Services(checkpoints, log, shown, watchdog, validation_loss)
+
+
+def _log(run: Run, step: int, console: Console) -> MetricsLog:
+    """Open the run's log; only the main process writes one."""
+    if not distributed.is_main():
+        return MetricsLog(None)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    log = MetricsLog(run.directory, step, run.tensorboard)
+    if log.is_damaged:
+        console.print(
+            f"WARNING: {run.directory / METRICS_FILE}: reports up to step {step:,} are missing or "
+            "damaged; the log and the curves go on without them"
+        )
+    return log
+
+
+def _evaluation_is_due(progress: RunProgress, training_config: TrainingConfig) -> bool:
+    last = progress.step == training_config.steps
+    return last or progress.step % training_config.evaluation_interval == 0
+
+
+def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
+    patience = training_config.patience
+    return patience is not None and progress.evaluations_since_best >= patience
+
+
+def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
+    """Return the signal after which all processes stop, at this same step."""
+    # Several processes ask each other only after a report, when the host waits for the device.
+    if reporting or jax.process_count() == 1:
+        return distributed.agreed_signal(run.stop.signal)
+    return None
+
+
+def _refuse_nonfinite(run: Run, progress: RunProgress, training: EncodedPairs) -> None:
+    """Stop a run whose latest steps were not finite, and record their batches.
+
+    Raises:
+        InputError: There were `MOST_NONFINITE` of them in a row.
+    """
+    if len(progress.nonfinite) < MOST_NONFINITE:
+        return
+    batches = (*progress.skipped, *progress.nonfinite)
+    if distributed.is_main():
+        write_nonfinite(run.directory, batches, training, run.settings.training_config)
+    raise InputError(
+        f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
+        f"batches are in {run.directory / NONFINITE_FILE}, and a resumed run skips them; if others "
+        "follow, use a lower learning rate"
+    )
+
+
+def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationStep) -> float:
+    sums = [evaluate(params, batch) for batch in batches]
+    total, count = np.sum(jax.device_get(sums), axis=0)
+    return float(total / count)
+
+
+def _epoch_report(corpus: EncodedPairs, run: Run, layout: EpochLayout) -> str:
+    """Return one line: the batches of an epoch and their padding, by its first window."""
+    training_config = run.settings.training_config
+    plan = plan_window(corpus, training_config, layout, epoch=0, window=0)
+    plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
+    about = "about " if layout.windows > 1 else ""
+    return (
+        f"{about}{len(plan) * layout.windows:,} batches an epoch, "
+        f"{padding_share(corpus, plan):.1%} padding"
+    )
+
+
+def _remaining_batches(
+    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
+) -> Iterator[tuple[Position, Batch]]:
+    """Return the batches of the remaining steps."""
+    remaining = run.settings.training_config.steps - progress.step
+    return itertools.islice(_batches(corpus, run, layout, progress), max(remaining, 0))
+
+
+def _batches(
+    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
+) -> Iterator[tuple[Position, Batch]]:
+    """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch."""
+    begin, settings = progress.next, run.settings.training_config
+    merges = None
+    if settings.bpe_dropout:
+        merges = BPEDropout(run.settings.tokenizer, settings.bpe_dropout)
+    for epoch in itertools.count(begin.epoch):
+        first = (begin.window, begin.batch) if epoch == begin.epoch else (0, 0)
+        pairs = ResampledPairs(corpus, merges, settings.seed, epoch) if merges else corpus
+        for window, number, batch in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
+            position = Position(epoch, window, number)
+            if position not in progress.skipped:
+                yield position, batch
+
+
+def _compile_and_time(
+    state: TrainState, layout: EpochLayout, run: Run, console: Console
+) -> dict[tuple[int, int], TrainStep]:
+    started = time.monotonic()
+    with console.status("compiling"), run.stop.during("the compilation and one step"):
+        steps = _compile_steps(state, layout, run)
+    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
+    return steps
+
+
+def _compile_steps(
+    state: TrainState, layout: EpochLayout, run: Run
+) -> dict[tuple[int, int], TrainStep]:
+    """Compile the training step for every batch shape, [rows, length], of the epochs."""
+    training_config = run.settings.training_config
+    step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
+    for rows, length in layout.shapes:
+        shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
+        ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+        segments = None if training_config.batching == "buckets" else ids
+        batch = Batch(ids, ids, ids, segments, segments)
+        steps[shape] = step.lower(state, batch).compile()
+    return steps

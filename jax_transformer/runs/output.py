@@ -1,0 +1,84 @@
+"""The output directory of a run: what it may hold before the run, and the lock on it."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import check_path, faults_named
+from jax_transformer.storage.folder import check_free, mend
+from jax_transformer.storage.writing import WRITING
+from jax_transformer.runs.lock import locked
+from jax_transformer.runs.loop import CHECKPOINTS
+from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
+
+SETTINGS_FILE = "settings.yaml"  # the settings as they were resolved
+HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole
+
+
+def check_output(directory: Path, overwrite: bool) -> None:
+    """Refuse a directory that a new run may not write to; changes nothing.
+
+    An empty directory is free, and so is one whose run ended before its first checkpoint and its
+    first evaluation: the same command may start again.
+
+    Args:
+        directory: The output of the run.
+        overwrite: Whether an existing model may be replaced.
+
+    Raises:
+        InputError: The directory holds something that may not be replaced, a parent is no
+            directory, or the name is too long.
+    """
+    check_path(directory, WRITING)
+    if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
+        return
+    if os.path.lexists(directory) and not overwrite:
+        raise InputError(
+            f"{directory}: exists already; name another output, overwrite it, or resume the run in "
+            "it"
+        )
+    check_free(directory, overwrite)
+
+
+@contextlib.contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """Create a directory if it does not exist, and keep other runs out of it.
+
+    What a killed run has left of a model that it was writing is removed. If the run is refused
+    before its first checkpoint and its first evaluation, a directory that was created here is
+    removed again.
+
+    Raises:
+        InputError: Another run is being trained in it, or it cannot be created.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    with faults_named(directory, "cannot be written; name another output", OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        try:
+            mend(directory)
+            yield
+        except InputError:
+            if missing and _has_only_begun(directory) and not _is_evaluated(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+                with contextlib.suppress(OSError):  # another program may use them by now
+                    for parent in missing[1:]:
+                        parent.rmdir()
+            raise
+
+
+def _has_only_begun(directory: Path) -> bool:
+    """Return whether a directory holds only the first files of a run, or none; no checkpoint."""
+    if directory.is_symlink() or not directory.is_dir():
+        return False
+    names = {path.name for path in directory.iterdir() if not path.name.startswith(WRITING)}
+    checkpoints = [path.name for path in (directory / CHECKPOINTS).glob("*")]
+    known = names <= {SETTINGS_FILE, METRICS_FILE, EVENTS, CHECKPOINTS}
+    return known and all(HALF_WRITTEN in name for name in checkpoints)
+
+
+def _is_evaluated(directory: Path) -> bool:
+    return any("validation_loss" in report for report in read_metrics(directory / METRICS_FILE))

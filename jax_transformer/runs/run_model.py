@@ -1,0 +1,95 @@
+"""The model that a run starts from, and the model that it writes."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jax_transformer.convert.families import get_family
+from jax_transformer.convert.families.family import notes
+from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.convert.origin import Origin
+from jax_transformer.convert.origin import read_origin as read_huggingface_origin
+from jax_transformer.convert.report import ConversionError
+from jax_transformer.errors import InputError
+from jax_transformer.model.transformer import Params
+from jax_transformer.runs.model_settings import SPECIAL_IDS
+from jax_transformer.runs.state import RunSettings
+from jax_transformer.translation.model_folder import GENERATION, TrainedModel, load, read_origin
+
+
+class InitialModel(NamedTuple):
+    """A model that a run starts from.
+
+    Attributes:
+        model: The model; its parameters are float32 and on the host.
+        origin: The Hugging Face folder that it comes from; None for a model of this library that
+            comes from none.
+        report: Lines for the reader: what was converted, and what is not carried over or not
+            applied.
+    """
+
+    model: TrainedModel
+    origin: Origin | None
+    report: tuple[str, ...]
+
+
+def read_initial_model(
+    folder: Path,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> InitialModel:
+    """Read the model that a run starts from: one of this library or of Hugging Face.
+
+    Args:
+        folder: The folder of the model.
+        ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
+            ignored.
+        source_lang: Code of the language of the sources, for a model with language codes; None is
+            the one that the folder names.
+        target_lang: Code of the language of the targets; None is the one that the folder names.
+
+    Raises:
+        InputError: As `model_folder.load`, or the special ids of the tokenizer are not those of
+            the model. The message is one line.
+    """
+    try:
+        model = load(
+            folder,
+            ignore_generation_config=ignore_generation_config,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        )
+    except ConversionError as error:
+        fault = error.report.faults[0]
+        raise InputError(
+            f"{folder}: the weights are not those of config.json: {fault.name}: {fault.kind} "
+            f"{fault.detail}".rstrip()
+        ) from error
+    for name in SPECIAL_IDS:
+        found, wanted = getattr(model.tokenizer, name), getattr(model.config, name)
+        if found != wanted:
+            raise InputError(f"{folder}: the tokenizer has {name}={found}, but the model {wanted}")
+    report = []
+    if is_huggingface(folder):
+        origin, left = read_huggingface_origin(folder)
+        if left:
+            report.append(f"{folder}: not carried over: {', '.join(left)}")
+        family = get_family(origin.model_type)
+        report += [f"{folder}: {note}" for note in notes(family, origin.config)]
+    else:
+        origin = read_origin(folder)
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} - {"float32"}
+    if dtypes:
+        names = ", ".join(sorted(dtypes))
+        report.append(f"{folder}: parameters converted from {names} to float32")
+    params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float32), model.params)
+    return InitialModel(model._replace(params=params), origin, tuple(report))
+
+
+def trained_model(settings: RunSettings, params: Params) -> TrainedModel:
+    """Return the model of a run with some of its parameters, as a folder holds it."""
+    generation = GENERATION if settings.generation is None else settings.generation
+    return TrainedModel(settings.config, params, settings.tokenizer, generation)

@@ -1,0 +1,237 @@
+"""The settings of a training run, which stay, and its progress, which grows; both as plain JSON."""
+
+import base64
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.origin import Origin
+from jax_transformer.tokenizers import Tokenizer, describe, from_description
+from jax_transformer.errors import InputError
+from jax_transformer.model.transformer import Params
+from jax_transformer.storage.reading import with_tuples
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.step import Metrics, TrainState
+
+# Most steps in a row with a loss or gradient that is not finite; the run then stops.
+MOST_NONFINITE = 10
+# Training settings that decide when the run ends, what it keeps and how much memory it takes, but
+# not the outcome of a step.
+MAY_CHANGE = (
+    "steps",
+    "cooldown_steps",
+    "patience",
+    "evaluation_interval",
+    "keep_checkpoints",
+    "remat",
+)
+KEPT = "; a resumed run keeps it"  # ends the message about a setting that differs
+
+
+class RunSettings(NamedTuple):
+    """The settings of a run; a resumed run must have the same.
+
+    Attributes:
+        config: The shape of the model.
+        training_config: How it is trained; `MAY_CHANGE` names the fields that may differ.
+        tokenizer: The vocabulary.
+        data_sha256: Digest of the text, of what is kept of it, and of the tokenizer.
+        arguments: Everything else that the program needs to start again, as JSON; not compared.
+        generation: Generation defaults of the model, from the model that the run starts from; None
+            for those of the models that this library trains. Not compared.
+        origin: The Hugging Face folder that the model comes from; None if there is none. Not
+            compared.
+    """
+
+    config: TransformerConfig
+    training_config: TrainingConfig
+    tokenizer: Tokenizer
+    data_sha256: str
+    arguments: dict[str, Any]
+    generation: Mapping[str, Any] | None = None
+    origin: Origin | None = None
+
+
+class Position(NamedTuple):
+    """A batch of the run: its epoch, the window in it and its number in the window, from 0."""
+
+    epoch: int
+    window: int
+    batch: int
+
+
+class RunProgress(NamedTuple):
+    """The progress of a run, beside the arrays of its state.
+
+    Attributes:
+        step: Batches tried; rejected steps count, skipped batches do not.
+        next: The first batch that has not been tried.
+        rejected: Steps that left the state unchanged: not finite, or a spike.
+        nonfinite: The batches of the latest steps in a row that were not finite, at most
+            `MOST_NONFINITE`.
+        skipped: Batches that must not be tried.
+        window: Batch and metrics of each step that is not reported yet.
+        best_score: The lowest validation loss, or the highest BLEU with its sign reversed, as
+            `select_by` says; None before the first evaluation.
+        best_step: The step of that evaluation.
+        evaluations_since_best: Evaluations after it.
+    """
+
+    step: int = 0
+    next: Position = Position(0, 0, 0)
+    rejected: int = 0
+    nonfinite: tuple[Position, ...] = ()
+    skipped: tuple[Position, ...] = ()
+    window: tuple[tuple[Position, Metrics], ...] = ()
+    best_score: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+
+    def after_step(self, position: Position, metrics: Metrics) -> "RunProgress":
+        """Return the progress after one more step, on the batch at a position."""
+        return self._replace(
+            step=self.step + 1,
+            next=position._replace(batch=position.batch + 1),
+            window=(*self.window, (position, metrics)),
+        )
+
+    def after_report(self) -> "RunProgress":
+        """Return the progress with an empty window, its steps counted in the other fields."""
+        nonfinite = self.nonfinite
+        for position, metrics in self.window:
+            if len(nonfinite) < MOST_NONFINITE:
+                nonfinite = () if metrics.finite else (*nonfinite, position)
+        rejected = sum(not metrics.finite or metrics.spike for _, metrics in self.window)
+        return self._replace(window=(), nonfinite=nonfinite, rejected=self.rejected + int(rejected))
+
+    def after_evaluation(self, score: float) -> "RunProgress":
+        """Return the progress after an evaluation; `best_step` is `step` if it is the best one."""
+        if self.best_score is None or score < self.best_score:
+            return self._replace(best_score=score, best_step=self.step, evaluations_since_best=0)
+        return self._replace(evaluations_since_best=self.evaluations_since_best + 1)
+
+    def skipping(self, positions: Iterable[Position]) -> "RunProgress":
+        """Return the progress with more batches to skip."""
+        skipped = tuple(dict.fromkeys((*self.skipped, *positions)))
+        if skipped == self.skipped:
+            return self
+        return self._replace(skipped=skipped, nonfinite=())
+
+
+class RunCheckpoint(NamedTuple):
+    """A run at one moment: everything that changes while it trains.
+
+    Attributes:
+        progress: The plain numbers.
+        state: The arrays that a step changes.
+        best_params: The parameters of the best evaluation; None before the first.
+    """
+
+    progress: RunProgress
+    state: TrainState
+    best_params: Params | None
+
+
+def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
+    """Refuse to resume a run under settings that differ from its own.
+
+    Args:
+        saved: The settings of the run.
+        given: The settings to resume it with.
+        step: Steps made so far. A setting that only decides later steps may differ.
+
+    Raises:
+        InputError: A setting differs; the message names it with both values.
+    """
+    may_change = set(MAY_CHANGE)
+    if saved.training_config.schedule == "cosine":
+        may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
+    for settings in (saved, given):
+        training = settings.training_config
+        if training.cooldown_steps and step > training.steps - training.cooldown_steps:
+            may_change -= {"steps", "cooldown_steps"}
+    for part in ("config", "training_config"):
+        old, new = (dataclasses.asdict(getattr(one, part)) for one in (saved, given))
+        for name in old:
+            if name not in may_change:
+                check_equal(name, old[name], new[name])
+    check_equal("tokenizer's sha256", saved.tokenizer.digest(), given.tokenizer.digest())
+    check_equal("text's sha256", saved.data_sha256, given.data_sha256)
+
+
+def check_equal(name: str, saved: Any, given: Any) -> None:
+    """Refuse a value that differs from the run's.
+
+    Raises:
+        InputError: The values differ; the message names both.
+    """
+    if saved != given:
+        raise InputError(f"{name}={given!r} is not the run's, which has {saved!r}{KEPT}")
+
+
+def settings_to_json(settings: RunSettings) -> dict[str, Any]:
+    """Return settings as JSON; `settings_from_json` is the inverse."""
+    return {
+        "config": settings.config.to_dict(),
+        "training_config": dataclasses.asdict(settings.training_config),
+        "tokenizer": describe(settings.tokenizer),
+        "tokenizer_files": {
+            name: base64.b64encode(content).decode()
+            for name, content in settings.tokenizer.files().items()
+        },
+        "tokenizer_sha256": settings.tokenizer.digest(),
+        "data_sha256": settings.data_sha256,
+        "arguments": settings.arguments,
+        "generation": None if settings.generation is None else dict(settings.generation),
+        "origin": None if settings.origin is None else settings.origin.to_json(),
+    }
+
+
+def settings_from_json(read: dict[str, Any]) -> RunSettings:
+    """Return the settings; one that was added after the JSON was written has its default.
+
+    Raises:
+        InputError: A setting is unknown, or a value is wrong.
+        ValueError: The tokenizer differs from its digest.
+    """
+    known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    for name, value in read["training_config"].items():
+        if name not in known:
+            raise InputError(f"{name}={value!r} is no setting of this version of the library")
+    contents = {
+        name: base64.b64decode(content) for name, content in read["tokenizer_files"].items()
+    }
+    tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
+    if tokenizer.digest() != read["tokenizer_sha256"]:
+        raise ValueError("the tokenizer's sha256 differs")
+    return RunSettings(
+        TransformerConfig.from_dict(read["config"]),
+        TrainingConfig(**with_tuples(read["training_config"])),
+        tokenizer,
+        read["data_sha256"],
+        read["arguments"],
+        with_tuples(read["generation"]),
+        None if read["origin"] is None else Origin.from_json(read["origin"]),
+    )
+
+
+def progress_to_json(progress: RunProgress) -> dict[str, Any]:
+    """Return progress as JSON; `progress_from_json` gives back every number exactly."""
+    window = [
+        (position, {name: np.asarray(value).item() for name, value in metrics._asdict().items()})
+        for position, metrics in progress.window
+    ]
+    return progress._replace(window=window)._asdict()
+
+
+def progress_from_json(read: dict[str, Any]) -> RunProgress:
+    """Return the progress."""
+    positions = {
+        name: tuple(Position(*position) for position in read[name])
+        for name in ("nonfinite", "skipped")
+    }
+    window = tuple((Position(*position), Metrics(**values)) for position, values in read["window"])
+    return RunProgress(**read | positions | {"next": Position(*read["next"]), "window": window})

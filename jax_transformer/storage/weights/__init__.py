@@ -1,0 +1,6 @@
+"""Weight files. Reading trusts nothing in a file; writing leaves a complete file or none."""
+
+from jax_transformer.storage.weights.checks import WeightFileError
+from jax_transformer.storage.weights.formats import read, read_checkpoint, read_metadata, write
+
+__all__ = ["WeightFileError", "read", "read_checkpoint", "read_metadata", "write"]

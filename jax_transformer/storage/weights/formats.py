@@ -1,0 +1,147 @@
+"""Weight files: .safetensors, and .pt, .pth and .bin of torch.save, to and from NumPy arrays.
+
+Nothing in a file is trusted: no code in it runs, memory stays below the size of the file, and every
+fault is a `WeightFileError` that names the file and the tensor.
+"""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import open_regular
+from jax_transformer.storage.weights import safetensors_file, torch_file
+from jax_transformer.storage.weights.arrays import as_numpy
+from jax_transformer.storage.weights.checks import (
+    WeightFileError,
+    check_dtype,
+    check_name,
+    check_shape,
+)
+from jax_transformer.storage.writing import staged_file
+
+
+def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
+    """Read the tensors of a weight file, bit for bit.
+
+    Digests that `write` left in a .safetensors file, and the checksums of a torch.save archive,
+    are verified. torch is imported only for .pt, .pth and .bin.
+
+    Args:
+        path: A .safetensors file, or a .pt, .pth or .bin file of torch.save (torch 1.6 or newer).
+        key: The entry of a torch.save file that holds the state_dict, where it holds more.
+
+    Returns:
+        C-contiguous arrays by name; bfloat16 is the type of ml_dtypes. Tensors that are tied in
+        a torch.save file are one array.
+
+    Raises:
+        WeightFileError: The file is missing, damaged, hostile or holds something other than named
+            tensors.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        if _is_safetensors(path):
+            if key is not None:
+                raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
+            return safetensors_file.read(path, file)
+        return torch_file.read(path, file, key)
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """Return the metadata that were passed to `write`; a torch.save file has none.
+
+    Raises:
+        WeightFileError: The file is missing, or its header is damaged.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        return safetensors_file.read_metadata(path, file) if _is_safetensors(path) else {}
+
+
+def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
+    """Read a trainer's checkpoint: a file of torch.save, of any name, that holds its settings too.
+
+    An argparse.Namespace is read as its attributes; objects of other classes are refused.
+
+    Args:
+        path: The file.
+        remedy: What to do about a file that holds objects of other classes.
+
+    Raises:
+        WeightFileError: The file is missing, damaged, hostile or holds such objects.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        return torch_file.read_checkpoint(path, file, remedy)
+
+
+def write(
+    path: str | os.PathLike,
+    tensors: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write named arrays to a temporary file, read it back, and then rename it.
+
+    Args:
+        path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
+            followed.
+        tensors: Arrays of numpy, jax or torch by name, of any strides and byte order.
+        overwrite: Whether an existing file may be replaced.
+        metadata: Free text for the header of a .safetensors file.
+
+    Raises:
+        WeightFileError: The file exists, its folder does not, or a tensor cannot be stored.
+    """
+    path, metadata = Path(path), dict(metadata or {})
+    if not path.parent.is_dir():
+        raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if os.path.lexists(path) and (path.is_dir() or not overwrite):
+        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
+    if metadata and not _is_safetensors(path):
+        raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
+    for name in tensors:
+        check_name(path, name)
+    storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
+    arrays = {
+        name: storable[id(tensor)] for name, tensor in tensors.items()
+    }  # tied names share one array
+    with (
+        faults_named(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
+        staged_file(path) as temporary,
+    ):
+        if _is_safetensors(path):
+            safetensors_file.write(temporary, arrays, metadata)
+            first_difference = safetensors_file.first_difference
+        else:
+            torch_file.write(temporary, arrays)
+            first_difference = torch_file.first_difference
+        with _opened(temporary) as file:
+            name = first_difference(temporary, file, arrays)
+        if name is not None:
+            raise WeightFileError(f"{path}: {name} did not come back as it was written")
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    return open_regular(path, "cannot be read", error=WeightFileError)
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether the name ends in .safetensors; refuse an ending of neither format."""
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
+        raise WeightFileError(f"{path}: the name must end in .safetensors, .pt, .pth or .bin")
+    return path.suffix == ".safetensors"
+
+
+def _storable(path: Path, name: str, tensor: Any) -> np.ndarray:
+    """Return a tensor as an array that a file can hold, of any strides."""
+    array = as_numpy(tensor)
+    check_dtype(path, name, array.dtype)
+    check_shape(path, name, array.shape, array.size)
+    return array

@@ -1,0 +1,247 @@
+"""The zip archives of torch.save: checked before torch.load, and their tensors after it."""
+
+import os
+import pickletools
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from jax_transformer.storage.faults import faults_named, shorten
+from jax_transformer.storage.weights.arrays import as_numpy, as_torch
+from jax_transformer.storage.weights.checks import (
+    MAX_HEADER,
+    WeightFileError,
+    check_dtype,
+    check_name,
+    check_shape,
+)
+
+# The only names that the pickle of a state_dict needs. torch's own list also lets a file of a
+# hundred bytes build a bytearray of any size.
+_GLOBALS = {
+    "collections OrderedDict",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    *(
+        f"torch {kind}Storage"
+        for kind in "Double Float Half BFloat16 Long Int Short Char Byte Bool".split()
+    ),
+}
+_FOLDER = 0x10  # in the attributes of a record: torch reads no byte of it, and uses free memory
+_MAX_RECORDS = 10_000  # one a tensor and a handful beside
+_GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
+_ALONE = "save model.state_dict() alone"
+# A trainer's checkpoint also holds its settings, and its vocabularies token by token: more bytes
+# than the names of tensors, but no more operations, which are what costs memory.
+_NAMESPACE = "argparse Namespace"
+MAX_CHECKPOINT_PICKLE = 2**24  # bytes
+MAX_OPERATIONS = 2**20
+
+
+class Namespace:
+    """What a checkpoint's argparse.Namespace is read as: attributes, and no code."""
+
+
+class Checkpoint(NamedTuple):
+    """A file of torch.save that holds more than tensors.
+
+    Attributes:
+        path: The file.
+        size: Its size in bytes.
+        content: What was saved: dicts, lists, numbers, text, tensors and `Namespace`s.
+    """
+
+    path: Path
+    size: int
+    content: Any
+
+    def arrays(self, tensors: object) -> dict[str, np.ndarray]:
+        """Return a state_dict of the content as arrays; tied tensors are one array.
+
+        Raises:
+            WeightFileError: It is no dict of named tensors, or claims more than the file holds.
+        """
+        return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
+
+
+def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
+    """Return the state_dict of a file; tied tensors are one array.
+
+    Args:
+        path: A file of torch.save.
+        file: The file, open for reading; the tensors must not be larger.
+        key: The entry that holds the state_dict, where the file holds more.
+
+    Raises:
+        WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
+    """
+    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
+    # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
+    # its protection off.
+    with faults_named(
+        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
+    ):
+        _check_globals(path, _check_archive(path, file, size, MAX_HEADER), _GLOBALS, _ALONE)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    return _measured_arrays(path, size, _state_dict(path, loaded, key))
+
+
+def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
+    """Return what a trainer saved: tensors, plain values, and settings of argparse.
+
+    Args:
+        path: A file of torch.save.
+        file: The file, open for reading.
+        remedy: What to do about a file that holds objects of other classes, which are not read.
+
+    Raises:
+        WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
+    """
+    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
+    with faults_named(
+        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
+    ):
+        data = _check_archive(path, file, size, MAX_CHECKPOINT_PICKLE)
+        _check_globals(path, data, {*_GLOBALS, _NAMESPACE}, remedy)
+        with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    return Checkpoint(path, size, content)
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as a state_dict; one array under several names stays tied."""
+    torch = _import_torch(path)
+    tensors = {id(array): as_torch(array) for array in arrays.values()}
+    with path.open("wb") as file:  # given a path, torch writes its name into the file
+        torch.save({name: tensors[id(array)] for name, array in arrays.items()}, file)
+
+
+def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Return the name of the first tensor whose bits in the file differ, or None."""
+    written = read(path, file, None)
+    if written.keys() != arrays.keys():
+        return min(written.keys() ^ arrays.keys())
+    for name, own in arrays.items():
+        other = written[name]
+        if (own.dtype, own.shape) != (other.dtype, other.shape):
+            return name
+        if not np.array_equal(own.view(f"u{own.itemsize}"), other.view(f"u{own.itemsize}")):
+            return name
+    return None
+
+
+def _import_torch(path: Path) -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise WeightFileError(
+            f"{path}: {path.suffix} files need torch; install jax-transformer[torch] or use "
+            ".safetensors"
+        ) from error
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+        raise WeightFileError(
+            f"{path}: a weight file can corrupt the memory of torch {torch.__version__} "
+            "(CVE-2026-24747); install torch 2.10 or newer, or use .safetensors"
+        )
+    return torch
+
+
+def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes:
+    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole.
+
+    Leaves `file` at its first byte.
+    """
+    if not zipfile.is_zipfile(file):
+        raise WeightFileError(
+            f"{path} is no zip archive, as torch.save has written since 1.6; files without "
+            "checksums are not read: load it with the program it is from and save it again"
+        )
+    # zipfile reads the whole directory at once, whatever its length.
+    file.seek(0)
+    entries = sum(chunk.count(b"PK\1\2") for chunk in iter(lambda: file.read(2**20), b""))
+    if entries > _MAX_RECORDS:
+        raise WeightFileError(f"{path}: {entries} records are more than {_MAX_RECORDS}")
+    with zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+        if sum(record.file_size for record in records) > size:
+            raise WeightFileError(f"{path}: the records claim more than the file's {size} bytes")
+        pickles = [record for record in records if record.filename.split("/")[1:] == ["data.pkl"]]
+        if len(pickles) != 1 or len({record.filename for record in records}) != len(records):
+            raise WeightFileError(f"{path}: the archive must hold one data.pkl and no name twice")
+        if pickles[0].file_size > longest:
+            raise WeightFileError(
+                f"{path}: data.pkl of {pickles[0].file_size} bytes is longer than {longest}"
+            )
+        for record in records:
+            if record.external_attr & _FOLDER:
+                raise WeightFileError(
+                    f"{path}: the record {shorten(record.filename)} is marked as a folder; the "
+                    "file is damaged, fetch or convert it again"
+                )
+        damaged = archive.testzip()  # torch does not look at the checksums
+        if damaged:
+            raise WeightFileError(
+                f"{path}: the record {shorten(damaged)} differs from its CRC-32; the file is "
+                "damaged, fetch or convert it again"
+            )
+        data = archive.read(pickles[0])
+    file.seek(0)
+    return data
+
+
+def _check_globals(path: Path, data: bytes, allowed: Collection[str], remedy: str) -> None:
+    """Refuse a pickle that names anything but the allowed classes; nothing in it runs."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if count >= MAX_OPERATIONS:
+            raise WeightFileError(f"{path}: data.pkl has more than {MAX_OPERATIONS} operations")
+        if opcode.name == "PROTO" and argument != 2:
+            raise WeightFileError(
+                f"{path} has pickle protocol {argument}; save it with torch.save's default, 2"
+            )
+        known = argument in allowed if opcode.name == "GLOBAL" else True
+        if not known or opcode.name in _GLOBALS_ELSEWHERE:
+            raise WeightFileError(
+                f"{path} holds {shorten(argument or opcode.name)}, no part of a state_dict; "
+                f"nothing was run: {remedy}"
+            )
+
+
+def _state_dict(path: Path, loaded: object, key: str | None) -> dict[Any, Any]:
+    """Return the saved dict of tensors, or the dict under `key`."""
+    if not isinstance(loaded, dict):
+        raise WeightFileError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors")
+    found = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in loaded.items())
+    if key is not None:
+        if not isinstance(loaded.get(key), dict):
+            raise WeightFileError(f"{path} has no dict under key={key!r}; it holds {found[:500]}")
+        return _state_dict(path, loaded[key], None)
+    if not all(type(value).__name__ in ("Tensor", "Parameter") for value in loaded.values()):
+        raise WeightFileError(
+            f"{path} holds more than tensors: {found[:500]}; name the state_dict among them by key="
+        )
+    return loaded
+
+
+def _measured_arrays(path: Path, size: int, tensors: dict[Any, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors as arrays, which share their memory where they can."""
+    arrays, views, claimed = {}, {}, 0
+    for name, tensor in tensors.items():
+        check_name(path, name)
+        check_shape(path, name, tensor.shape, size)
+        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if view not in views:
+            # Strides of 0 and overlapping views make a few bytes look like terabytes.
+            claimed += tensor.numel() * tensor.itemsize
+            if claimed > size:
+                raise WeightFileError(
+                    f"{path}: {name} of shape {list(tensor.shape)} brings the tensors to {claimed} "
+                    f"bytes, but the file has {size}"
+                )
+            views[view] = as_numpy(tensor.contiguous())
+            check_dtype(path, name, views[view].dtype)
+        arrays[name] = views[view]
+    return arrays

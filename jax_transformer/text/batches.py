@@ -1,0 +1,189 @@
+"""Batches of a few fixed shapes; each shape needs one compilation."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import grain
+import numpy as np
+from jaxtyping import Int32, Int64, Integer
+
+from jax_transformer.model.checks import check_ids
+from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
+
+READ_AHEAD = 16  # batches that a thread has ready
+
+
+class Batch(NamedTuple):
+    """Pairs as rows of one length, padded at the right; a row may be all padding.
+
+    A row contains one pair. In a packed batch it contains several pairs side by side: its segments
+    1, 2, ... of source and of target; padding is segment 0.
+
+    Attributes:
+        src: Source ids, then EOS [batch, length].
+        tgt_in: BOS, then target ids [batch, length].
+        tgt_out: Target ids, then EOS [batch, length].
+        src_segments: Segment of each source token [batch, length]; None if the batch is not
+            packed.
+        tgt_segments: Segment of each target token [batch, length]; None if the batch is not
+            packed.
+    """
+
+    src: Int32[np.ndarray, "batch length"]
+    tgt_in: Int32[np.ndarray, "batch length"]
+    tgt_out: Int32[np.ndarray, "batch length"]
+    src_segments: Int32[np.ndarray, "batch length"] | None = None
+    tgt_segments: Int32[np.ndarray, "batch length"] | None = None
+
+
+class NumberedBatch(NamedTuple):
+    """A batch of an epoch and its place there.
+
+    Attributes:
+        window: Number of its window in the epoch, from 0.
+        number: Its number in the window, from 0.
+        planned: Its shape and its pairs.
+        batch: The batch, or the rows of it that were asked for.
+    """
+
+    window: int
+    number: int
+    planned: PlannedBatch
+    batch: Batch
+
+
+def epoch_batches(
+    corpus: EncodedPairs,
+    settings: BatchSettings,
+    layout: EpochLayout,
+    epoch: int,
+    first: tuple[int, int] = (0, 0),
+    own: Callable[[PlannedBatch], PlannedBatch] = lambda planned: planned,
+) -> Iterator[NumberedBatch]:
+    """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
+
+    Args:
+        corpus: The pairs.
+        settings: A `TrainingConfig`.
+        layout: What `epoch_layout` returned for them.
+        epoch: Number of the pass over the corpus, from 0.
+        first: Window and number in the window of the first batch; earlier windows are not read.
+        own: Given a planned batch, returns the part of it that is read.
+
+    Raises:
+        InputError: The corpus is damaged, or an id is outside the vocabulary.
+    """
+
+    def plan(window: int) -> list[tuple]:
+        planned = plan_window(corpus, settings, layout, epoch, window)
+        begin = first[1] if window == first[0] else 0
+        return [(window, number, planned[number]) for number in range(begin, len(planned))]
+
+    def read(place: tuple[int, int, PlannedBatch]) -> NumberedBatch:
+        return NumberedBatch(*place, make_batch(corpus, own(place[2])))
+
+    windows = grain.MapDataset.range(first[0], layout.windows).map(plan)
+    planned = windows.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    batches = grain.experimental.FlatMapIterDataset(planned, _EachOf()).map(read)
+    return iter(
+        grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=READ_AHEAD)
+    )
+
+
+class _EachOf(grain.experimental.FlatMapTransform):
+    """Takes a list apart."""
+
+    max_fan_out = 2**31
+
+    def flat_map(self, element: list[tuple]) -> list[tuple]:
+        """Return the elements of a list."""
+        return element
+
+
+def training_batches(corpus: EncodedPairs, plan: list[PlannedBatch]) -> Iterator[Batch]:
+    """Yield the planned batches in order; a background thread builds them in advance.
+
+    Raises:
+        InputError: An id is outside the vocabulary.
+    """
+
+    # A closure and no partial: grain prints the repr of what it maps, and the repr of a partial
+    # contains the whole corpus.
+    def collate(planned: PlannedBatch) -> Batch:
+        return make_batch(corpus, planned)
+
+    dataset = grain.MapDataset.source(plan).map(collate)
+    # One thread: the work is small, and more threads would only wait for the interpreter lock.
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=READ_AHEAD)
+    return iter(dataset.to_iter_dataset(options))
+
+
+def padding_share(corpus: EncodedPairs, plan: list[PlannedBatch]) -> float:
+    """Return the share of padding in all source and target columns of a plan, from 0 to 1."""
+    slots = sum(2 * planned.rows * planned.length for planned in plan)
+    tokens = sum(int(corpus.side_lengths(planned.members).sum()) for planned in plan)
+    return 1 - tokens / slots
+
+
+def make_batch(corpus: EncodedPairs, planned: PlannedBatch) -> Batch:
+    """Build one planned batch.
+
+    Raises:
+        InputError: The corpus is damaged, or an id is outside the vocabulary.
+    """
+    ids, source_lengths, target_lengths = corpus.read(planned.members)
+    ends = np.cumsum(source_lengths + target_lengths)
+    targets = ends - target_lengths
+    sources = targets - source_lengths
+    lay = partial(_lay_out, ids, planned, corpus.pad_id)
+    sides = {
+        "src": lay(sources, source_lengths),
+        "tgt_in": lay(targets, target_lengths - 1),
+        "tgt_out": lay(targets + 1, target_lengths - 1),
+    }
+    for name, side in sides.items():
+        size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
+        check_ids(name, side, size)  # before the cast, which would wrap around
+    arrays = {name: side.astype(np.int32) for name, side in sides.items()}
+    if planned.member_rows is not None:
+        arrays["src_segments"] = _segments(source_lengths, planned)
+        arrays["tgt_segments"] = _segments(target_lengths - 1, planned)
+    return Batch(**arrays)
+
+
+def _lay_out(
+    ids: Integer[np.ndarray, "tokens"],
+    planned: PlannedBatch,
+    padding: int,
+    starts: Int64[np.ndarray, "members"],
+    lengths: Int64[np.ndarray, "members"],
+) -> Integer[np.ndarray, "rows length"]:
+    """Return parts of `ids` in the rows of their members, side by side, padded at the right."""
+    laid_out = np.full((planned.rows, planned.length), padding, _holding(ids.dtype, padding))
+    begins = lengths.cumsum() - lengths  # among all tokens of the batch
+    if planned.member_rows is None:
+        rows, columns = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
+    else:
+        rows = planned.member_rows
+        columns = begins - begins[np.searchsorted(rows, rows)]  # a row begins with its first member
+    place = np.arange(lengths.sum())
+    cells = np.repeat(rows * planned.length + columns - begins, lengths) + place
+    laid_out.ravel()[cells] = ids[np.repeat(starts - begins, lengths) + place]
+    return laid_out
+
+
+def _holding(dtype: np.dtype, padding: int) -> np.dtype:
+    """Return the type of ids and padding: that of the ids, if padding fits into it."""
+    return np.promote_types(dtype, np.min_scalar_type(padding))
+
+
+def _segments(
+    lengths: Int64[np.ndarray, "members"], planned: PlannedBatch
+) -> Int32[np.ndarray, "rows length"]:
+    """Return, for each token, the number of its member in the row, from 1; 0 is padding."""
+    rows = planned.member_rows
+    numbers = 1 + np.arange(len(rows), dtype=np.int32) - np.searchsorted(rows, rows)
+    starts = lengths.cumsum() - lengths
+    return _lay_out(np.repeat(numbers, lengths), planned, 0, starts, lengths).astype(np.int32)

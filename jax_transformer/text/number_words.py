@@ -1,0 +1,105 @@
+"""The built-in task: translation of English number words into German number words.
+
+German has the units before the tens and writes one word ("fifty-six", "sechsundfünfzig"), so a
+model must learn to reorder and to join words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.corpus import ParallelCorpus
+
+NUMBERS = 10_000  # the corpus contains every number from 0 to NUMBERS - 1
+HELD_OUT = 1_000  # numbers that are held out for validation
+
+ENGLISH_BELOW_20 = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+).split()
+ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+GERMAN_BELOW_20 = (
+    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
+    "fünfzehn sechzehn siebzehn achtzehn neunzehn"
+).split()
+GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+
+
+def english(number: int) -> str:
+    """Return a number in English words: 2345 is "two thousand three hundred forty-five".
+
+    Args:
+        number: From 0 to 999,999.
+
+    Raises:
+        InputError: The number is out of range.
+    """
+    _check_range(number)
+    thousands, below_1000 = divmod(number, 1000)
+    hundreds, below_100 = divmod(below_1000, 100)
+    words = []
+    if thousands:
+        words += [english(thousands), "thousand"]
+    if hundreds:
+        words += [ENGLISH_BELOW_20[hundreds], "hundred"]
+    if below_100 >= 20:
+        tens, units = divmod(below_100, 10)
+        words.append(ENGLISH_TENS[tens - 2] + (f"-{ENGLISH_BELOW_20[units]}" if units else ""))
+    elif below_100 or not number:
+        words.append(ENGLISH_BELOW_20[below_100])
+    return " ".join(words)
+
+
+def german(number: int) -> str:
+    """Return a number in German words: 2345 is "zweitausenddreihundertfünfundvierzig".
+
+    Args:
+        number: From 0 to 999,999.
+
+    Raises:
+        InputError: The number is out of range.
+    """
+    _check_range(number)
+    thousands, below_1000 = divmod(number, 1000)
+    hundreds, below_100 = divmod(below_1000, 100)
+    word = ""
+    if thousands:
+        word += _as_prefix(german(thousands)) + "tausend"
+    if hundreds:
+        word += _as_prefix(GERMAN_BELOW_20[hundreds]) + "hundert"
+    if below_100 >= 20:
+        tens, units = divmod(below_100, 10)
+        word += f"{_as_prefix(GERMAN_BELOW_20[units])}und" if units else ""
+        word += GERMAN_TENS[tens - 2]
+    elif below_100 or not number:
+        word += GERMAN_BELOW_20[below_100]
+    return word
+
+
+def corpus(seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
+    """Return the training pairs and the held-out pairs of all numbers below `NUMBERS`.
+
+    No number is in both. Zero is always a training pair, because its word occurs in no other
+    number.
+
+    Args:
+        seed: Seed of the choice of held-out numbers, a pure function of it.
+    """
+    order = 1 + np.random.default_rng(seed).permutation(NUMBERS - 1)
+    return _pairs([0, *order[HELD_OUT:].tolist()]), _pairs(order[:HELD_OUT].tolist())
+
+
+def _pairs(numbers: list[int]) -> ParallelCorpus:
+    numbers = sorted(numbers)
+    return ParallelCorpus(tuple(map(english, numbers)), tuple(map(german, numbers)))
+
+
+def _as_prefix(word: str) -> str:
+    """Return a number word as the first part of a longer one: a final "eins" becomes "ein"."""
+    return word.removesuffix("s") if word.endswith("eins") else word
+
+
+def _check_range(number: int) -> None:
+    if not 0 <= number < 1_000_000:
+        raise InputError(f"number={number} must be from 0 to 999,999 to be put into words")

@@ -1,0 +1,223 @@
+"""The plan of an epoch: which pairs share a batch, and the shape of each batch.
+
+The pairs are shuffled over the whole corpus by number, without a list of all numbers, and cut into
+windows. The batches of a window depend on the window alone: a resumed run plans only the window
+that it is in, and no epoch begins with a pass over the corpus.
+"""
+
+import math
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from jax_transformer.text.bucketing import bucket_lengths
+from jax_transformer.text.packing import check_fits, pack_rows
+
+WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
+WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
+
+
+@runtime_checkable
+class PairNumbers(Protocol):
+    """What a plan asks of a corpus.
+
+    Attributes:
+        length_counts: Number of pairs by the columns of their longer side [longest + 1].
+    """
+
+    length_counts: Int64[np.ndarray, "lengths"]
+
+    def __len__(self) -> int:
+        """Return the number of pairs of an epoch."""
+
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+
+    def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
+        """Return the columns that source and target of each pair need, EOS included."""
+
+
+@runtime_checkable
+class BatchSettings(Protocol):
+    """The settings that decide the plan of an epoch.
+
+    Attributes:
+        batching: "buckets" or "packed".
+        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
+            row.
+        bucket_count: Most batch lengths of "buckets".
+        pack_length: The batch length of "packed".
+        seed: Seed of the order.
+    """
+
+    batching: str
+    max_tokens: int
+    bucket_count: int
+    pack_length: int
+    seed: int
+
+
+class PlannedBatch(NamedTuple):
+    """The shape of a batch and its pairs.
+
+    Attributes:
+        rows: Length of the batch axis.
+        length: Length of the token axis.
+        members: Numbers of the pairs in the batch [members].
+        member_rows: Row of each member in a packed batch, ascending [members]. None if the batch
+            is not packed: member i is then in row i.
+    """
+
+    rows: int
+    length: int
+    members: Integer[np.ndarray, "members"]
+    member_rows: Integer[np.ndarray, "members"] | None = None
+
+
+class EpochLayout(NamedTuple):
+    """What all epochs of a corpus have in common.
+
+    Attributes:
+        windows: Number of windows.
+        window_pairs: Pairs of each window; the last one may have fewer.
+        shapes: Rows and length of each kind of batch, by length.
+    """
+
+    windows: int
+    window_pairs: int
+    shapes: tuple[tuple[int, int], ...]
+
+
+def epoch_layout(corpus: PairNumbers, settings: BatchSettings) -> EpochLayout:
+    """Return the windows of every epoch and the shapes of its batches.
+
+    The batches of a bucket have equally many members where the corpus is one window: if each were
+    filled up to `max_tokens`, the last one would be mostly padding.
+
+    Args:
+        corpus: The pairs.
+        settings: A `TrainingConfig`.
+
+    Raises:
+        InputError: A pair does not fit into a packed row.
+    """
+    counts, pairs = corpus.length_counts, len(corpus)
+    mean = np.average(np.arange(len(counts)), weights=counts)
+    wanted = max(WINDOW_PAIRS, math.ceil(WINDOW_BATCHES * settings.max_tokens / mean))
+    windows = math.ceil(pairs / wanted)
+    window_pairs = math.ceil(pairs / windows)
+    if settings.batching == "packed":
+        check_fits(len(counts) - 1, settings.pack_length)
+        rows = max(1, settings.max_tokens // settings.pack_length)
+        return EpochLayout(windows, window_pairs, ((rows, settings.pack_length),))
+    shapes, shorter = [], 0
+    for length in bucket_lengths(counts, settings.bucket_count):
+        share = counts[shorter : length + 1].sum() / counts.sum() * pairs / windows
+        shapes.append((_equal_rows(round(share), settings.max_tokens // length), length))
+        shorter = length + 1
+    return EpochLayout(windows, window_pairs, tuple(shapes))
+
+
+def plan_window(
+    corpus: PairNumbers,
+    settings: BatchSettings,
+    layout: EpochLayout,
+    epoch: int,
+    window: int,
+) -> list[PlannedBatch]:
+    """Plan the batches of a window. A pure function of its arguments.
+
+    Every pair occurs in one window of an epoch, once.
+
+    Args:
+        corpus: The pairs.
+        settings: A `TrainingConfig`.
+        layout: What `epoch_layout` returned for them.
+        epoch: Number of the pass over the corpus, from 0.
+        window: Number of the window in the epoch, from 0.
+    """
+    begin = window * layout.window_pairs
+    end = min(begin + layout.window_pairs, len(corpus))
+    first = epoch * len(corpus)
+    numbers = corpus.order(settings.seed, range(first + begin, first + end))
+    sides = corpus.side_lengths(numbers)
+    if settings.batching == "packed":
+        (shape,) = layout.shapes
+        return _packed(numbers, sides, *shape)
+    plan = _buckets(numbers, sides.max(axis=1), layout.shapes)
+    generator = np.random.default_rng([settings.seed, epoch, window])
+    return [plan[index] for index in generator.permutation(len(plan))]
+
+
+def plan_epoch(corpus: PairNumbers, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
+    """Return the batches of all windows of an epoch, for a corpus that is small.
+
+    Raises:
+        InputError: A pair does not fit into a packed row.
+    """
+    layout = epoch_layout(corpus, settings)
+    return [
+        planned
+        for window in range(layout.windows)
+        for planned in plan_window(corpus, settings, layout, epoch, window)
+    ]
+
+
+def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
+    """Return a planned batch of some rows of this one; `rows` are ascending indices [rows]."""
+    members, member_rows = planned.members, planned.member_rows
+    if member_rows is None:
+        return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
+    taken = np.isin(member_rows, rows)
+    taken_rows = np.searchsorted(rows, member_rows[taken])
+    return PlannedBatch(len(rows), planned.length, members[taken], taken_rows)
+
+
+def _equal_rows(pairs: int, most: int) -> int:
+    """Return the rows of the fewest batches of equal size that hold these pairs."""
+    batches = max(1, math.ceil(pairs / max(1, most)))
+    return max(1, math.ceil(pairs / batches))
+
+
+def _buckets(
+    numbers: Int64[np.ndarray, "pairs"],
+    lengths: Int64[np.ndarray, "pairs"],
+    shapes: tuple[tuple[int, int], ...],
+) -> list[PlannedBatch]:
+    """Split the pairs of a window into batches, bucket by bucket, in the given order.
+
+    Pairs that do not fill a batch go into the next longer bucket where that pads fewer columns
+    than rows of padding would.
+    """
+    bucket_of = np.searchsorted([length for _, length in shapes], lengths)
+    plan, left = [], np.array([], np.int64)
+    for index, (rows, length) in enumerate(shapes):
+        members = np.concatenate([left, numbers[bucket_of == index]])
+        rest = len(members) % rows
+        left = members[:0]
+        if rest and index + 1 < len(shapes):
+            longer = shapes[index + 1][1]
+            if rest * (longer - length) < (rows - rest) * length:
+                members, left = members[: len(members) - rest], members[len(members) - rest :]
+        if len(members):
+            parts = np.array_split(members, math.ceil(len(members) / rows))
+            plan += [PlannedBatch(rows, length, part) for part in parts]
+    return plan
+
+
+def _packed(
+    numbers: Int64[np.ndarray, "pairs"],
+    side_lengths: Int64[np.ndarray, "pairs 2"],
+    rows: int,
+    length: int,
+) -> list[PlannedBatch]:
+    """Pack the pairs of a window, in the given order; the last rows may be empty."""
+    packed = pack_rows(side_lengths, np.arange(len(numbers)), length)
+    plan = []
+    for start in range(0, len(packed), rows):
+        batch = packed[start : start + rows]
+        member_rows = np.repeat(np.arange(len(batch)), [len(members) for members in batch])
+        members = numbers[np.concatenate(batch)]
+        plan.append(PlannedBatch(rows, length, members, member_rows))
+    return plan

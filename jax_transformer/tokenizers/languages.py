@@ -1,0 +1,150 @@
+"""Language codes: which a tokenizer knows, which it is set to, and where they stand."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers.tokenizer import Tokenizer
+
+SHOWN = 6  # codes in a message
+ARGUMENT = {"source": "source_lang", "target": "target_lang"}
+FLAG = {"source": "--source-lang", "target": "--target-lang"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Languages:
+    """The language codes of a tokenizer.
+
+    Attributes:
+        ids: The id of each code, as {"de_DE": 250003}.
+        placement: Where the code of a line's language stands among its ids: "before" the text,
+            which EOS ends (mBART-50, M2M100, NLLB), or "after" the EOS (mBART, and NLLB with its
+            legacy behaviour).
+        starts: Whether the code of the target is the first decoder input (mBART); otherwise it is
+            the first token that the decoder must generate.
+        source: The code of the sources; None if it is not known.
+        target: The code of the targets; None if it is not known.
+    """
+
+    ids: Mapping[str, int]
+    placement: Literal["before", "after"]
+    starts: bool = False
+    source: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], name: str) -> "Languages":
+        """Return what `to_json` returned.
+
+        Args:
+            values: The values.
+            name: What contains them, for error messages.
+
+        Raises:
+            InputError: They are damaged.
+        """
+        try:
+            languages = cls(**values)
+            sound = languages.placement in ("before", "after") and {
+                languages.source,
+                languages.target,
+            } <= {None, *languages.ids}
+        except TypeError:
+            sound = False
+        if not sound:
+            raise InputError(f"{name}: the settings of the languages are damaged; copy it again")
+        return languages
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes, ready for JSON."""
+        return dataclasses.asdict(self) | {"ids": dict(self.ids)}
+
+    def changed(self, source: str | None, target: str | None) -> "Languages":
+        """Return these languages with other codes of sources and targets; None keeps a code.
+
+        Raises:
+            InputError: A code is unknown; shows codes that resemble it.
+        """
+        given = {
+            side: code
+            for side, code in (("source", source), ("target", target))
+            if code is not None
+        }
+        for side, code in given.items():
+            if code not in self.ids:
+                near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
+                shown = ", ".join(near or list(self.ids)[:SHOWN])
+                raise InputError(
+                    f"{ARGUMENT[side]}={code!r:.40} is none of the model's {len(self.ids)} "
+                    f"language codes, such as {shown}"
+                )
+        return dataclasses.replace(self, **given)
+
+    def affixes(
+        self, side: Literal["source", "target"], eos_id: int
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids before and after the text of a line.
+
+        Args:
+            side: The side of the line.
+            eos_id: Id of EOS.
+
+        Raises:
+            InputError: The language of this side is not known.
+        """
+        code = self.ids[self.known(side)]
+        return ([code], [eos_id]) if self.placement == "before" else ([], [eos_id, code])
+
+    def known(self, side: Literal["source", "target"]) -> str:
+        """Return the code of a side.
+
+        Raises:
+            InputError: It is not known; names the flag that sets it.
+        """
+        code = getattr(self, side)
+        if code is None:
+            raise InputError(
+                f"the model needs the language of its {side}s: name its code by {FLAG[side]} (in "
+                f"Python {ARGUMENT[side]}), such as {', '.join(list(self.ids)[:SHOWN])}"
+            )
+        return code
+
+    @property
+    def start_id(self) -> int | None:
+        """Id that the decoder reads first, where the code of the target is this id."""
+        return self.ids[self.target] if self.starts and self.target is not None else None
+
+    @property
+    def forced_id(self) -> int | None:
+        """Id that the decoder must generate first; None where it is free."""
+        return None if self.starts or self.target is None else self.ids[self.target]
+
+
+def with_languages(
+    tokenizer: Tokenizer, source: str | None, target: str | None, name: str
+) -> Tokenizer:
+    """Return a tokenizer with other languages; None keeps a language.
+
+    Args:
+        tokenizer: The tokenizer.
+        source: Code of the language of the sources.
+        target: Code of the language of the targets.
+        name: What the tokenizer belongs to, for error messages.
+
+    Raises:
+        InputError: The tokenizer has no languages, or does not know a code.
+    """
+    if source is None and target is None:
+        return tokenizer
+    if tokenizer.languages is None:
+        side, code = ("source", source) if source is not None else ("target", target)
+        raise InputError(
+            f"{name}: {ARGUMENT[side]}={code!r:.40}: the model has no language codes; leave "
+            f"{FLAG[side]} out"
+        )
+    try:
+        return tokenizer.with_languages(tokenizer.languages.changed(source, target))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error

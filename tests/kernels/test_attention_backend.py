@@ -1,0 +1,255 @@
+"""The rule that chooses attention, and what is handed to cuDNN: computed by XLA, and lowered."""
+
+import dataclasses
+import re
+from unittest.mock import Mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import apply
+from jax_transformer.commands import train
+from jax_transformer.errors import InputError
+from jax_transformer.kernels.attention_backend import Choice, choose, choose_for, execution_on
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model import functional
+from jax_transformer.model.masks import SegmentMask
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import error
+
+BATCH, HEADS, HEAD_DIM = 3, 2, 8
+HOPPER = {"backend": "gpu", "compute_capability": "9.0", "dtype": "bfloat16", "head_dim": 64}
+HOPPER |= {"dropped": False}
+TPU = {"backend": "tpu", "compute_capability": ""}
+
+
+@pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"head_dim": 256}, {"head_dim": 8}])
+def test_cudnn_is_chosen_within_its_limits(change):
+    assert choose(**HOPPER | change) == Choice("cudnn")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"backend": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
+        (TPU | {"dtype": "float16"}, "float16; flash needs bfloat16 or float32"),
+        (TPU | {"head_dim": 136}, "head_dim=136; flash needs at most 128"),
+        (TPU | {"dropped": True}, "attention weights are dropped; flash drops none"),
+        ({"compute_capability": "7.5"}, "a GPU 7.5; cuDNN needs NVIDIA's, from 8.0"),
+        ({"compute_capability": "gfx942"}, "a GPU gfx942; cuDNN needs NVIDIA's, from 8.0"),
+        ({"dtype": "float32"}, "float32; cuDNN needs bfloat16"),
+        ({"dtype": "float64"}, "float64; cuDNN needs bfloat16"),
+        ({"head_dim": 20}, "head_dim=20; cuDNN needs a multiple of 8, at most 256"),
+        ({"head_dim": 264}, "head_dim=264; cuDNN needs a multiple of 8, at most 256"),
+        (
+            {"head_dim": 136, "compute_capability": "8.6"},
+            "head_dim=136; cuDNN needs a multiple of 8, at most 128",
+        ),
+        (
+            {"head_dim": 136, "compute_capability": "10.0"},
+            "head_dim=136; cuDNN needs a multiple of 8, at most 128",
+        ),
+        ({"dropped": True}, "attention weights are dropped; cuDNN through JAX drops none"),
+    ],
+)
+def test_beyond_them_attention_is_plain_and_says_why(change, reason):
+    choice = choose(**HOPPER | change)
+    assert choice == Choice("plain", reason)
+    assert str(choice) == f"attention: plain ({reason})"
+
+
+def test_on_a_tpu_long_attention_is_flash():
+    choice = choose(**HOPPER | TPU | {"dtype": "float32"})
+    assert str(choice) == (
+        "attention: flash (from length 512; shorter, with a mask of the caller's or with relative "
+        "positions: plain)"
+    )
+    execution = Execution.for_platform("tpu", attention=choice.implementation)
+    assert execution.attention_of(512, 512, by_segments=True) == "flash"
+    assert execution.attention_of(511, 512, by_segments=True) == "plain"
+    assert execution.attention_of(512, 512, by_segments=False) == "plain"
+
+
+def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise InputError("enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.loop, "train", stop)
+    with pytest.raises(SystemExit):
+        train.train()
+    choice = choose_for(jax.devices()[0], "float32", 16, False)
+    assert f"\n{choice}\n" in capsys.readouterr().out
+
+
+def test_a_model_drops_no_weights_by_fused_kernels(fused):
+    config = small_config("vaswani2017", dropout=0.1, attention_dropout=0.1)
+    params, tokens = random_params(config), random_tokens(config)
+    cudnn = Execution(attention="cudnn")
+    apply(params, config, *tokens, execution=cudnn)
+    assert len(fused) == config.num_encoder_layers + 2 * config.num_decoder_layers
+    with pytest.raises(InputError, match="attention='cudnn' cannot drop attention weights"):
+        apply(params, config, *tokens, dropout_key=jax.random.key(0), execution=cudnn)
+    config = dataclasses.replace(config, attention_dropout=0.0)
+    apply(params, config, *tokens, dropout_key=jax.random.key(0), execution=cudnn)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (("cpu", ""), Execution()),
+        (("gpu", "9.0"), Execution.for_platform("gpu", attention="cudnn")),
+        (("gpu", "7.5"), Execution.for_platform("gpu")),
+        (("tpu", ""), Execution.for_platform("tpu", attention="flash")),
+    ],
+)
+def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
+    platform, capability = device
+    stand_in = Mock(jax.Device, platform=platform, compute_capability=capability)
+    assert execution_on(stand_in, "bfloat16", 64, dropped=False) == expected
+
+
+def test_an_unknown_platform_is_refused():
+    with pytest.raises(InputError, match="platform='metal' is unknown; choose one of cpu, gpu"):
+        Execution.for_platform("metal")
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Let XLA compute what cuDNN is called for; return the shapes of the masks."""
+    shapes, attention = [], jax.nn.dot_product_attention
+
+    def by_xla(query, key, value, bias, mask, *, scale, is_causal, implementation):
+        assert implementation == "cudnn"
+        shapes.append(None if mask is None else mask.shape)
+        assert bias is None or bias.shape[2] % 2 == bias.shape[3] % 2 == 0
+        how = {"scale": scale, "is_causal": is_causal, "implementation": "xla"}
+        return attention(query, key, value, bias, mask, **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    return shapes
+
+
+def draw(queries, keys, dtype):
+    """Return queries, keys, values, and what the gradient of the output shall be."""
+    random = np.random.default_rng(0)
+    shapes = [(BATCH, HEADS, length, HEAD_DIM) for length in (queries, keys, keys, queries)]
+    return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
+
+
+def masks(queries, keys):
+    random = np.random.default_rng(1)
+    padding = np.arange(keys) < np.array([keys, keys - 2, 0])[:, None, None, None]
+    some = random.random((BATCH, HEADS, queries, keys)) < 0.6
+    some[0, 1, 2] = False
+    some[1, :, :, 3] = False
+    later = np.tril(np.ones((1, 1, queries, keys), bool))
+    drawn = {"padding": padding, "causal": padding & later, "some": some}
+    return {"none": None} | {kind: jnp.asarray(mask) for kind, mask in drawn.items()}
+
+
+def attend_and_differentiate(
+    query, key, value, cotangent, mask, implementation="plain", bias=None, scaled=True
+):
+    @jax.jit
+    def run(query, key, value, bias):
+        def mapped(query, key, value, bias):
+            inputs = query, key, value, mask, None, implementation
+            return functional.dot_product_attention(*inputs, bias, scaled)
+
+        output, transpose = jax.vjp(mapped, query, key, value, bias)
+        return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
+
+    return run(query, key, value, bias)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("lengths", [(6, 8), (7, 5)])
+@pytest.mark.parametrize("kind", ["none", "padding", "causal", "some"])
+def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
+    fused, kind, lengths, dtype, bound
+):
+    inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
+    expected = attend_and_differentiate(*inputs, mask)
+    found = attend_and_differentiate(*inputs, mask, "cudnn")
+    for name, ours, plain in zip(("output", "query", "key", "value"), found, expected, strict=True):
+        assert ours.dtype == plain.dtype == dtype
+        assert error(*(np.float32(array) for array in (ours, plain))) < bound, name
+    (shape,) = fused
+    if mask is not None:  # as cuDNN's backward pass wants it
+        assert shape[2:] == tuple(length + length % 2 for length in lengths)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("lengths", [(6, 8), (7, 5)])
+@pytest.mark.parametrize("kind", ["none", "padding", "causal"])
+def test_a_relative_bias_reaches_cudnn_and_its_gradient_comes_back(
+    fused, kind, lengths, dtype, bound
+):
+    """With scores that are not scaled, as in T5."""
+    inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
+    drawn = np.random.default_rng(2).normal(size=(1, HEADS, *lengths))
+    relative = {"bias": jnp.asarray(drawn, dtype), "scaled": False}
+    without = attend_and_differentiate(*inputs, mask)
+    expected = attend_and_differentiate(*inputs, mask, **relative)
+    found = attend_and_differentiate(*inputs, mask, "cudnn", **relative)
+    assert len(expected) == len(found) == 5
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.dtype == plain.dtype == dtype
+        assert error(*(np.float32(array) for array in (ours, plain))) < bound
+    assert error(*(np.float32(run[0]) for run in (without, expected))) > 0.1
+    assert len(fused) == 1
+
+
+def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(fused):
+    query, key, value, cotangent = draw(6, 8, "float32")
+    mask = masks(6, 8)["some"]
+    nobody = ~mask.any(axis=2)[..., None]
+    key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
+    output, *gradients = attend_and_differentiate(query, key, value, cotangent, mask, "cudnn")
+    assert nobody.any()
+    assert np.array_equal(output[0, 1, 2], np.zeros(HEAD_DIM))
+    for array in (output, *gradients):
+        assert np.isfinite(array).all()
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("length", [6, 7])
+def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
+    """It then reads a mask of padding alone, or none."""
+    inputs = draw(length, length, "float32")
+    keys = masks(length, length)["padding"][:, 0, 0] if padded else None
+    mask = SegmentMask(keys, causal=True)
+    expected = attend_and_differentiate(*inputs, mask)
+    found = attend_and_differentiate(*inputs, mask, "cudnn")
+    for ours, plain in zip(found, expected, strict=True):
+        assert error(ours, plain) < 1e-6
+    even = length + length % 2
+    assert fused == [(BATCH, 1, even, even) if padded else None]
+
+
+@pytest.mark.parametrize("lengths", [(12, 10), (13, 11)])
+def test_a_model_lowers_to_cudnns_kernels(monkeypatch, lengths):
+    config = small_config("vaswani2017", d_model=48, num_encoder_layers=2, num_decoder_layers=1)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), random_params(config))
+    src, tgt = (jnp.ones((4, length), jnp.int32) for length in lengths)
+    version = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
+    monkeypatch.setattr(version, lambda: 91000)  # the installed one's, where there is one
+
+    cudnn = Execution.for_platform("gpu", attention="cudnn")
+
+    def loss(params):
+        return apply(params, config, src, tgt, execution=cudnn).astype(jnp.float32).sum()
+
+    program = jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)).as_text()
+    kernels = re.findall(r"custom_call @__cudnn\$(\w+)", program)
+    attentions = 2 + 2 * 1  # an encoder layer has one, a decoder layer two
+    assert (
+        sorted(kernels)
+        == ["fmhaScaleBiasSoftmax"] * attentions + ["fmhaScaleBiasSoftmaxBackward"] * attentions
+    )
+    # The decoder's own attention, forward and backward; the others have no order.
+    kinds = re.findall(r"mask_type\\22: \\22(\w+)\\22", program)
+    assert sorted(kinds) == ["CAUSAL"] * 2 + ["NO_MASK"] * 2 * (attentions - 1)

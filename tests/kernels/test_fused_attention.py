@@ -1,0 +1,230 @@
+"""The fused kernels for TPU, interpreted by XLA, beside plain attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from jax_transformer import apply
+from jax_transformer.errors import InputError
+from jax_transformer.kernels import fused_attention
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model import functional
+from jax_transformer.model.masks import SegmentMask
+from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
+from jax_transformer.text.batches import Batch
+from jax_transformer.training.objective import decode_packed
+from tests.models import random_params, random_tokens, small_config
+from tests.parity.ladder import error
+
+BATCH, HEADS, HEAD_DIM = 3, 2, 8
+FLASH = Execution.for_platform("tpu", attention="flash", flash_length=1)
+BOUND = 1e-6
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Let XLA interpret the kernels; return the lengths of the attentions that they compute."""
+    lengths, attention = [], fused_attention.flash_attention
+
+    def by_xla(query, key, value, mask, scaled):
+        lengths.append((query.shape[2], key.shape[2]))
+        return attention(query, key, value, mask, scaled, interpret=True)
+
+    monkeypatch.setattr(functional, "flash_attention", by_xla)
+    return lengths
+
+
+def mask_of(kind, queries, keys):
+    """Return a mask by segments; but for "none" and "causal", some row or query is empty."""
+    random = np.random.default_rng(1)
+    padding = jnp.asarray(np.arange(keys) < np.array([keys, keys - 2, 0])[:, None])
+    holes = jnp.asarray(random.random((BATCH, keys)) < 0.5).at[0, 0].set(False)
+
+    def packed(length):  # padding at the end, and a segment 5 that only these queries have
+        segments = np.sort(random.integers(1, 5, (BATCH, length)))
+        return jnp.asarray(np.where(np.arange(length) < length - 2, segments, 0), jnp.int32)
+
+    query_segments = packed(queries).at[0, 1].set(5)
+    return {
+        "none": None,
+        "causal": SegmentMask(None, causal=True),
+        "padding": SegmentMask(padding),
+        "causal and padding": SegmentMask(padding, causal=True),
+        "causal and holes": SegmentMask(holes, causal=True),
+        "packed": SegmentMask(query_segments, query_segments, causal=True),
+        "packed to keys": SegmentMask(packed(keys), query_segments),
+    }[kind]
+
+
+KINDS = ("none", "causal", "padding", "causal and padding", "causal and holes", "packed")
+
+
+@pytest.mark.parametrize("kind", [*KINDS[1:], "packed to keys"])
+def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
+    lengths = (7, 5) if kind in ("padding", "packed to keys") else (7, 7)
+    mask = mask_of(kind, *lengths)
+    boolean = np.broadcast_to(mask.dense(*lengths), (BATCH, 1, *lengths))[:, 0]
+    attended = np.broadcast_to(mask.attended(lengths[1]), (BATCH, lengths[1]))
+    attending = np.broadcast_to(mask.attending(*lengths), (BATCH, lengths[0]))
+    assert np.array_equal(attended, boolean.any(axis=1))
+    assert np.array_equal(attending, boolean.any(axis=2))
+    assert attending.all() == (kind == "causal")
+    x = jnp.full((BATCH, lengths[1], 3), jnp.nan)
+    expected = functional.clear_unattended(x, jnp.asarray(boolean)[:, None])
+    np.testing.assert_array_equal(functional.clear_unattended(x, mask), expected)
+
+
+def attend_and_differentiate(query, key, value, cotangent, mask, scaled, implementation):
+    @jax.jit
+    def run(query, key, value):
+        def attend(*inputs):
+            attention = functional.dot_product_attention
+            return attention(*inputs, mask, None, implementation, scaled=scaled)
+
+        output, transpose = jax.vjp(attend, query, key, value)
+        return output, *transpose(cotangent)
+
+    return run(query, key, value)
+
+
+def draw(queries, keys):
+    """Return queries, keys, values, and what the gradient of the output shall be."""
+    random = np.random.default_rng(0)
+    shapes = [(BATCH, HEADS, length, HEAD_DIM) for length in (queries, keys, keys, queries)]
+    return [jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "packed to keys"])
+def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
+    """Of odd lengths, with NaN wherever nobody attends to, and scores that are not scaled."""
+    lengths = (13, 9) if kind in ("none", "padding", "packed to keys") else (13, 13)
+    mask, scaled = mask_of(kind, *lengths), kind != "causal and padding"
+    query, key, value, cotangent = draw(*lengths)
+    if mask is not None:
+        nobody = ~mask.attended(lengths[1])[:, None, :, None]
+        key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
+    inputs = query, key, value, cotangent, mask, scaled
+    found = attend_and_differentiate(*inputs, "flash")
+    expected = attend_and_differentiate(*inputs, "plain")
+    for name, ours, plain in zip(("output", "query", "key", "value"), found, expected, strict=True):
+        assert error(ours, plain) < BOUND, name
+    assert interpreted == [lengths]
+    if mask is not None:
+        empty = np.broadcast_to(~mask.attending(*lengths), (BATCH, lengths[0]))
+        assert (np.asarray(found[0]).swapaxes(1, 2)[empty] == 0).all()
+
+
+def test_the_blocks_of_a_long_attention_add_up(interpreted, monkeypatch):
+    for name in ("LONGEST_QUERY_BLOCK", "LONGEST_KEY_BLOCK"):
+        monkeypatch.setattr(fused_attention, name, fused_attention.LANES)
+    inputs = *draw(300, 300), mask_of("packed", 300, 300), True
+    found = attend_and_differentiate(*inputs, "flash")
+    expected = attend_and_differentiate(*inputs, "plain")
+    for ours, plain in zip(found, expected, strict=True):
+        assert error(ours, plain) < BOUND
+
+
+@pytest.mark.parametrize("longest", [fused_attention.LONGEST_QUERY_BLOCK, 2048])
+def test_blocks_are_as_a_tpu_needs_them(longest):
+    for length in range(1, 5000, 7):
+        block = fused_attention.block_length(length, longest)
+        assert block % fused_attention.LANES == 0
+        assert block <= longest
+        blocks = -(-length // block)
+        assert blocks == -(-length // longest)  # no more than are needed
+        assert blocks * block - length < 2 * blocks * fused_attention.LANES
+
+
+def logits_and_gradient(params, config, tokens, execution):
+    @jax.jit
+    def run(params):
+        def logits(params):
+            if isinstance(tokens, Batch):
+                return decode_packed(params, tokens, config, execution=execution)
+            return apply(params, config, *tokens, execution=execution)
+
+        output, transpose = jax.vjp(logits, params)
+        return output, *transpose(jnp.cos(output))
+
+    return run(params)
+
+
+@pytest.mark.parametrize(
+    ("preset", "packed", "by_kernels"),
+    [
+        # Encoder, decoder, cross-attention; one source is all padding.
+        ("vaswani2017", False, [(13, 13), (11, 11), (11, 13)]),
+        ("vaswani2017", True, [(13, 13), (11, 11), (11, 13)]),
+        ("marian", False, [(13, 13), (11, 11), (11, 13)]),  # targets begin with the pad id
+        ("t5", False, [(11, 13)]),  # the others add a bias of relative positions
+    ],
+)
+def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed, by_kernels):
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    params, tokens = random_params(config), random_tokens(config)
+    if packed:
+        src, tgt = tokens
+        segments = [np.minimum(np.arange(x.shape[1]) // 4 + 1, 3) * (x != 0) for x in (src, tgt)]
+        tokens = Batch(src, tgt, tgt, *(segment.astype(np.int32) for segment in segments))
+    found = logits_and_gradient(params, config, tokens, FLASH)
+    assert interpreted == by_kernels
+    expected = logits_and_gradient(params, config, tokens, Execution())
+    assert error(found[0], expected[0]) < 2e-6
+    gradients = zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True)
+    for ours, plain in gradients:
+        assert error(ours, plain) < 1e-5
+
+
+def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpreted):
+    config = small_config("vaswani2017", num_encoder_layers=2, num_decoder_layers=2)
+    params, tokens = random_params(config), random_tokens(config)
+    for fields in ({"remat": "layers"}, {"scan_layers": True}):
+        execution = Execution.for_platform("tpu", attention="flash", flash_length=1, **fields)
+
+        def loss(params, execution=execution):
+            return jnp.sum(apply(params, config, *tokens, execution=execution))
+
+        jax.eval_shape(jax.grad(loss), params)
+        assert {(13, 13), (11, 11), (11, 13)} == set(interpreted)
+        interpreted.clear()
+
+
+def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted):
+    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+    params, (src, tgt) = random_params(config), random_tokens(config)
+    own = (src != config.pad_id)[:, None, None, :]
+    jax.eval_shape(lambda: apply(params, config, src, tgt, own, execution=FLASH))
+    assert interpreted == [(11, 11)]  # that of the targets alone has the default mask
+    twelve = Execution.for_platform("tpu", attention="flash", flash_length=12)
+    jax.eval_shape(lambda: apply(params, config, src, tgt, execution=twelve))
+    assert interpreted[1:] == [(13, 13)]  # 11 x 13 are fewer scores than 12 x 12
+
+
+def test_what_the_kernels_cannot_do_is_refused():
+    query, key, value, _ = draw(5, 5)
+    attend = functools.partial(functional.dot_product_attention, query, key, value)
+    with pytest.raises(InputError, match="attention='flash' cannot drop attention weights"):
+        attend(dropout=lambda weights: weights, implementation="flash")
+    for others in ({"mask": jnp.ones((1, 1, 5, 5), bool)}, {"bias": jnp.zeros((1, HEADS, 5, 5))}):
+        with pytest.raises(InputError, match="reads masks by segments, and no bias"):
+            attend(implementation="flash", **others)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "heads"), [((4, 1, 1), 8, 2), ((2, 2, 2), 8, 2), ((2, 2, 2), 3, 3)]
+)
+def test_each_device_computes_its_own_rows_and_heads(sizes, rows, heads):
+    """What is not divided by the axes is computed by every device."""
+    mesh = AbstractMesh(sizes, AXES, axis_types=AXIS_TYPES)
+    query = jax.ShapeDtypeStruct((rows, heads, 128, HEAD_DIM), jnp.bfloat16)
+    with use_abstract_mesh(mesh):
+        mask = SegmentMask(jnp.ones((rows, 128), bool))
+        attend = functools.partial(fused_attention.flash_attention, mask=mask, scaled=True)
+        text = str(jax.make_jaxpr(attend)(query, query, query))
+    own_rows, own_heads = (3, 3) if rows == 3 else (rows // 4, heads // sizes[2])
+    assert "shard_map" in text
+    assert f"bf16[{own_rows},{own_heads},128,{HEAD_DIM}]" in text.split("shard_map", 1)[1]

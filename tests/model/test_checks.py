@@ -1,0 +1,374 @@
+"""No argument of another kind, and no id outside the vocabulary, reaches a device.
+
+What `generate` refuses of its options is in `decoding/test_options.py`.
+"""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import (
+    InputError,
+    Transformer,
+    apply,
+    cross_attention_weights,
+    decode,
+    decode_step,
+    encode,
+    generate,
+    init_cache,
+    init_params,
+    select_hypotheses,
+)
+from jax_transformer.decoding import score
+from jax_transformer.model.checks import check_ids
+from jax_transformer.model.functional import dot_product_attention
+from jax_transformer.model.masks import SegmentMask
+from jax_transformer.text.batches import Batch, make_batch
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.step import evaluation_step, init_state, train_step
+from tests.models import random_params, random_tokens, small_config, unchecked
+
+CONFIG = small_config("vaswani2017")  # 41 ids
+BAD_IDS = {
+    "first beyond": np.int64(41),
+    "negative": np.int64(-1),
+    "wraps to negative in int32": np.int64(2**31),
+    "wraps to 1 in int32": np.int64(2**32 + 1),
+    "-1 stored as uint16": np.array(-1).astype(np.uint16).astype(np.int64)[()],
+}
+
+
+def batch_of(side, ids):
+    """Return the batch of one pair, of which one side holds these ids."""
+    fine = np.array([1, 5, 2])
+    sides = {"sources": (fine,), "targets": (fine,)} | {side: (ids,)}
+    corpus = EncodedCorpus(
+        **sides, src_vocab_size=41, tgt_vocab_size=41, dropped_overlong=0, unknown_tokens=0
+    )
+    return make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
+
+
+SRC, TGT = random_tokens(CONFIG)
+ENTRANCES = {
+    "apply src": lambda params, ids: apply(params, CONFIG, ids, TGT[:1]),
+    "apply tgt": lambda params, ids: apply(params, CONFIG, SRC[:1], ids),
+    "encode": lambda params, ids: encode(params, CONFIG, ids),
+    "decode": lambda params, ids: decode(params, CONFIG, ids, jnp.zeros((1, 5, 42))),
+    "generate": lambda params, ids: generate(params, CONFIG, ids, max_new_tokens=3),
+    "score src": lambda params, ids: score(params, CONFIG, ids, TGT[:1]),
+    "score tgt": lambda params, ids: score(params, CONFIG, SRC[:1], ids),
+    "batch of sources": lambda _, ids: batch_of("sources", ids[0]),
+    "batch of targets": lambda _, ids: batch_of("targets", ids[0]),
+}
+
+
+@pytest.mark.parametrize("enter", ENTRANCES.values(), ids=ENTRANCES)
+def test_an_id_outside_the_vocabulary_is_refused_everywhere(enter):
+    params, caught = random_params(CONFIG), 0
+    for bad in BAD_IDS.values():
+        ids = np.array([[1, 5, 7, 2]], bad.dtype)
+        ids[0, 2] = bad
+        with pytest.raises(InputError, match=rf"\[0, [12]\]={bad} .* from 0 to 40") as refusal:
+            enter(params, ids)
+        assert "\n" not in str(refusal.value)
+        caught += 1
+    print(f"\n{caught} of {len(BAD_IDS)} caught")
+
+
+def test_ids_of_a_large_vocabulary_are_not_wrapped():
+    ids = np.array([1, 70_000, 65_536, 2])
+    corpus = EncodedCorpus(
+        (ids,),
+        (ids,),
+        src_vocab_size=70_001,
+        tgt_vocab_size=70_001,
+        dropped_overlong=0,
+        unknown_tokens=0,
+    )
+    batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
+    assert batch.src[0].tolist() == ids.tolist()
+    assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]
+
+
+def test_checking_costs_less_than_a_hundredth_of_a_step():
+    # A step costs far more than this: the forward pass alone, of a model of one small layer.
+    config = dataclasses.replace(
+        CONFIG, d_model=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1
+    )
+    params = random_params(config)
+    ids = np.random.default_rng(0).integers(3, 41, (128, 29)).astype(np.int32)
+    batch, settings = Batch(ids, ids, ids), TrainingConfig()
+
+    def check():
+        for array in batch[:3]:
+            check_ids("ids", array, 41)
+
+    def step():
+        jax.block_until_ready(evaluation_step(params, batch, config, settings))
+
+    def fastest(function):
+        times = []
+        for _ in range(10):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    share = fastest(check) / fastest(step)
+    print(f"\nchecking {3 * ids.size:,} ids takes {share:.3%} of a forward pass")
+    assert share < 0.01
+
+
+SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+PARAMS = random_params(SMALL)
+MEMORY = np.ones((5, 13, 42), np.float32)
+VISIBLE = (SRC != 0)[:, None, None]
+KEY = jax.random.key(0)
+
+
+def step(tokens):
+    return decode_step(PARAMS, SMALL, init_cache(PARAMS, SMALL, MEMORY, 3), tokens)
+
+
+def search(**options):
+    return generate(PARAMS, SMALL, SRC, **{"max_new_tokens": 3} | options)
+
+
+def in_module(src, tgt, *masks):
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    return Transformer(SMALL).apply({"params": params}, src, tgt, *masks)
+
+
+def train(**fields):
+    batch = Batch(SRC, SRC, SRC)._replace(**fields)
+    return train_step(init_state(SMALL, TrainingConfig()), batch, SMALL, TrainingConfig())
+
+
+READERS = {  # of ids [batch, length]
+    "encode": lambda ids: encode(PARAMS, SMALL, ids),
+    "decode": lambda ids: decode(PARAMS, SMALL, ids, MEMORY),
+    "apply": lambda ids: apply(PARAMS, SMALL, SRC, ids),
+    "module": lambda ids: in_module(ids, TGT),
+    "generate": lambda ids: generate(PARAMS, SMALL, ids, max_new_tokens=3),
+    "prefix": lambda ids: search(prefix=ids),
+    "score src": lambda ids: score(PARAMS, SMALL, ids, TGT),
+    "score tgt": lambda ids: score(PARAMS, SMALL, SRC, ids),
+    "weights": lambda ids: cross_attention_weights(PARAMS, SMALL, SRC, ids),
+    "positions": lambda ids: encode(PARAMS, SMALL, SRC, src_positions=ids),
+}
+MASKED = {
+    "encode": lambda mask: encode(PARAMS, SMALL, SRC, mask),
+    "decode": lambda mask: decode(PARAMS, SMALL, TGT, MEMORY, None, mask),
+    "apply": lambda mask: apply(PARAMS, SMALL, SRC, TGT, mask),
+    "module": lambda mask: in_module(SRC, TGT, mask),
+    "generate": lambda mask: search(src_mask=mask),
+    "score": lambda mask: score(PARAMS, SMALL, SRC, TGT, src_mask=mask),
+    "init_cache": lambda mask: init_cache(PARAMS, SMALL, MEMORY, 3, mask),
+}
+NO_ARRAYS = {
+    "a list": SRC.tolist(),
+    "objects": SRC.astype(object),
+    "text": SRC.astype(str),
+    "a tensor of torch": torch.tensor(SRC),
+    "a number": 3,
+}
+NO_IDS = {
+    "floats": SRC + 0.9,
+    "booleans": SRC > 0,
+    "complex": SRC + 0j,
+    "one row": SRC[0],
+    "three axes": SRC[..., None],
+}
+with unchecked():  # which checks the segments' types too
+    NO_MASKS = {
+        "additive": np.where(VISIBLE, 0, -np.inf).astype(np.float32),
+        "integers": VISIBLE.astype(np.int32),
+        "two axes": SRC != 0,
+        "fewer rows": VISIBLE[:2],
+        "fewer keys": VISIBLE[..., :5],
+        "segments of floats": SegmentMask((SRC != 0).astype(np.float32)),
+        "segments of fewer rows": SegmentMask((SRC != 0)[:2]),
+        "segments of fewer keys": SegmentMask((SRC != 0)[:, :5]),
+        "segments of queries alone": SegmentMask(None, SRC),
+        "a segment": SegmentMask(np.True_),
+    }
+
+
+def refuse(call, match=""):
+    with unchecked(), pytest.raises(InputError, match=match) as refusal:  # as users call it
+        call()
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_what_is_no_array_of_ids_is_refused(read):
+    for wrong in NO_ARRAYS.values():
+        refuse(lambda wrong=wrong: read(wrong), "of (d?)type .* must (be an array|hold whole)")
+    for wrong in NO_IDS.values():
+        refuse(lambda wrong=wrong: read(wrong), r"whole numbers|\[batch, length\]")
+        refuse(lambda wrong=wrong: jax.jit(read)(wrong), r"whole numbers|\[batch, length\]")
+
+
+@pytest.mark.parametrize("attend", MASKED.values(), ids=MASKED)
+def test_what_is_no_mask_is_refused(attend):
+    for wrong in NO_MASKS.values():
+        refuse(lambda wrong=wrong: attend(wrong), "src_mask")
+        refuse(lambda wrong=wrong: jax.jit(attend)(wrong), "src_mask")
+    for wrong in (VISIBLE.tolist(), VISIBLE.astype(object), "padding"):
+        refuse(lambda wrong=wrong: attend(wrong), "src_mask of (d?)type")
+
+
+@pytest.mark.parametrize("attend", MASKED.values(), ids=MASKED)
+def test_a_mask_by_segments_is_read_as_the_same_boolean_mask(attend):
+    with unchecked():  # NumPy arrays are welcome
+        pair = [jax.tree.leaves(attend(mask)) for mask in (SegmentMask(SRC != 0), VISIBLE)]
+    for one, other in zip(*pair, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+WRONG_CALLS = {
+    "an additive target mask": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, None, np.zeros((1, 1, 11, 11))),
+        "tgt_mask of dtype float64 must be boolean, True = attend; from an additive mask of torch",
+    ),
+    "causal attention to a memory": (
+        lambda: decode(PARAMS, SMALL, TGT, MEMORY, None, SegmentMask(SRC != 0, causal=True)),
+        "src_mask is causal, which needs as many queries as keys; here are 11 queries and 13 keys",
+    ),
+    "an additive mask of attention": (
+        lambda: dot_product_attention(*[jnp.ones((1, 1, 2, 3))] * 3, mask=jnp.zeros((1, 1, 2, 2))),
+        "mask of dtype float32 must be boolean",
+    ),
+    "keys of another batch": (
+        lambda: dot_product_attention(*(jnp.ones((n, 1, 2, 3)) for n in (2, 1, 1))),
+        "keys has 1 rows and queries 2",
+    ),
+    "a source for two targets": (
+        lambda: apply(PARAMS, SMALL, SRC[:1], TGT[:2]),
+        "tgt has 2 rows and src 1",
+    ),
+    "a source for two targets, traced": (
+        lambda: jax.jit(lambda src: apply(PARAMS, SMALL, src, TGT[:2]))(SRC[:1]),
+        "tgt has 2 rows and src 1",
+    ),
+    "a source for two targets, in the module": (
+        lambda: in_module(SRC[:1], TGT[:2]),
+        "memory has 1 rows and tgt 2",
+    ),
+    "a source for two scores": (
+        lambda: score(PARAMS, SMALL, SRC[:1], TGT[:2]),
+        "tgt has 2 rows and src 1",
+    ),
+    "a memory of fewer rows": (
+        lambda: decode(PARAMS, SMALL, TGT, MEMORY[:1]),
+        "memory has 1 rows and tgt 5",
+    ),
+    "a memory of another width": (
+        lambda: decode(PARAMS, SMALL, TGT, MEMORY[..., :40]),
+        r"memory of shape \(5, 13, 40\) must be vectors \[batch, length, d_model=42\]",
+    ),
+    "a memory of integers": (
+        lambda: init_cache(PARAMS, SMALL, MEMORY.astype(int), 3),
+        "memory of dtype int64 must hold floating-point numbers",
+    ),
+    "no source": (
+        lambda: generate(PARAMS, SMALL, SRC[:0], max_new_tokens=3, beam_size=2),
+        r"src of shape \(0, 13\) is empty",
+    ),
+    "sources without a token": (
+        lambda: generate(PARAMS, SMALL, SRC[:, :0], max_new_tokens=3),
+        r"src of shape \(5, 0\) is empty",
+    ),
+    "no target": (lambda: score(PARAMS, SMALL, SRC, TGT[:, :0]), r"tgt .*\(5, 0\) is empty"),
+    "no memory": (lambda: init_cache(PARAMS, SMALL, MEMORY[:0], 3), "memory .* is empty"),
+    "tokens of floats": (lambda: step(TGT[:, 0] * 1.5), "tokens of dtype float64 must hold whole"),
+    "a cache of another kind": (
+        lambda: decode_step(PARAMS, SMALL, None, TGT[:, 0]),
+        "cache of type NoneType must be a Cache",
+    ),
+    "parents that are none": (
+        lambda: select_hypotheses(init_cache(PARAMS, SMALL, MEMORY, 3), np.ones((5, 1), int)),
+        r"parents\[0, 0\]=1 is outside the hypotheses",
+    ),
+    "positions of one row": (
+        lambda: encode(PARAMS, SMALL, SRC, src_positions=np.zeros((1, 13), int)),
+        r"src_positions of shape \(1, 13\) must be \[batch, length\] = \[5, 13\]",
+    ),
+    "a list of parameters": (lambda: apply([1], SMALL, SRC, TGT), "params of type list"),
+    "parameters of a search": (
+        lambda: generate("weights", SMALL, SRC, max_new_tokens=3),
+        "params of type str",
+    ),
+    "no parameters": (lambda: encode({}, SMALL, SRC), "params do not fit .* is missing"),
+    "no decoder": (
+        lambda: step_with({name: leaf for name, leaf in PARAMS.items() if name != "decoder"}),
+        "decoder/.* is missing",
+    ),
+    "keys without an order": (
+        lambda: encode({1: MEMORY, "a": MEMORY}, SMALL, SRC),
+        "keys are all names",
+    ),
+    "a parameter of integers": (
+        lambda: encode(PARAMS | {"encoder": {"layers_0": {"x": SRC}}}, SMALL, SRC),
+        "params: encoder/layers_0/x of dtype int32 must hold floating-point numbers",
+    ),
+    "a number for a key of dropout": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, dropout_key=0),
+        r"dropout_key of type int must be one random key, as jax.random.key\(0\) makes it",
+    ),
+    "several keys": (lambda: init_params(jax.random.split(KEY), SMALL), r"key .* shape \(2,\)"),
+    "targets of floats": (lambda: train(tgt_out=SRC * 0.5), "batch.tgt_out of dtype float"),
+    "targets of fewer rows": (
+        lambda: train(tgt_out=SRC[:1]),
+        r"batch.tgt_out of shape \(1, 13\) must be \[batch, length\] as batch.tgt_in",
+    ),
+    "sources of fewer rows": (lambda: train(src=SRC[:1]), "tgt has 5 rows and src 1"),
+    "segments of one side": (lambda: train(src_segments=SRC), "batch.tgt_segments of type None"),
+}
+
+
+def step_with(params):
+    return decode_step(params, SMALL, init_cache(PARAMS, SMALL, MEMORY, 3), TGT[:, 0])
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_arguments_that_do_not_belong_together_are_refused_in_one_line(call, message):
+    refuse(call, message)
+
+
+@pytest.mark.parametrize("bad", [2**32 + 5, -(2**63)])
+def test_a_64_bit_id_outside_the_vocabulary_is_nan_under_jit(x64, bad):
+    """A cast to 32 bits would wrap: 2**32 + 5 would be read as id 5."""
+    ids, starts, places = SRC.astype(np.int64), np.full(5, 4), np.zeros(SRC.shape, np.int64)
+    ids[1, 0] = starts[1] = places[1, 0] = bad
+
+    def run(ids, starts, places):
+        return (
+            encode(PARAMS, SMALL, ids)[:, 0, 0],
+            encode(PARAMS, SMALL, SRC, src_positions=places)[:, 0, 0],
+            step(ids[:, 0])[0][:, 0],
+            score(PARAMS, SMALL, ids, TGT),
+            score(PARAMS, SMALL, SRC, ids),
+            generate(PARAMS, SMALL, ids, max_new_tokens=2, beam_size=2).scores[:, 0],
+            search(start_token=starts).scores[:, 0],
+        )
+
+    for number, row in enumerate(jax.jit(run)(ids, starts, places)):
+        assert np.isnan(row[1]), number
+        assert np.isfinite(row[2]), number
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRANCES if not name.startswith("batch")])
+def test_ids_of_the_other_byte_order_are_refused_in_one_line(name):
+    ids = np.array([[1, 5, 2]], np.dtype(np.int32).newbyteorder())
+    with pytest.raises(InputError, match=r"of dtype [<>]i4 must be in this machine's byte order"):
+        ENTRANCES[name](random_params(CONFIG), ids)

@@ -1,0 +1,90 @@
+"""The two forms of the norms, and cross-entropy's two ways to read a target's logit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer.model import norms
+from jax_transformer.training.objective import cross_entropy
+from tests.parity.measure import error
+
+ROWS, LENGTH, WIDTH, VOCAB = 3, 5, 14, 23
+
+
+def draw(dtype):
+    random = np.random.default_rng(0)
+    x = random.normal(2, 3, (ROWS, LENGTH, WIDTH))
+    x[1, 2] = 0.0  # a constant row, where the deviation is 0
+    return [
+        jnp.asarray(array, dtype)
+        for array in (
+            x,
+            random.normal(size=WIDTH),
+            random.normal(size=WIDTH),
+            random.normal(size=x.shape),
+        )
+    ]
+
+
+def call(kind, form):
+    if kind == "rms_norm":
+        return lambda x, scale, bias: norms.rms_norm(x, scale, 1e-6, form)
+    if kind == "layer_norm without bias":
+        return lambda x, scale, bias: norms.layer_norm(x, scale, None, 1e-5, form)
+    norm = getattr(norms, kind)
+    return lambda x, scale, bias: norm(x, scale, bias, 1e-6, form)
+
+
+KINDS = ["layer_norm", "layer_norm without bias", "std_norm", "rms_norm"]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-12), ("float32", 2e-6)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_form_has_the_outputs_and_gradients_of_the_shifted_form(kind, dtype, bound):
+    with jax.enable_x64(dtype == "float64"):
+        x, scale, bias, cotangent = draw(dtype)
+        outputs = {}
+        for form in ("shifted", "fused"):
+            y, transpose = jax.vjp(call(kind, form), x, scale, bias)
+            outputs[form] = (y, *transpose(cotangent))
+        for name, fused, shifted in zip(
+            ("output", "x", "scale", "bias"), outputs["fused"], outputs["shifted"], strict=True
+        ):
+            assert fused.dtype == shifted.dtype == dtype
+            if kind == "std_norm" and name == "x":
+                # The constant row's gradient is the cotangent over epsilon, 1e6: beside it the
+                # others would not count.
+                constant = (1, 2)
+                assert error(fused[constant], shifted[constant]) < bound
+                fused, shifted = fused.at[constant].set(0), shifted.at[constant].set(0)
+            assert error(np.asarray(fused), np.asarray(shifted)) < bound, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_form_keeps_half_precision_and_computes_in_float32(kind):
+    x, scale, bias, cotangent = draw("bfloat16")
+    y, transpose = jax.vjp(call(kind, "fused"), x, scale, bias)
+    wide = [jnp.asarray(array, jnp.float32) for array in (x, scale, bias, cotangent)]
+    expected, widely = jax.vjp(call(kind, "fused"), *wide[:3])
+    for found, exact in zip((y, *transpose(cotangent)), (expected, *widely(wide[3])), strict=True):
+        assert found.dtype == jnp.bfloat16
+        assert error(np.float32(found), np.float32(exact)) < 2**-8  # one rounding, of the result
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_selected_logit_gives_the_loss_and_gradient_of_a_gathered_one(smoothing):
+    random = np.random.default_rng(1)
+    logits = jnp.asarray(random.normal(0, 3, (ROWS, LENGTH, VOCAB)), jnp.float32)
+    targets = random.integers(0, VOCAB, (ROWS, LENGTH))
+
+    def loss(target_logit, logits):
+        return cross_entropy(logits, targets, 0, smoothing, target_logit)[0]
+
+    gathered, selected = (
+        jax.value_and_grad(partial(loss, way))(logits) for way in ("gathered", "selected")
+    )
+    for ours, theirs in zip(selected, gathered, strict=True):
+        assert error(np.asarray(ours), np.asarray(theirs)) < 1e-6

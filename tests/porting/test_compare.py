@@ -1,0 +1,317 @@
+"""Comparison with a user's program: what agrees, which block differs first, which masks fit."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jax_transformer import convert
+from jax_transformer.convert.layouts import torch_nn
+from jax_transformer.convert.table import flatten, nest
+from jax_transformer.errors import InputError
+from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.modules import foreign_modules
+from jax_transformer.porting.record import Batch, Record, record_module
+from tests.convert.foreign import MODELS, randomized
+from tests.convert.tools import target_masks
+from tests.models import random_params, random_tokens, small_config
+from tests.porting.wrong_variants import LAYOUT, WRONG, mistaken, program, ragged, right_config
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*enable_nested_tensor")  # sequence first
+SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+def masked(config):
+    """Return the call of a module that takes boolean masks of ids."""
+    return lambda module, src, tgt: module(
+        src, tgt, *target_masks(src.numpy(), tgt.numpy(), config.pad_id)
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_block_of_a_foreign_model_agrees(name):
+    config = small_config(name, **SMALL)
+    module = randomized(MODELS[name](config))
+    params = convert.from_torch(module.state_dict(), config, name)
+    src, tgt = random_tokens(config)
+    result = convert.compare(module, params, config, name, src, tgt, call=masked(config))
+    print(result)
+    assert result.first_differing is None
+    assert result.output == "logits"
+    # This encoder takes no padding mask, whatever it is called with.
+    assert result.masks == ("no source padding mask" if name == "shared_heads" else "default")
+    names = [block.name for block in result.blocks]
+    assert {"source_embedding", "encoder.layers.1", "decoder.layers.0.cross_attention"} <= set(
+        names
+    )
+    assert ("target_positions" in names) == (name != LAYOUT)  # whose table is no module's
+    layer = [name.removeprefix("decoder.layers.1.") for name in names]
+    order = ["self_attention", "cross_attention", "feed_forward"]
+    assert [part for part in layer if part in order] == order
+    assert names[-1] == "logits"
+    assert all(block.foreign for block in result.blocks[:-1])
+    assert max(block.error for block in result.blocks) < 2e-6
+    assert str(result).endswith("agrees with your program: the bound is 1e-05")
+
+
+@pytest.fixture(scope="module")
+def right():
+    """The right model's program, its inputs, its state_dict and what it computed."""
+    module, (src, tgt) = program(), ragged(right_config())
+    record = record_module(module, src, tgt, pad_id=right_config().pad_id)
+    return module, src, tgt, module.state_dict(), record
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variant_is_caught_and_named(name, right):
+    """None of the eight differs in a name or a shape."""
+    module, src, tgt, state_dict, record = right
+    tensors, config = mistaken(name, state_dict)
+    params = convert.from_torch(tensors, config, LAYOUT)
+    result = convert.compare(module, params, config, LAYOUT, src, tgt)
+    print(result)
+    assert result.first_differing.name == WRONG[name].block
+    assert result.blocks[-1].error > result.bound
+    assert [WRONG[name].cause in text for text in result.explanations] == [True]
+    layout = convert.get_layout(LAYOUT)
+    recorded = compare_record(params, config, layout, record, explain=False)
+    assert recorded == dataclasses.replace(result, explanations=())
+
+
+def test_what_differs_is_explained_and_nothing_else(right, monkeypatch):
+    _, _, _, state_dict, record = right
+    layout, asked = convert.get_layout(LAYOUT), []
+
+    def explain(tensors, config, layout, record):
+        asked.append((set(tensors), config, layout, record))
+        return ("norm_epsilon=1e-05",)
+
+    monkeypatch.setattr("jax_transformer.porting.explain.explain", explain)
+    results = []
+    for name in (None, "epsilon"):
+        tensors, config = mistaken(name, state_dict) if name else (state_dict, right_config())
+        params = convert.from_torch(tensors, config, LAYOUT)
+        results.append(compare_record(params, config, layout, record))
+    agreeing, differing = results
+    assert agreeing.explanations == ()
+    assert differing.explanations == ("norm_epsilon=1e-05",)
+    assert asked == [(set(state_dict), config, layout, record)]
+    assert "explanation: norm_epsilon=1e-05" in str(differing)
+    marked = [line for line in str(differing).splitlines() if "first to differ" in line]
+    assert [line.split()[:2] for line in marked] == [
+        [WRONG["epsilon"].block, "encoder.layers.0.norm1"]
+    ]
+    assert str(differing).endswith("differs from your program: the bound is 1e-05")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    tensors, config = mistaken("epsilon", state_dict)
+    params = convert.from_torch(tensors, config, LAYOUT)
+    untold = compare_record(params, config, layout, record)
+    assert untold.explanations == ("looked for by torch; install jax-transformer[torch]",)
+    assert str(agreeing).count("explanation") == str(agreeing).count("note") == 0
+
+
+def test_the_block_of_every_changed_parameter_is_the_first_to_differ(right):
+    """One parameter of each place is changed by a hundredth, and no other place is blamed."""
+    _, _, _, state_dict, record = right
+    layout, config = convert.get_layout(LAYOUT), right_config()
+    params = flatten(convert.from_torch(state_dict, config, LAYOUT))
+    chosen = [path for path in params if path.endswith(("value/kernel", "outer/bias", "scale"))]
+    chosen += ["source_embedding/embedding", "target_embedding/embedding"]
+    random = np.random.default_rng(0)
+    for path in chosen:
+        changed = params[path] + 0.01 * random.normal(size=params[path].shape).astype(np.float32)
+        changed = nest(params | {path: changed})
+        result = compare_record(changed, config, layout, record, explain=False)
+        place = re.sub("/(value/kernel|outer/bias|scale|embedding)$", "", path)
+        expected = place.replace("layers_", "layers.").replace("/", ".")
+        assert result.first_differing.name == expected
+    assert len(chosen) == 2 * 4 + 7 + 2
+
+
+class Program(nn.Module):
+    """nn.Transformer between embeddings and a head, with masks as the flags say."""
+
+    def __init__(self, config, output=None, encoder=True, memory=True, causal=True, hidden=False):
+        super().__init__()
+        self.hidden = hidden
+        self.pad_id, self.output = config.pad_id, output
+        self.encoder, self.memory, self.causal = encoder, memory, causal
+        self.source = nn.Embedding(config.src_vocab_size, config.d_model)
+        self.target = nn.Embedding(config.tgt_vocab_size, config.d_model)
+        first = config.norm_placement == "pre"
+        self.body = nn.Transformer(
+            config.d_model, config.num_heads, 1, 1, config.d_ff, 0.1, norm_first=first
+        )
+        self.head = nn.Linear(config.d_model, config.tgt_vocab_size)
+
+    def forward(self, src, tgt):
+        """The sequence comes first inside, and in what it returns."""
+        padding, length = src == self.pad_id, tgt.shape[1]
+        logits = self.head(
+            self.body(
+                self.source(src).transpose(0, 1),
+                self.target(tgt).transpose(0, 1),
+                tgt_mask=torch.ones(length, length).triu(1).bool() if self.causal else None,
+                src_key_padding_mask=padding if self.encoder else None,
+                tgt_key_padding_mask=(tgt == self.pad_id) if self.hidden else None,
+                memory_key_padding_mask=padding if self.memory else None,
+            )
+        )
+        return self.output(logits) if self.output else logits
+
+
+PROGRAM = small_config(
+    "torch_nn",
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    token_embeddings="separate",
+    output_projection="linear",
+    output_bias=True,
+)
+PROGRAM_LAYOUT = torch_nn.transformer(
+    "body.",
+    source_embedding="source.weight",
+    target_embedding="target.weight",
+    output_projection="head",
+)
+
+
+def compared(config=PROGRAM, **options):
+    """Return the comparison of a `Program` with a config of its weights."""
+    module = randomized(Program(PROGRAM, **options))
+    params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
+    return convert.compare(module, params, config, PROGRAM_LAYOUT, *ragged(PROGRAM), explain=False)
+
+
+MASKS = {
+    "default": {},
+    "no source padding mask in the cross-attention": {"memory": False},
+    "no source padding mask in the encoder": {"encoder": False},
+    "no source padding mask": {"encoder": False, "memory": False},
+    "not causal": {"causal": False, "hidden": True},
+    "no target padding mask, not causal": {"causal": False},
+    "no source padding mask, no target padding mask, not causal": {
+        "encoder": False,
+        "memory": False,
+        "causal": False,
+    },
+}
+
+
+@pytest.mark.parametrize("masks", MASKS)
+def test_the_masks_of_a_program_are_recognised(masks):
+    """nn.Transformer, sequence first, whose feed-forward networks are no modules of their own."""
+    result = compared(**MASKS[masks])
+    print(result)
+    assert result.masks == masks
+    assert result.first_differing is None
+    modules = {block.name: block.foreign for block in result.blocks}
+    assert modules["encoder.layers.0.feed_forward"] == "body.encoder.layers.0.linear2"
+    assert modules["decoder.layers.0.cross_attention"] == "body.decoder.layers.0.multihead_attn"
+    assert modules["decoder"] == "body.decoder"
+    assert (masks in str(result)) == (masks != "default")
+    assert result.blocks[-1].error < 2e-6
+
+
+def test_what_is_wrong_beside_the_masks_is_blamed_alone():
+    """The masks that reproduce the most blocks are kept, though nothing fits."""
+    module = randomized(Program(PROGRAM, causal=False))
+    wrong = module.state_dict() | {
+        "body.decoder.layers.0.linear2.bias": torch.ones(PROGRAM.d_model)
+    }
+    params = convert.from_torch(wrong, PROGRAM, PROGRAM_LAYOUT)
+    inputs = (PROGRAM, PROGRAM_LAYOUT, *ragged(PROGRAM))
+    result = convert.compare(module, params, *inputs, explain=False)
+    assert result.first_differing.name == "decoder.layers.0.feed_forward"
+    assert result.masks == "no target padding mask, not causal"
+
+
+def test_a_module_is_the_last_place_in_it():
+    """The module around both stacks gives what the decoder gives, and not what the encoder does."""
+    order = ["encoder", "decoder.norm", "decoder", "output_projection"]
+    found = foreign_modules(PROGRAM_LAYOUT, PROGRAM, order, {"body", "head"})
+    assert found == {"decoder": ["body"], "output_projection": ["head"]}
+
+
+@pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
+def test_the_kind_of_output_is_recognised(kind):
+    result = compared(output=lambda logits: getattr(logits, kind)(-1))
+    assert result.output == kind
+    assert result.first_differing is None
+    assert f"the program returns {kind} of the logits" in str(result)
+    wrong = dataclasses.replace(PROGRAM, norm_epsilon=2e-4)
+    result = compared(wrong, output=lambda logits: getattr(logits, kind)(-1))
+    assert result.output == kind
+    assert result.blocks[-1].error > 10 * result.bound
+
+
+def test_another_pad_id_is_recognised():
+    module = randomized(Program(PROGRAM))
+    params = convert.from_torch(module.state_dict(), PROGRAM, PROGRAM_LAYOUT)
+    src, tgt = np.full((2, 7), 5), np.full((2, 5), 6)
+    src[:, 0], tgt[:, 0], src[1, 3:] = 7, 8, PROGRAM.pad_id
+    record = record_module(module, src, tgt, pad_id=PROGRAM.pad_id)
+    other = dataclasses.replace(PROGRAM, pad_id=7)
+    result = compare_record(params, other, PROGRAM_LAYOUT, record)
+    assert result.masks == "pad_id=0"
+    assert result.first_differing is None
+
+
+def test_vectors_and_float64(x64):
+    """A bare nn.Transformer reads vectors and returns hidden states; its own bound is small."""
+    config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
+    module = randomized(convert.torch_nn_module(config)).double()
+    params = convert.from_torch(module.state_dict(), config, "torch_nn")
+    src, tgt = random_tokens(config, dtype=np.float64)
+    result = convert.compare(module, params, config, "torch_nn", src, tgt)
+    assert result.bound == 1e-11
+    assert result.masks == "not causal"
+    assert result.first_differing is None
+    narrow = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
+    assert convert.compare(module, narrow, config, "torch_nn", src, tgt).bound == 1e-5
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_sublayer_may_hold_the_addition(placement):
+    """Where the model agrees, a module that computes something else is left out."""
+    config = dataclasses.replace(PROGRAM, norm_placement=placement)
+    module = randomized(Program(config))
+    params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
+    record = record_module(module, *ragged(PROGRAM), pad_id=config.pad_id)
+    (batch,) = record.batches
+    own, name = "encoder.layers.0.self_attention", "body.encoder.layers.0.self_attn"
+    attended = batch.blocks[name]
+    for weight, compared in ((1, True), (1.01, False)):
+        batch.blocks[name] = batch.blocks["source"] + weight * attended
+        result = compare_record(params, config, PROGRAM_LAYOUT, record)
+        assert result.first_differing is None
+        assert (own in [block.name for block in result.blocks]) == compared
+
+
+def record_of(**changed):
+    """Return a record of one batch for `PROGRAM`, with parts changed."""
+    batch = Batch(np.full((2, 7), 5), np.full((2, 5), 6), np.ones((2, 5, 41)), {})
+    return Record((batch._replace(**changed),), 0)
+
+
+REFUSED = {
+    "source": ({"src": np.full((2, 7), 37)}, PROGRAM_LAYOUT, "src\\[0, 0\\]=37 is outside"),
+    "target": ({"tgt": np.full((2, 5), 41)}, PROGRAM_LAYOUT, "tgt\\[0, 0\\]=41 is outside"),
+    "vectors": ({"src": np.ones((2, 7, 42))}, PROGRAM_LAYOUT, "must hold whole numbers"),
+    "width": ({"output": np.ones((2, 5, 9))}, PROGRAM_LAYOUT, "9 numbers .* tgt_vocab_size=41"),
+    "padding": ({"src": np.zeros((2, 7), int)}, PROGRAM_LAYOUT, "no row with a source and"),
+    "part": ({}, torch_nn.encoder(), "is of encoder, not of a whole model"),
+    "layout": ({}, convert.get_layout("torch_nn"), "has no row for"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_is_refused(case):
+    changed, layout, message = REFUSED[case]
+    with pytest.raises(InputError, match=message) as caught:
+        compare_record(random_params(PROGRAM), PROGRAM, layout, record_of(**changed))
+    assert "\n" not in str(caught.value)

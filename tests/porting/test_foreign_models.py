@@ -1,0 +1,105 @@
+"""The foreign models themselves: they run, mask as they say, and are what `MODELS` says."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import apply, convert
+from tests.convert.tools import LOGIT_BOUNDS
+from tests.parity.ladder import error
+from tests.porting.foreign_layouts import layout
+from tests.porting.foreign_models import MODELS, OUTSIDE, random_ids, vocabularies
+
+EVERY = MODELS | OUTSIDE
+
+
+def first_output(model, module, src, tgt):
+    """Return the logits [B, T, V] of a module that may return more, or [T, B, V]."""
+    with torch.no_grad():
+        output = module(src, tgt)
+    output = output[0] if isinstance(output, tuple) else output
+    return output if model.batch_first else output.transpose(0, 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_model_runs_and_uses_every_parameter(name):
+    model = EVERY[name]
+    module = model.module()
+    src, tgt = random_ids(model)
+    output = module(src, tgt)
+    output = output[0] if isinstance(output, tuple) else output
+    batch_first = output if model.batch_first else output.transpose(0, 1)
+    assert batch_first.shape == (*tgt.shape, vocabularies(model)[1])
+    sums = batch_first.exp().sum(-1)
+    assert torch.allclose(sums, torch.ones(())) == (model.output == "log_softmax")
+    output.square().sum().backward()
+    unused = [name for name, parameter in module.named_parameters() if parameter.grad is None]
+    assert not unused
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_masks_the_padding_that_it_says(name):
+    """The vector of PAD must not reach what is behind it; the logits of PAD itself may differ."""
+    model = MODELS[name]
+    module = model.module().double()
+    src, tgt = random_ids(model)
+    whole = first_output(model, module, src[:1], tgt[:1])
+    padding = torch.full((1, 2), model.pad_id)
+    padded_source = torch.cat([src[:1], padding], 1)
+    difference = (first_output(model, module, padded_source, tgt[:1]) - whole).abs().max()
+    assert (difference < 1e-12) == (model.masks in ("both", "source"))
+    padded_target = tgt[:1].clone()
+    padded_target[0, 2] = model.pad_id
+    row = first_output(model, module, src[:1], padded_target)
+    other_row = first_output(model, with_another_pad_vector(model, module), src[:1], padded_target)
+    difference = (row - other_row)[:, 3:, 2:].abs().max()
+    assert (difference < 1e-12) == (model.masks == "both")
+
+
+def with_another_pad_vector(model, module):
+    """Return a copy of the module with another vector for PAD in the table of the target."""
+    twin = model.module().double()
+    tables = [part for part in twin.modules() if isinstance(part, torch.nn.Embedding)]
+    target_size = vocabularies(model)[1]
+    with torch.no_grad():
+        for table in tables:
+            if table.num_embeddings == target_size:
+                table.weight[model.pad_id] *= -1
+    return twin
+
+
+def test_twelve_models_differ_in_names_and_fields():
+    assert len(MODELS) == 12
+    names = [frozenset(model.build().state_dict()) for model in MODELS.values()]
+    for index, one in enumerate(names):
+        assert all(one.isdisjoint(other) or len(one & other) <= 2 for other in names[:index])
+    assert len({tuple(model.expected.items()) for model in MODELS.values()}) == 12
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layout_and_the_config_of_a_model_give_its_logits(name, x64):
+    """In float64, so that an epsilon of 1e-12 and one of 1e-5 do not look the same.
+
+    Their sinusoids are computed in float32, which is all the difference that there is.
+    """
+    model = MODELS[name]
+    module, config = model.module().double(), model.config()
+    params = convert.from_torch(module.state_dict(), config, layout(name))
+    src, tgt = random_ids(model)
+    theirs = first_output(model, module, src, tgt)
+    src, tgt = src.numpy().astype(np.int32), tgt.numpy().astype(np.int32)
+    ours = apply(params, config, src, tgt, *padding_masks(model, src, tgt))
+    if model.output == "log_softmax":
+        ours = jax.nn.log_softmax(ours)
+    measured = error(ours, theirs)
+    print(f"{name}: logits differ by {measured:.1e}")
+    own_table = config.positions in ("learned", "none")
+    assert measured <= (LOGIT_BOUNDS["float64"] if own_table else 1e-7)
+
+
+def padding_masks(model, src, tgt):
+    """Return the masks of the source and of the target that the model makes for itself."""
+    source = (src != model.pad_id)[:, None, None] | (model.masks == "none")
+    target = (tgt != model.pad_id)[:, None, None] | (model.masks != "both")
+    return source, target & np.tril(np.ones((tgt.shape[1],) * 2, bool))

@@ -1,0 +1,291 @@
+"""Config and layout of models that nobody described, with and without a record of their numbers."""
+
+import functools
+import os
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_transformer import apply, convert
+from jax_transformer.errors import InputError
+from jax_transformer.porting.record import Record, read_record, record_module, snippet
+from jax_transformer.porting.suggest import suggest
+from tests.convert.foreign import randomized
+from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+
+# Models whose answers are found from logits alone in a few seconds.
+LOGITS_ALONE = ("fused_columns", "clones", "wrapped")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a function of a model's name: its weights, and the record that the snippet writes."""
+    folder = tmp_path_factory.mktemp("recorded")
+
+    @functools.cache
+    def run(name):
+        model = (MODELS | OUTSIDE)[name]
+        module = model.module()
+        weights = {key: value.numpy().copy() for key, value in module.state_dict().items()}
+        before, dtype = os.getcwd(), torch.get_default_dtype()
+        os.chdir(folder)
+        try:
+            torch.manual_seed(0)
+            exec(snippet(model.pad_id, *vocabularies(model)), {"model": module})
+        finally:
+            os.chdir(before)
+            torch.set_default_dtype(dtype)
+        return weights, read_record(folder / "recorded.safetensors")
+
+    return run
+
+
+class FromTransformers(torch.nn.Module):
+    """A model of transformers, called with ids alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src, tgt):
+        seen = (src != self.model.config.pad_token_id).long()
+        options = {"decoder_input_ids": tgt, "use_cache": False}
+        return self.model(input_ids=src, attention_mask=seen, **options).logits
+
+
+T5 = {"d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3}
+T5 |= {"num_heads": 4, "vocab_size": 61}
+BART = {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+BART |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+BART |= {f"{side}_ffn_dim": 40 for side in ("encoder", "decoder")}
+BART |= {"d_model": 24, "vocab_size": 61, "max_position_embeddings": 32}
+FAMILIES = {
+    "T5": (T5, {"positions": "relative", "d_kv": 8, "output_scale": "inverse_sqrt_d_model"}),
+    "UMT5": (T5, {"relative_attention_bias": "per_layer", "attention_scale": "none"}),
+    "M2M100": (BART, {"positions": "sinusoidal_tensor2tensor", "position_offset": 2}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_transformers_are_found_as_unknown_models(family):
+    sizes, fields = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(0)
+    module = randomized(
+        FromTransformers(getattr(transformers, f"{family}ForConditionalGeneration")(config))
+    )
+    weights = {key: value.numpy().copy() for key, value in module.state_dict().items()}
+    pad_id = config.pad_token_id
+    src, tgt = torch.randint(3, 61, (3, 7)), torch.randint(3, 61, (3, 5))
+    padded = src.clone()
+    padded[1, 4:] = pad_id
+    batches = [(src[:, :1], tgt[:, :1]), (src, tgt), (padded, tgt)]
+    records = [record_module(module.double(), *batch, pad_id=pad_id) for batch in batches]
+    record = Record(tuple(batch for one in records for batch in one.batches), pad_id)
+    suggestion = suggest(weights, record)
+    assert suggestion.fits
+    assert {name: getattr(suggestion.config, name) for name in fields} == fields
+
+
+def without_blocks(record):
+    return Record(tuple(batch._replace(blocks={}) for batch in record.batches), record.pad_id)
+
+
+def check_config(model, config):
+    wrong = {
+        name: (getattr(config, name), value)
+        for name, value in model.expected.items()
+        if getattr(config, name) != value
+    }
+    assert not wrong  # the value found, the true value
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request, recorded):
+    """Each model: its name, its weights, and what is suggested with its record."""
+    weights, record = recorded(request.param)
+    return request.param, weights, suggest(weights, record)
+
+
+def test_config_and_layout_are_found(case, recorded):
+    name, weights, suggestion = case
+    assert suggestion.fits
+    check_config(MODELS[name], suggestion.config)
+    assert suggestion.config.pad_id == MODELS[name].pad_id
+    params = convert.from_torch(weights, suggestion.config, suggestion.layout)
+    back = convert.to_torch(params, suggestion.config, suggestion.layout)
+    read = weights.keys() - set(suggestion.layout.unused)
+    assert back.keys() == read
+    tables = {buffer.foreign for buffer in suggestion.layout.buffers}
+    assert all(np.array_equal(back[key].numpy(), weights[key]) for key in read - tables)
+    # The batch without padding needs no masks of its own.
+    batch = recorded(name)[1].batches[1]
+    logits = jax.jit(apply, static_argnames="config")(
+        params, config=suggestion.config, src=batch.src, tgt=batch.tgt
+    )
+    if MODELS[name].output == "log_softmax":
+        logits = jax.nn.log_softmax(logits)
+    error = np.abs(np.asarray(logits) - batch.output).max() / max(1, np.abs(batch.output).max())
+    finding = suggestion.finding
+    print(f"{name}: {finding.passes} passes, {finding.seconds:.1f} s, logits {error:.0e}")
+    assert error < 1e-5
+
+
+def test_masks_are_found(case):
+    name, _, suggestion = case
+    expected = {"none": "nowhere"}.get(MODELS[name].masks, "encoder and decoder")
+    assert suggestion.masks.source == expected
+    assert suggestion.masks.causal
+
+
+def test_what_is_certain_without_a_record_is_right(case):
+    name, weights, settled = case
+    alone = suggest(weights)
+    shares = ", ".join(f"{share:.0%} {level}" for level, share in alone.shares.items())
+    print(f"{name}: {shares}")
+    assert alone.certainty.keys() == weights.keys()
+    certain = {row for row in alone.layout.rows if is_certain(alone, row.foreign)}
+    assert certain <= set(settled.layout.rows)
+    assert len(certain) < len(alone.layout.rows)
+    assert settled.shares["certain"] == 1
+
+
+@pytest.mark.parametrize("name", LOGITS_ALONE)
+def test_logits_alone_settle_the_questions(recorded, name):
+    weights, record = recorded(name)
+    suggestion = suggest(weights, without_blocks(record))
+    assert suggestion.fits
+    check_config(MODELS[name], suggestion.config)
+    params = convert.from_torch(weights, suggestion.config, suggestion.layout)
+    batch = record.batches[1]
+    logits = apply(params, suggestion.config, batch.src, batch.tgt)
+    logits = jax.nn.log_softmax(logits) if MODELS[name].output == "log_softmax" else logits
+    assert np.abs(np.asarray(logits) - batch.output).max() < 1e-5 * max(1, batch.output.max())
+
+
+def test_the_least_sure_question_decides_how_sure_a_tensor_is(recorded):
+    suggestion = suggest(recorded("clones")[0])
+    layer = "decoder.layers.1"
+    levels = {
+        f"{layer}.src_attn.linears.0.weight": "open",  # one of four squares
+        f"{layer}.src_attn.linears.0.bias": "open",
+        f"{layer}.feed_forward.w_1.weight": "certain",  # its bias is as long as d_ff
+        f"{layer}.sublayer.0.norm.a_2": "likely",  # numbers in the order of use
+        "src_embed.0.lut.weight": "likely",
+        "src_embed.1.pe": "certain",  # sinusoids
+    }
+    assert {name: suggestion.certainty[name] for name in levels} == levels
+    (kernels,) = (
+        q for q in suggest(recorded("kernels")[0]).questions if "orientation of Wq" in q.name
+    )
+    assert kernels.certainty == "likely"
+    assert kernels.text(kernels.answers[0]) == "(inputs, outputs)"  # as its neighbours' biases say
+
+
+def is_certain(suggestion, template):
+    return all(
+        suggestion.certainty[name] == "certain"
+        for name in (template.replace("{i}", str(index)) for index in range(2))
+        if name in suggestion.certainty
+    )
+
+
+def test_rotary_positions_are_told_with_their_block(recorded):
+    weights, record = recorded("rotary")
+    suggestion = suggest(weights, record)
+    assert not suggestion.fits
+    text = str(suggestion)
+    assert "nothing fits at encoder.layers.0 in batch 1: the nearest model is" in text
+    assert "single tokens agree and several do not" in text
+    assert " would be " in text
+
+
+def test_a_convolution_has_no_place(recorded):
+    weights, record = recorded("convolution")
+    with pytest.raises(InputError, match=r"convolution\.depthwise\.weight \[24, 1, 3\]: no place"):
+        suggest(weights, record)
+
+
+def test_the_nearest_miss_is_named(recorded):
+    weights, record = recorded("clones")
+    batches = tuple(
+        batch._replace(blocks={}, output=1.3 * batch.output) for batch in record.batches
+    )
+    suggestion = suggest(weights, Record(batches, record.pad_id), minutes=0.05)
+    assert not suggestion.fits
+    assert suggestion.finding.stopped
+    assert "nothing fits at logits in batch 0" in str(suggestion)
+    assert "the search was stopped: give it more --minutes" in str(suggestion)
+
+
+def test_a_record_of_another_model_is_refused(recorded):
+    weights, _ = recorded("clones")
+    _, record = recorded("letters")
+    with pytest.raises(InputError, match="the record's logits have 67 entries"):
+        suggest(weights, record)
+
+
+def test_ten_thousand_random_names_are_refused():
+    random = np.random.default_rng(0)
+    letters = np.array(list("abcdefgh.0123_"))
+    tensors = {
+        "x" + "".join(random.choice(letters, 30)): np.broadcast_to(
+            np.float32(0), random.integers(1, 2000, random.integers(0, 4))
+        )
+        for _ in range(10_000)
+    }
+    with pytest.raises(InputError, match="tensors are more than 5000"):
+        suggest(tensors)
+    few = dict(list(tensors.items())[:4000])
+    with pytest.raises(InputError, match="found 0 stacks of layers among 4000 tensors"):
+        suggest(few)
+
+
+NAMES = st.lists(
+    st.sampled_from(
+        "encoder decoder layers 0 1 2 self_attn q k v o weight bias norm ff w b emb".split()
+    ),
+    min_size=1,
+    max_size=6,
+).map(".".join)
+SHAPES = st.lists(st.sampled_from([1, 2, 4, 8]), max_size=3).map(tuple)
+
+
+@settings(max_examples=200, deadline=None)
+@given(shapes=st.dictionaries(NAMES, SHAPES, max_size=40))
+def test_any_names_are_refused_in_one_line_or_placed(shapes):
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    assert is_refused_in_one_line(tensors) or suggest(tensors).certainty.keys() == tensors.keys()
+
+
+def is_refused_in_one_line(tensors):
+    """Any other exception than an InputError escapes, and fails the test."""
+    try:
+        suggest(tensors)
+    except InputError as error:
+        return "\n" not in str(error) and len(str(error)) < 2000
+    return False
+
+
+@pytest.mark.parametrize("change", ["drop", "rename", "reshape", "repeat"])
+@pytest.mark.parametrize("seed", range(25))
+def test_a_damaged_model_is_refused_in_one_line_or_placed(recorded, change, seed):
+    """Most random damage leaves a whole model around it: no error but an InputError escapes."""
+    weights, _ = recorded("kernels" if seed % 2 else "wrapped")
+    random, damaged = np.random.default_rng(seed), dict(weights)
+    for name in random.choice(list(weights), random.integers(1, 4), replace=False):
+        tensor = damaged.pop(name)
+        if change == "rename":
+            damaged[f"{name}.{random.integers(3)}"] = tensor
+        elif change == "reshape":
+            damaged[name] = np.zeros([*tensor.shape, 3][:: random.choice([1, -1])], np.float32)
+        elif change == "repeat":
+            damaged |= {name: tensor, f"{name}_2": tensor}
+    refused = is_refused_in_one_line(damaged)
+    assert refused or suggest(damaged).certainty.keys() == damaged.keys()

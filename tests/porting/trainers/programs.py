@@ -1,0 +1,479 @@
+"""The models of four training programs written anew, with the names of their code.
+
+Each is built from the program's own settings, returns logits [B, T, V] for ids [B, S] and [B, T],
+and `save` writes the files that the program leaves. Position tables are computed in float64.
+"""
+
+import argparse
+import math
+
+import torch
+import yaml
+from torch import nn
+
+from tests.convert.foreign import StdNorm
+from tests.porting.trainers.parts import (
+    Attention,
+    Model,
+    Numbered,
+    Part,
+    halves,
+    interleaved,
+    masks,
+)
+
+WORDS = tuple(f"w{index}" for index in range(33))
+ACTIVATIONS = {
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_accurate": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "gated-gelu": nn.functional.gelu,
+    "swish": nn.functional.silu,
+    "silu": nn.functional.silu,
+}
+
+
+class AnnotatedTransformer(Model):
+    pad = 2
+
+    def __init__(self, layers=(1, 2), width=20, inner=28, heads=4, sizes=(37, 31)):
+        super().__init__()
+        self.width = width
+
+        def norm():
+            return StdNorm(width, 1e-6, "a_2", "b_2")
+
+        def layer(attentions):
+            parts = {name: Numbered(width, heads) for name in attentions}
+            inside = Part(w_1=nn.Linear(width, inner), w_2=nn.Linear(inner, width))
+            connections = nn.ModuleList(Part(norm=norm()) for _ in range(len(attentions) + 1))
+            return Part(**parts, feed_forward=inside, sublayer=connections)
+
+        names = {"encoder": ("self_attn",), "decoder": ("self_attn", "src_attn")}
+        for (stack, attentions), count in zip(names.items(), layers, strict=True):
+            blocks = nn.ModuleList(layer(attentions) for _ in range(count))
+            setattr(self, stack, Part(layers=blocks, norm=norm()))
+        for name, size in zip(("src_embed", "tgt_embed"), sizes, strict=True):
+            table = Part(pe=interleaved(5000, width)[None])
+            parts = [Part(lut=nn.Embedding(size, width)), table]
+            setattr(self, name, nn.ModuleList(parts))
+        self.generator = Part(proj=nn.Linear(width, sizes[1]))
+
+    def embed(self, name, ids):
+        words, table = getattr(self, name)
+        return words.lut(ids) * math.sqrt(self.width) + table.pe[:, : ids.shape[1]]
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+
+        def steps(stack, own, memory=None):
+            for layer in getattr(self, stack).layers:
+                norms = iter(part.norm for part in layer.sublayer)
+                yield next(norms), lambda x, layer=layer: layer.self_attn(x, x, own)
+                if memory is not None:
+                    yield (
+                        next(norms),
+                        lambda x, layer=layer: layer.src_attn(x, memory, src_mask),
+                    )
+                inside = layer.feed_forward
+                yield next(norms), lambda x, inside=inside: inside.w_2(inside.w_1(x).relu())
+
+        memory = self.stack(
+            self.embed("src_embed", src), steps("encoder", src_mask), True, self.encoder.norm
+        )
+        hidden = self.embed("tgt_embed", tgt)
+        hidden = self.stack(hidden, steps("decoder", tgt_mask, memory), True, self.decoder.norm)
+        return self.generator.proj(hidden)
+
+    def save(self, folder):
+        torch.save(self.state_dict(), folder / "multi30k_model_final.pt")
+        return folder / "multi30k_model_final.pt"
+
+
+FAIRSEQ = {
+    **{
+        f"{stack}_{name}": value
+        for stack in ("encoder", "decoder")
+        for name, value in {
+            "embed_dim": 20,
+            "ffn_embed_dim": 28,
+            "attention_heads": 4,
+            "normalize_before": False,
+            "learned_pos": False,
+        }.items()
+    },
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "max_source_positions": 23,
+    "max_target_positions": 23,
+    "dropout": 0.2,
+    "source_lang": "de",
+    "target_lang": "en",
+}
+
+
+class Fairseq(Model):
+    pad = 1
+
+    def __init__(self, **given):
+        super().__init__()
+        self.settings = s = FAIRSEQ | given
+        self.words = WORDS, WORDS if s.get("share_all_embeddings") else WORDS[:27]
+        width, inner = s["encoder_embed_dim"], s["encoder_ffn_embed_dim"]
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+        def layer(attentions):
+            parts = {"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)}
+            for name in attentions:
+                parts[name] = Attention(width, s["encoder_attention_heads"], names)
+                parts[f"{name}_layer_norm"] = nn.LayerNorm(width)
+            return Part(**parts, final_layer_norm=nn.LayerNorm(width))
+
+        attentions = {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}
+        for stack, words in zip(attentions, self.words, strict=True):
+            blocks = [layer(attentions[stack]) for _ in range(s[f"{stack}_layers"])]
+            parts = {"layers": nn.ModuleList(blocks), "version": torch.tensor([3.0])}
+            parts["embed_tokens"] = nn.Embedding(4 + len(words), width)
+            if s[f"{stack}_learned_pos"]:
+                parts["embed_positions"] = nn.Embedding(23 + 2, width)
+            if s.get("layernorm_embedding"):
+                parts["layernorm_embedding"] = nn.LayerNorm(width)
+            if s[f"{stack}_normalize_before"]:
+                parts["layer_norm"] = nn.LayerNorm(width)
+            setattr(self, stack, Part(**parts))
+        if s.get("share_all_embeddings"):
+            self.decoder.embed_tokens = self.encoder.embed_tokens
+        self.decoder.output_projection = nn.Linear(width, 4 + len(self.words[1]), bias=False)
+        if s.get("share_all_embeddings") or s.get("share_decoder_input_output_embed"):
+            self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
+
+    def embed(self, stack, ids):
+        x = stack.embed_tokens(ids)
+        if not self.settings.get("no_scale_embedding"):
+            x = x * math.sqrt(x.shape[-1])
+        if not self.settings.get("no_token_positional_embeddings"):
+            real = ids != self.pad
+            rows = self.pad + real * real.cumsum(1)
+            if hasattr(stack, "embed_positions"):
+                x = x + stack.embed_positions(rows)
+            else:
+                x = x + halves(99, x.shape[-1]).to(x)[rows]
+        return stack.layernorm_embedding(x) if hasattr(stack, "layernorm_embedding") else x
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+        activation = ACTIVATIONS[self.settings.get("activation_fn", "relu")]
+
+        def steps(stack, own, memory=None):
+            for layer in stack.layers:
+                yield (
+                    layer.self_attn_layer_norm,
+                    lambda x, layer=layer: layer.self_attn(x, x, own),
+                )
+                if memory is not None:
+                    yield (
+                        layer.encoder_attn_layer_norm,
+                        lambda x, layer=layer: layer.encoder_attn(x, memory, src_mask),
+                    )
+                yield (
+                    layer.final_layer_norm,
+                    lambda x, layer=layer: layer.fc2(activation(layer.fc1(x))),
+                )
+
+        def run(stack, ids, memory=None):
+            pre = self.settings["encoder_normalize_before"]
+            final = getattr(stack, "layer_norm", None)
+            own = src_mask if memory is None else tgt_mask
+            return self.stack(self.embed(stack, ids), steps(stack, own, memory), pre, final)
+
+        return self.decoder.output_projection(run(self.decoder, tgt, run(self.encoder, src)))
+
+    def save(self, folder, newer=True):
+        """Write the checkpoint of version 0.12, or that of the versions before 0.10."""
+        for language, words in zip(("de", "en"), self.words, strict=True):
+            lines = [f"{word} {99 - index}\n" for index, word in enumerate(words)]
+            (folder / f"dict.{language}.txt").write_text("".join(lines))
+        settings = argparse.Namespace(**self.settings, arch="transformer", criterion=None)
+        task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
+        state = {"model": self.state_dict(), "args": None if newer else settings}
+        if newer:
+            state["cfg"] = {"_name": None, "model": settings, "task": task}
+        state["optimizer_history"] = [{"num_updates": 7, "optimizer_name": "FairseqAdam"}]
+        state["last_optimizer_state"] = {"state": {0: {"exp_avg": torch.ones(5)}}}
+        torch.save(state, folder / "checkpoint_best.pt")
+        return folder / "checkpoint_best.pt"
+
+
+class JoeyNMT(Model):
+    pad = 1
+
+    def __init__(self, layer_norm="pre", activation="relu", scale=False, **tied):
+        super().__init__()
+        width, inner, heads = 20, 28, 4
+        stack = {"type": "transformer", "hidden_size": width, "ff_size": inner}
+        stack |= {"num_heads": heads, "layer_norm": layer_norm, "activation": activation}
+        stack |= {"embeddings": {"embedding_dim": width, "scale": scale}, "dropout": 0.2}
+        self.settings = {"encoder": stack | {"num_layers": 1}, **tied}
+        self.settings["decoder"] = stack | {"num_layers": 2}
+        specials = ("<unk>", "<pad>", "<s>", "</s>")
+        self.words = specials + WORDS, specials + WORDS[: None if tied else 27]
+        self.scale = math.sqrt(width) if scale else 1.0
+        names = ("q_layer", "k_layer", "v_layer", "output_layer")
+
+        def norm():
+            return nn.LayerNorm(width, eps=1e-6)
+
+        def layer(**parts):
+            empty = nn.Identity()
+            steps = [nn.Linear(width, inner), empty, empty, nn.Linear(inner, width)]
+            inside = Part(pwff_layer=nn.ModuleList(steps), layer_norm=norm())
+            return Part(**parts, feed_forward=inside)
+
+        def attention():
+            return Attention(width, heads, names)
+
+        encoder = [layer(src_src_att=attention(), layer_norm=norm())]
+        decoder = [
+            layer(
+                trg_trg_att=attention(),
+                src_trg_att=attention(),
+                x_layer_norm=norm(),
+                dec_layer_norm=norm(),
+            )
+            for _ in range(2)
+        ]
+        final = {"layer_norm": norm()} if layer_norm == "pre" else {}
+        table = interleaved(5000, width)[None]
+        self.encoder = Part(layers=nn.ModuleList(encoder), pe=Part(pe=table.clone()), **final)
+        final = {"layer_norm": norm()} if layer_norm == "pre" else {}
+        self.decoder = Part(layers=nn.ModuleList(decoder), pe=Part(pe=table.clone()), **final)
+        self.src_embed = Part(lut=nn.Embedding(len(self.words[0]), width))
+        self.trg_embed = Part(lut=nn.Embedding(len(self.words[1]), width))
+        if tied.get("tied_embeddings"):
+            self.trg_embed = self.src_embed
+        self.decoder.output_layer = nn.Linear(width, len(self.words[1]), bias=False)
+        if tied.get("tied_softmax"):
+            self.decoder.output_layer.weight = self.trg_embed.lut.weight
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+        activation = ACTIVATIONS[self.settings["encoder"]["activation"]]
+
+        def inside(layer):
+            first, _, _, last = layer.feed_forward.pwff_layer
+            return layer.feed_forward.layer_norm, lambda x: last(activation(first(x)))
+
+        def encoder_steps():
+            for layer in self.encoder.layers:
+                yield layer.layer_norm, lambda x, layer=layer: layer.src_src_att(x, x, src_mask)
+                yield inside(layer)
+
+        def decoder_steps(memory):
+            for layer in self.decoder.layers:
+                yield layer.x_layer_norm, lambda x, layer=layer: layer.trg_trg_att(x, x, tgt_mask)
+                yield (
+                    layer.dec_layer_norm,
+                    lambda x, layer=layer: layer.src_trg_att(x, memory, src_mask),
+                )
+                yield inside(layer)
+
+        def run(stack, embeddings, ids, steps):
+            x = embeddings.lut(ids) * self.scale + stack.pe.pe[:, : ids.shape[1]]
+            pre = self.settings["encoder"]["layer_norm"] == "pre"
+            return self.stack(x, steps, pre, getattr(stack, "layer_norm", None))
+
+        memory = run(self.encoder, self.src_embed, src, encoder_steps())
+        return self.decoder.output_layer(
+            run(self.decoder, self.trg_embed, tgt, decoder_steps(memory))
+        )
+
+    def save(self, folder, **changed):
+        settings = {"name": "test", "data": {"src": {"lang": "de"}}, "model": self.settings}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings | changed))
+        for name, words in zip(("src_vocab.txt", "trg_vocab.txt"), self.words, strict=True):
+            (folder / name).write_text("\n".join(words) + "\n")
+        state = {"model_state": self.state_dict(), "scheduler_state": None}
+        state |= {"optimizer_state": {"state": {}}, "stats_state": {"best_ckpt_score": math.inf}}
+        torch.save(state, folder / "best.ckpt")
+        return folder / "best.ckpt"
+
+
+OPENNMT = {
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "position_encoding": True,
+    "enc_hid_size": 20,
+    "dec_hid_size": 20,
+    "enc_layers": 1,
+    "dec_layers": 2,
+    "heads": 4,
+    "transformer_ff": 28,
+    "dropout": [0.2],
+    "attention_dropout": [0.1],
+}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        return self.weight * x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+class OpenNMT(Model):
+    pad = 1
+
+    def __init__(self, qkv_bias=False, ffn_bias=True, **given):
+        super().__init__()
+        self.settings = s = OPENNMT | given
+        specials = ("<unk>", "<blank>", "<s>", "</s>")
+        shared = s.get("share_embeddings")
+        self.words = specials + WORDS, specials + WORDS[: None if shared else 27]
+        width, inner, epsilon = 20, 28, s.get("norm_eps", 1e-6)
+        names = ("linear_query", "linear_keys", "linear_values", "final_linear")
+        gated = s.get("pos_ffn_activation_fn") in ("silu", "gated-gelu")
+
+        def norm():
+            kind = RMSNorm if s.get("layer_norm") == "rms" else nn.LayerNorm
+            return kind(width, eps=epsilon)
+
+        def inside():
+            parts = {"w_1": nn.Linear(width, inner, ffn_bias)}
+            parts |= {"w_3": nn.Linear(width, inner, ffn_bias)} if gated else {}
+            return Part(**parts, w_2=nn.Linear(inner, width, ffn_bias), layer_norm=norm())
+
+        def attention():
+            return Attention(width, 4, names, qkv_bias)
+
+        encoder = [Part(self_attn=attention(), feed_forward=inside(), layer_norm=norm())]
+        decoder = [
+            Part(
+                self_attn=attention(),
+                context_attn=attention(),
+                feed_forward=inside(),
+                layer_norm_1=norm(),
+                layer_norm_2=norm(),
+            )
+            for _ in range(2)
+        ]
+        concatenated = s.get("position_encoding_type") == "SinusoidalConcat"
+        table = (halves if concatenated else interleaved)(5000, width)[:, None]
+
+        def embeddings(words):
+            tables = nn.ModuleList([nn.Embedding(len(words), width)])
+            return Part(make_embedding=Part(emb_luts=tables, pe=Part(pe=table.clone())))
+
+        source, target = map(embeddings, self.words)
+        layers = nn.ModuleList(encoder)
+        self.encoder = Part(embeddings=source, transformer=layers, layer_norm=norm())
+        layers = nn.ModuleList(decoder)
+        self.decoder = Part(embeddings=target, transformer_layers=layers, layer_norm=norm())
+        own = target.make_embedding.emb_luts[0]
+        if shared:
+            own.weight = source.make_embedding.emb_luts[0].weight
+        self.generator = nn.Linear(width, len(self.words[1]))
+        if s.get("share_decoder_embeddings"):
+            self.generator.weight = own.weight
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+        activation = ACTIVATIONS[self.settings.get("pos_ffn_activation_fn", "relu")]
+
+        def inside(part):
+            def run(x):
+                hidden = activation(part.w_1(x))
+                return part.w_2(hidden * part.w_3(x) if hasattr(part, "w_3") else hidden)
+
+            return part.layer_norm, run
+
+        def encoder_steps():
+            for layer in self.encoder.transformer:
+                yield layer.layer_norm, lambda x, layer=layer: layer.self_attn(x, x, src_mask)
+                yield inside(layer.feed_forward)
+
+        def decoder_steps(memory):
+            for layer in self.decoder.transformer_layers:
+                yield layer.layer_norm_1, lambda x, layer=layer: layer.self_attn(x, x, tgt_mask)
+                yield (
+                    layer.layer_norm_2,
+                    lambda x, layer=layer: layer.context_attn(x, memory, src_mask),
+                )
+                yield inside(layer.feed_forward)
+
+        def run(stack, ids, steps):
+            part = stack.embeddings.make_embedding
+            x = part.emb_luts[0](ids)
+            x = x * math.sqrt(x.shape[-1]) + part.pe.pe[: ids.shape[1], 0]
+            return self.stack(x, steps, True, stack.layer_norm)
+
+        memory = run(self.encoder, src, encoder_steps())
+        return self.generator(run(self.decoder, tgt, decoder_steps(memory)))
+
+    def save(self, folder, version=3, **changed):
+        state = self.state_dict()
+        generator = {name: state.pop(f"generator.{name}") for name in ("weight", "bias")}
+        if version == 2:
+            generator = {f"0.{name}": tensor for name, tensor in generator.items()}
+        source, target = map(list, self.words)
+        vocab = {"src": source, "tgt": target, "data_task": "seq2seq", "decoder_start_token": "<s>"}
+        options = argparse.Namespace(**(self.settings | changed))
+        saved = {"model": state, "generator": generator, "vocab": vocab, "opt": options}
+        torch.save({**saved, "optim": {"training_step": 7}}, folder / "model_step_7.pt")
+        return folder / "model_step_7.pt"
+
+
+PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+# Name of the trainer, and what builds a model of it.
+CASES = {
+    "annotated": ("annotated_transformer", AnnotatedTransformer),
+    "fairseq post": ("fairseq", Fairseq),
+    "fairseq pre tied": (
+        "fairseq",
+        lambda: Fairseq(
+            **PRE, share_decoder_input_output_embed=True, activation_fn="gelu_accurate"
+        ),
+    ),
+    "fairseq learned shared": (
+        "fairseq",
+        lambda: Fairseq(
+            **LEARNED,
+            share_all_embeddings=True,
+            layernorm_embedding=True,
+            no_scale_embedding=True,
+            activation_fn="gelu",
+        ),
+    ),
+    "fairseq without positions": (
+        "fairseq",
+        lambda: Fairseq(no_token_positional_embeddings=True),
+    ),
+    "joeynmt pre": ("joeynmt", JoeyNMT),
+    "joeynmt post scaled": (
+        "joeynmt",
+        lambda: JoeyNMT("post", "gelu", scale=True, tied_softmax=False),
+    ),
+    "joeynmt pre tied": (
+        "joeynmt",
+        lambda: JoeyNMT("pre", "swish", tied_softmax=True, tied_embeddings=True),
+    ),
+    "opennmt": ("opennmt_py", OpenNMT),
+    "opennmt biases gelu tied": (
+        "opennmt_py",
+        lambda: OpenNMT(True, pos_ffn_activation_fn="gelu", share_decoder_embeddings=True),
+    ),
+    "opennmt gated rms shared": (
+        "opennmt_py",
+        lambda: OpenNMT(
+            ffn_bias=False,
+            pos_ffn_activation_fn="gated-gelu",
+            layer_norm="rms",
+            norm_eps=1e-5,
+            share_embeddings=True,
+            share_decoder_embeddings=True,
+            position_encoding_type="SinusoidalConcat",
+        ),
+    ),
+}

@@ -1,0 +1,66 @@
+"""docs/trainers.md keeps its word: its commands and its Python run on the programs' files."""
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jax_transformer.commands import main as cli
+from jax_transformer.errors import InputError
+from jax_transformer.porting.trainers import TRAINERS
+from jax_transformer.storage import weights as files
+from tests.convert.tools import assert_same_tensors
+from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text("utf-8")
+
+
+@pytest.fixture(autouse=True)
+def checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    programs = {"fairseq": Fairseq, "joeynmt": JoeyNMT, "opennmt": OpenNMT}
+    for name, build in (programs | {"annotated": AnnotatedTransformer}).items():
+        (tmp_path / name).mkdir()
+        build().save(tmp_path / name)
+
+
+def test_its_commands_run_and_what_they_write_goes_home():
+    commands = re.findall(r"^jax-transformer (convert .*)$", DOCUMENT, re.MULTILINE)
+    assert len(commands) == len(TRAINERS)
+    for command in commands:
+        cli.run_command(*shlex.split(command))
+        written, layout = re.search(r"(\S+\.safetensors) --layout (\S+)", command).groups()
+        recorded = files.read_metadata(written)["config"]
+        assert json.loads(recorded)["num_heads"] == 4
+        Path("config.json").write_text(recorded)
+        cli.run_command("convert", written, f"{layout}.pt", f"--output-layout={layout}")
+        options = (f"--layout={layout}", "--config=config.json", "--overwrite")
+        cli.run_command("convert", f"{layout}.pt", "again.safetensors", *options)
+        assert_same_tensors(files.read("again.safetensors"), files.read(written))
+
+
+def test_verify_takes_a_checkpoint(capsys):
+    cli.run_command("verify", "joeynmt/best.ckpt", "--layout=joeynmt")
+    assert capsys.readouterr().out.strip().endswith("agrees: the bound is 1e-05")
+
+
+def test_heads_are_for_checkpoints_alone():
+    with pytest.raises(InputError, match="--num-heads 4 is for the checkpoints of"):
+        cli.run_command("convert", "x.safetensors", "y.safetensors", "--num-heads=4")
+
+
+def test_its_python_runs_and_prints_what_it_says(capsys):
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    Path("snippet.py").write_text(snippet, "utf-8")
+    names = runpy.run_path("snippet.py")
+    assert capsys.readouterr().out.strip() in snippet
+    assert names["home"].keys() == JoeyNMT().state_dict().keys()
+
+
+def test_its_tables_name_every_program():
+    rows = [line for line in DOCUMENT.splitlines() if line.startswith("|")]
+    for trainer in TRAINERS:
+        assert any(f"`{trainer}`" in row for row in rows)

@@ -1,0 +1,47 @@
+"""What the tests of runs share: one unbroken run, and training steps that are compiled once."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.kill_resume import Task, train_or_resume
+from jax_transformer.runs import loop
+from jax_transformer.runs.state import MAY_CHANGE
+
+STEPS = 40
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory):
+    """A run of 40 steps that is never killed, with all of its checkpoints; not to be changed."""
+    directory = tmp_path_factory.mktemp("runs") / "unbroken"
+    train_or_resume(directory, Task(STEPS, keep=STEPS))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def compiled_steps():
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def compile_once(compiled_steps, monkeypatch):
+    """Compile the steps of a module's runs once for all runs whose steps are the same."""
+    compile_steps = loop._compile_steps
+
+    def reuse(state, layout, run):
+        config, settings = run.settings[:2]
+        length = (settings.steps, settings.cooldown_steps)
+        deciding = {
+            name: value
+            for name, value in dataclasses.asdict(settings).items()
+            if name not in MAY_CHANGE or name == "remat"
+        }
+        if settings.cooldown_steps or settings.schedule == "cosine":
+            deciding["length"] = length
+        key = (config, tuple(deciding.items()), run.mesh, layout.shapes)
+        if key not in compiled_steps:
+            compiled_steps[key] = compile_steps(state, layout, run)
+        return compiled_steps[key]
+
+    monkeypatch.setattr(loop, "_compile_steps", reuse)

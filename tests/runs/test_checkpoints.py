@@ -1,0 +1,340 @@
+"""Checkpoints of a run: back bit for bit, there only when complete, other runs refused."""
+
+import dataclasses
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError
+from jax_transformer.storage.digests import json_digest
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.runs.averaging import average_run
+from jax_transformer.runs.checkpoint_format import FORMAT, named_arrays
+from jax_transformer.runs.checkpoint_writer import DigestingHandler, RunCheckpoints
+from jax_transformer.runs.checkpoints import restore, steps_in, verified
+from jax_transformer.runs.state import Position, RunProgress, check_same
+from tests.runs.runs import GENERATION, ORIGIN, arrays_digest, make_checkpoint, make_settings, quiet, same_bits, save
+
+MAY_CHANGE = (
+    "steps",
+    "cooldown_steps",
+    "patience",
+    "evaluation_interval",
+    "keep_checkpoints",
+    "remat",
+)
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("step", [0, 8])
+def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
+    expected = make_checkpoint(settings, step)
+    save(tmp_path / "run", settings, [step])
+    restored = restore(tmp_path / "run", quiet())
+    assert same_bits(restored.checkpoint, expected)
+    structures = [jax.tree.structure(one[1:]) for one in (restored.checkpoint, expected)]
+    assert structures[0] == structures[1]
+    assert restored.checkpoint.state.key.dtype == expected.state.key.dtype
+    assert repr(restored.checkpoint.progress._replace(window=())) == repr(
+        expected.progress._replace(window=())
+    )
+    windows = zip(restored.checkpoint.progress.window, expected.progress.window, strict=True)
+    for (position, metrics), (expected_position, expected_metrics) in windows:
+        assert position == expected_position
+        np.testing.assert_array_equal(np.float32(metrics), np.float32(expected_metrics))
+    assert restored.settings[:2] == settings[:2]
+    assert restored.settings.tokenizer.digest() == settings.tokenizer.digest()
+    assert restored.settings[3:] == settings[3:]
+    check_same(restored.settings, settings, step=8)
+
+
+def test_frozen_parameters_are_saved_once(settings, tmp_path):
+    frozen = dataclasses.replace(settings.training_config, freeze=("encoder/*", "token*"))
+    expected = make_checkpoint(settings._replace(training_config=frozen), 8)
+    save(tmp_path / "run", settings._replace(training_config=frozen), [8])
+    restored = restore(tmp_path / "run", quiet())
+    assert restored.settings.training_config == frozen
+    assert same_bits(restored.checkpoint, expected)
+    parts = [name.split("/")[:-1] for name in named_arrays(restored.checkpoint)]
+    with_encoder = {"/".join(part[: part.index("encoder")]) for part in parts if "encoder" in part}
+    assert with_encoder == {"state/params", "best_params"}  # neither moments nor EMA
+
+
+def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
+    checkpoint = make_checkpoint(settings, 1)
+    expected = jax.tree.map(np.copy, checkpoint.best_params)
+    with RunCheckpoints(tmp_path, settings) as checkpoints:
+        checkpoints.save(checkpoint)
+        for leaf in jax.tree.leaves(checkpoint.best_params):
+            leaf[...] = 0  # as the next step reuses its memory
+    restored = restore(tmp_path, quiet()).checkpoint.best_params
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (restored, expected))))
+
+
+def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
+    for number in range(10):  # what ten killed runs leave
+        (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
+        save(tmp_path, settings, range(10 * number, 10 * number + 10))
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == sorted(map(str, range(10 * number + 7, 10 * number + 10)))
+    print(f"100 saves, 10 temporary directories: {len(left)} checkpoints left, 0 temporary ones")
+
+
+def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
+    written, going_on = threading.Event(), threading.Event()
+    finalize = DigestingHandler.finalize
+
+    def waits(self, path):
+        written.set()  # all arrays are: no file appears or disappears under the copy
+        assert going_on.wait(60)
+        finalize(self, path)
+
+    monkeypatch.setattr(DigestingHandler, "finalize", waits)
+    with RunCheckpoints(directory, settings) as checkpoints:
+        checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
+        assert written.wait(60)
+        assert steps_in(directory) == [0, 4, 8]
+        killed = shutil.copytree(directory, directory.parent / "killed")  # as a kill leaves it
+        going_on.set()
+        checkpoints.wait()
+        assert steps_in(directory) == [4, 8, 12]
+    assert any("tmp" in path.name for path in killed.iterdir())
+    assert restore(killed, quiet()).checkpoint.progress.step == 8
+
+
+OTHER = {
+    "steps": 41,
+    "patience": 3,
+    "evaluation_interval": 2,
+    "keep_checkpoints": 5,
+    "schedule": "constant",
+    "compute_dtype": "bfloat16",
+    "gradient_dtype": "float32",
+    "batching": "packed",
+    "remat": "layers",
+    "select_by": "bleu",
+    "ema_decay": None,
+    "clip_norm": 2.0,
+    "spike_factor": 2.0,
+    "freeze": ("encoder/*",),
+    "seed": 1,
+}
+
+
+def other_training_configs():
+    """Yield (name, config) with each field changed in turn."""
+    config = make_settings().training_config
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name in OTHER:
+            other = OTHER[name]
+        else:
+            other = not value if isinstance(value, bool) else value + 1
+        yield name, dataclasses.replace(config, **{name: other})
+
+
+def test_only_settings_that_decide_no_step_made_may_change(settings):
+    tried, caught = 0, 0
+    for name, changed in other_training_configs():
+        given = settings._replace(training_config=changed)
+        tried += 1
+        if name in MAY_CHANGE:
+            check_same(settings, given, step=8)
+            continue
+        old, new = (getattr(one.training_config, name) for one in (settings, given))
+        with pytest.raises(InputError) as refused:
+            check_same(settings, given, step=8)
+        assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
+        caught += 1
+    assert caught == tried - len(MAY_CHANGE)
+    print(f"{tried} training settings changed: {caught} refused, {tried - caught} may change")
+
+
+def test_with_cosine_the_steps_decide_the_learning_rate(settings):
+    cosine = dataclasses.replace(settings.training_config, schedule="cosine")
+    longer = dataclasses.replace(cosine, steps=50)
+    with pytest.raises(InputError, match="steps=50 is not the run's, which has 40"):
+        check_same(*(settings._replace(training_config=one) for one in (cosine, longer)), step=8)
+
+
+@pytest.mark.parametrize("change", [{"steps": 50}, {"cooldown_steps": 10}, {"cooldown_steps": 0}])
+def test_a_cooldown_may_change_until_it_begins(settings, change):
+    cooling = dataclasses.replace(settings.training_config, cooldown_steps=20)  # of 40
+    saved = settings._replace(training_config=cooling)
+    given = settings._replace(training_config=dataclasses.replace(cooling, **change))
+    check_same(saved, given, step=20)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(saved, given, step=21)
+    with pytest.raises(InputError, match="is not the run's"):
+        check_same(given, saved, step=21)
+
+
+def test_another_model_vocabulary_or_text_is_refused(settings):
+    other_tokenizer = BytePairTokenizer.train(("ab", "ac", "bc"), vocab_size=8)
+    changes = {
+        "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
+        "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},
+        "tokenizer's sha256=": {"tokenizer": other_tokenizer},
+        "text's sha256=": {"data_sha256": "1" * 64},
+    }
+    for message, change in changes.items():
+        with pytest.raises(InputError) as refused:
+            check_same(settings, settings._replace(**change), step=8)
+        assert str(refused.value).startswith(message)
+
+
+def rewritten(directory, change):
+    """Change the description of a step and make its digest right again."""
+    path = directory / "run" / "metadata"
+    read = json.loads(path.read_text())
+    change(read["content"])
+    read["sha256"] = json_digest(read["content"])
+    path.write_text(json.dumps(read))
+
+
+FOREIGN = {
+    f"is of format {FORMAT + 1}": lambda content: content.update(format=FORMAT + 1),
+    "is of format 0,": lambda content: content.update(format=0),
+    f"is of format '{FORMAT}',": lambda content: content.update(format=str(FORMAT)),
+    f"is of format {FORMAT}.0,": lambda content: content.update(format=float(FORMAT)),
+    "is of format True,": lambda content: content.update(format=True),
+    "is of format None,": lambda content: content.pop("format"),
+    "sharpness=3 is no setting": lambda content: content["settings"]["training_config"].update(
+        sharpness=3
+    ),
+    "width=3 is no field": lambda content: content["settings"]["config"].update(width=3),
+    # More than the arrays hold, and less.
+    "parameters, but its arrays have only": lambda content: content["settings"]["config"].update(
+        num_encoder_layers=10_000
+    ),
+    "numbers; restore": lambda content: content["settings"]["config"].update(d_model=2**30),
+    "is of no model of its config": lambda content: content["settings"]["config"].update(
+        feed_forward_bias=False
+    ),
+    "is missing or of another shape": lambda content: content["settings"]["config"].update(d_ff=5),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), FOREIGN.items(), ids=FOREIGN)
+def test_what_another_version_wrote_is_no_damage_but_refused(directory, message, change):
+    rewritten(directory / "8", change)
+    with pytest.raises(InputError, match=message):
+        restore(directory, quiet())
+    assert steps_in(directory) == [0, 4, 8]
+
+
+def other_runs(settings):
+    """Return settings of runs whose arrays have the shapes of those of a run, by what differs."""
+    config, training_config = settings.config, settings.training_config
+    return {
+        "num_heads=": settings._replace(config=dataclasses.replace(config, num_heads=1)),
+        "seed=": settings._replace(training_config=dataclasses.replace(training_config, seed=1)),
+        "tokenizer's sha256=": settings._replace(
+            tokenizer=BytePairTokenizer.train(("ab", "ac", "bc"), vocab_size=8)
+        ),
+        "text's sha256=": settings._replace(data_sha256="1" * 64),
+    }
+
+
+def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
+    changed = dataclasses.replace(settings.training_config, steps=50)
+    save(directory, settings._replace(training_config=changed), [12])  # the same run, longer
+    assert restore(directory, quiet()).checkpoint.progress.step == 12
+    for number, (message, other) in enumerate(other_runs(settings).items()):
+        for step in (10, 13):
+            save(tmp_path / f"{number} {step}", other, [step])
+            shutil.copytree(tmp_path / f"{number} {step}/{step}", directory / str(step))
+            for read in (lambda: restore(directory, quiet()), lambda: average_run(directory)):
+                with pytest.raises(InputError, match="is of another run than the newest") as error:
+                    read()
+                assert f"({message}" in str(error.value)
+            shutil.rmtree(directory / str(step))
+    assert average_run(directory).steps == (4, 8, 12)
+
+
+def test_every_flipped_bit_of_a_description_is_found(directory):
+    """Without the arrays and the tokenizer's text, which are most of it and have digests too."""
+    read = json.loads((directory / "8/run/metadata").read_text())
+    content = read["content"]
+    content["arrays"], content["settings"]["tokenizer_files"] = {}, {}
+    text = json.dumps({"sha256": json_digest(content), "content": content}).encode()
+    tried = wrong = 0
+    for bit in range(8 * len(text)):
+        damaged = bytearray(text)
+        damaged[bit // 8] ^= 1 << bit % 8
+        tried += 1
+        try:
+            found = verified(json.loads(damaged.decode()))
+        except (ValueError, LookupError):  # to `read_step`, every error is damage
+            continue
+        wrong += found != content
+    print(f"{tried:,} flipped bits of a description: {wrong} wrongly accepted")
+    assert tried > 10_000
+    assert wrong == 0
+
+
+def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):
+    rewritten(
+        directory / "8",
+        lambda content: content["settings"]["training_config"].pop("adam_epsilon"),
+    )
+    assert restore(directory, quiet()).settings.training_config.adam_epsilon == 1e-9
+
+
+@pytest.mark.parametrize("golden", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
+def test_checkpoints_of_every_format_so_far_are_read(golden, tmp_path):
+    directory = Path(shutil.copytree(golden / "steps", tmp_path / "steps"))
+    restored = restore(directory, quiet())
+    assert restored.checkpoint.progress == RunProgress(
+        step=8,
+        next=Position(1, 0, 8),
+        rejected=3,
+        nonfinite=(Position(1, 0, 2),),
+        skipped=(Position(0, 0, 5), Position(0, 0, 6)),
+        best_score=0.1 + 0.2,
+        best_step=8,
+        evaluations_since_best=2,
+    )
+    assert arrays_digest(restored.checkpoint) == (golden / "sha256").read_text().strip()
+    assert restored.settings.config.d_ff == 3
+    ema_decay = None if golden.name == "format_1" else 0.9
+    assert restored.settings.training_config == TrainingConfig(steps=40, ema_decay=ema_decay)
+    assert (restored.checkpoint.state.ema is None) == (ema_decay is None)
+    assert restored.settings.tokenizer.encode("ab") == [7, 6]
+    drawn = golden.name in ("format_1", "format_1_ema", "format_2")  # by every run
+    expected = (None, None) if drawn else (GENERATION, ORIGIN)
+    assert (restored.settings.generation, restored.settings.origin) == expected
+
+
+def test_there_is_a_golden_checkpoint_of_the_present_format():
+    assert (GOLDEN / f"format_{FORMAT}").is_dir()
+
+
+def test_the_same_step_is_written_once(settings, directory):
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    save(directory, settings, [8])
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+
+
+def test_opening_what_is_no_directory_is_an_error(settings, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="could not be written"):
+            save(path, settings, [])
+
+
+def test_one_process_at_a_time_writes_to_a_run(settings, directory):
+    temporary = directory / "12.orbax-checkpoint-tmp"
+    with RunCheckpoints(directory, settings):
+        temporary.mkdir()  # what the first process is writing
+        with pytest.raises(InputError, match="another process is training this run"):
+            save(directory, settings, [12])
+        assert temporary.exists()
+    save(directory, settings, [12])
+    assert steps_in(directory) == [4, 8, 12]

@@ -1,0 +1,176 @@
+"""The text of a run: what is held out, mixed, kept and prepared only once."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jax_transformer import InputError
+from jax_transformer.text.mixed import MixedCorpus
+from jax_transformer.text.prepared import store as prepared_store
+from jax_transformer.text.prepared.prepare import Filters
+from jax_transformer.text.prepared.store import MemoryText, held_out, known_text
+from jax_transformer.runs.corpora import Files, TextSettings, encode_corpora, read_corpora, try_corpora
+
+QUIET = Console(file=io.StringIO(), soft_wrap=True)
+
+
+def known(pairs, blank=()):
+    sources = ["" if number in blank else str(number) for number in range(pairs)]
+    targets = [f"<{number}>" for number in range(pairs)]
+    return known_text(Path("unused"), MemoryText(tuple(sources), tuple(targets)), QUIET)
+
+
+@pytest.mark.parametrize(("pairs", "count"), [(2, 1), (60, 40), (3000, 1000)])
+def test_each_held_out_pair_has_text_on_both_sides(tmp_path, pairs, count):
+    blank = range(0, pairs, 7)[1:]
+    count = min(count, pairs - len(blank) - 1)
+    numbers, validation = held_out(tmp_path, known(pairs, blank), count, 3, QUIET)
+    assert len(numbers) == count == len(set(numbers.tolist()))
+    assert numbers.tolist() == sorted(numbers.tolist())
+    assert not set(numbers.tolist()) & set(blank)
+    assert validation.sources == tuple(map(str, numbers))
+    assert validation.targets == tuple(f"<{number}>" for number in numbers)
+
+
+def test_the_seed_alone_chooses_and_the_choice_is_kept(tmp_path, monkeypatch):
+    text = known(200)
+    chosen = {seed: held_out(tmp_path, text, 20, seed, QUIET)[0].tolist() for seed in (3, 4)}
+    assert chosen[3] != chosen[4]
+    monkeypatch.setattr(prepared_store, "chosen_pairs", None)  # the text is not read again
+    assert held_out(tmp_path, text, 20, 3, QUIET)[0].tolist() == chosen[3]
+
+
+@pytest.mark.parametrize(("pairs", "count"), [(1, 1), (5, 5), (5, 6)])
+def test_a_split_without_training_pairs_is_refused(tmp_path, pairs, count):
+    with pytest.raises(InputError, match=f"valid_pairs={count} leaves none of {pairs} pairs"):
+        held_out(tmp_path, known(pairs), count, 0, QUIET)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Return the settings of a text of 300 pairs, some of them blank, long, unequal or repeated."""
+    words = ["eins zwei", "drei", "vier fünf sechs", "sieben acht"]
+    sources = [f"{words[number % 4]} {number // 8}" for number in range(300)]
+    targets = [line.upper() for line in sources]
+    sources[5] = " "
+    sources[6] = targets[6] = "lang " * 50
+    targets[7] = "eins zwei drei vier fünf sechs sieben acht neun"
+    for side, lines in (("de", sources), ("en", targets)):
+        (tmp_path / f"train.{side}").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"valid.{side}").write_text("\n".join(lines[:4]) + "\n")
+    files = Files(
+        *((tmp_path / f"{part}.{side}",) for part in ("train", "valid") for side in ("de", "en"))
+    )
+    filters = Filters(max_length=40)
+    return TextSettings(files, None, None, 0, 80, 10**6, filters, False, tmp_path / "store")
+
+
+def encode(settings):
+    return encode_corpora(read_corpora(settings, None, QUIET), settings, QUIET)
+
+
+def test_filters_drop_and_count_pairs(settings):
+    def dropped(**changes):
+        filters = settings.filters._replace(
+            **{name: changes.pop(name) for name in set(changes) & set(Filters._fields)}
+        )
+        found = encode(settings._replace(filters=filters, **changes)).training
+        assert len(found) == 300 - sum(found.facts.dropped.values())
+        return found.facts.dropped
+
+    plain = {"dropped for an empty side": 1, "dropped as too long": 1}
+    assert dropped() == plain
+    assert dropped(max_ratio=4.0) == plain | {"dropped for unequal lengths": 1}
+    sources, targets = (path.read_text().splitlines() for (path,) in settings.files[:2])
+    pairs = list(zip(sources, targets, strict=True))
+    assert dropped(drop_duplicates=True) == plain | {"dropped as duplicates": 300 - len(set(pairs))}
+    assert dropped(longest_side=12)["dropped as too long"] > 1
+
+
+def test_a_dry_run_reports_what_is_kept_and_writes_no_shard(settings):
+    corpora = read_corpora(settings, None, QUIET)
+    reported = try_corpora(corpora, settings, QUIET)
+    assert not (settings.store / "corpora").exists()
+    assert encode_corpora(corpora, settings, QUIET).report[:1] == reported
+    assert "298 pairs of" in reported[0]
+
+
+def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypatch):
+    first = encode(settings)
+    monkeypatch.setattr(prepared_store, "prepare", None)  # nothing is encoded again
+    monkeypatch.setattr(prepared_store.BytePairTokenizer, "train", None)
+    again = encode(settings)
+    assert again.sha256 == first.sha256
+    assert again.tokenizer.digest() == first.tokenizer.digest()
+    every = np.arange(len(first.training))
+    np.testing.assert_array_equal(first.training.read(every).ids, again.training.read(every).ids)
+    monkeypatch.undo()
+    path = settings.files.source[0]
+    path.write_text(path.read_text().replace("drei 7", "drei 9"))
+    assert encode(settings).sha256 != first.sha256
+
+
+def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
+    digests = set()
+    for unknown in "♠♣":
+        settings.files.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
+        found = encode(settings)
+        digests.add(found.sha256)
+    assert len(digests) == 2
+    assert unknown not in found.tokenizer.decode(found.tokenizer.encode(unknown))
+
+
+def test_held_out_pairs_are_not_trained_on(settings):
+    files = Files(settings.files.source, settings.files.target)
+    found = encode(settings._replace(files=files, valid_pairs=20))
+    assert len(found.validation_text.sources) == 20
+    assert found.training.facts.dropped["held out for validation"] == 20
+
+
+def test_files_with_weights_are_mixed_by_them(settings):
+    source, target = settings.files.source * 2, settings.files.target * 2
+    files = settings.files._replace(source=source, target=target)
+    corpus = encode(settings._replace(files=files, weights=(3.0, 1.0))).training
+    assert isinstance(corpus, MixedCorpus)
+    assert len(corpus) == 2 * 298
+    numbers = corpus.order(0, range(400))
+    assert np.count_nonzero(numbers < 298) == 300
+    own = numbers[numbers < 298]
+    assert len(set(own[:298].tolist())) == 298  # every pair before one occurs again
+    tokens = corpus.read(numbers)
+    sizes = tokens.source_lengths + tokens.target_lengths
+    place = int(np.flatnonzero(numbers >= 298)[0])
+    single = encode(settings).training.read(numbers[[place]] - 298)
+    start = sizes[:place].sum()
+    np.testing.assert_array_equal(tokens.ids[start : start + sizes[place]], single.ids)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan"))])
+def test_weights_that_mix_nothing_are_refused(settings, weights):
+    files = settings.files._replace(
+        source=settings.files.source * 2, target=settings.files.target * 2
+    )
+    with pytest.raises(InputError, match="weights="):
+        encode(settings._replace(files=files, weights=weights))
+
+
+def test_a_model_too_short_for_all_is_refused(settings):
+    with pytest.raises(InputError, match=r"max_length=2.* leave none of 300 pairs"):
+        encode(settings._replace(filters=Filters(max_length=2)))
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2", b"{}", b"\xff"])
+@pytest.mark.parametrize("kind", ["texts", "held_out", "tokenizers"])
+def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind, content):
+    files = Files(settings.files.source, settings.files.target)
+    settings = settings._replace(files=files, valid_pairs=20)
+    encode(settings)
+    (entry,) = (settings.store / kind).glob("*.json")
+    entry.write_bytes(content)
+    with pytest.raises(InputError, match="delete it") as refused:
+        encode(settings)
+    assert str(entry) in str(refused.value)
+    assert "\n" not in str(refused.value)

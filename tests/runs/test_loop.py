@@ -1,0 +1,280 @@
+"""The loop on a tiny corpus: what it compiles, shows, keeps and refuses."""
+
+import dataclasses
+import io
+import itertools
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jax_transformer import InputError, TransformerConfig
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.training import step
+from jax_transformer.training.config import TrainingConfig
+from jax_transformer.runs import loop, progress
+from jax_transformer.runs.state import RunSettings
+from jax_transformer.training.step import Metrics
+
+SETTINGS = TrainingConfig(
+    steps=20,
+    warmup_steps=10,
+    learning_rate_factor=1.0,
+    label_smoothing=0.0,
+    max_tokens=60,
+    bucket_count=2,
+    evaluation_interval=8,
+)
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
+    draw = random.Random(0)
+    words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
+    tokenizer = BytePairTokenizer.train(words, vocab_size=8)
+    config = TransformerConfig(
+        src_vocab_size=8,
+        tgt_vocab_size=8,
+        d_model=8,
+        num_heads=2,
+        d_ff=9,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout=0.0,
+    )
+    corpora = ParallelCorpus(words[:60], words[:60]), ParallelCorpus(words[60:], words[60:])
+    pairs = (encode_corpus(corpus, tokenizer, max_length=10) for corpus in corpora)
+    return config, tokenizer, *pairs
+
+
+@pytest.fixture
+def train(task, tmp_path):
+    """The loop as a function of settings and console; each call is a run in its own directory."""
+    config, tokenizer, training, validation = task
+    numbers = itertools.count()
+
+    def call(settings, shown):
+        parts = RunSettings(config, settings, tokenizer, "0" * 64, {})
+        run = loop.Run(tmp_path / str(next(numbers)), parts)
+        return loop.train(run, training, validation, shown)
+
+    return call
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=120, markup=False, highlight=False, **options)
+
+
+def scripted_losses(monkeypatch, losses):
+    """Give the evaluations these losses; return the list that their parameters are added to."""
+    seen, script = [], iter(losses)
+
+    def scripted(params, *_):
+        seen.append(jax.tree.map(jnp.copy, params))
+        return next(script)
+
+    monkeypatch.setattr(loop, "_mean_loss", scripted)
+    return seen
+
+
+@pytest.mark.usefixtures("fresh_caches")
+def test_learns_shows_its_progress_and_compiles_once_a_bucket(
+    task, train, monkeypatch, compiled_steps
+):
+    training = task[2]
+    traced = []
+    original = step.batch_loss
+
+    def counted(params, batch, config, label_smoothing, dropout_key=None, **execution):
+        kind = "validation" if dropout_key is None else "training"
+        traced.append((kind, batch.src.shape))
+        return original(params, batch, config, label_smoothing, dropout_key, **execution)
+
+    monkeypatch.setattr(step, "batch_loss", counted)
+    compiled_steps.clear()
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    lines = console()
+    best = train(SETTINGS, lines)
+    shown = lines.file.getvalue()
+
+    plan = plan_epoch(training, SETTINGS, epoch=0)
+    assert SETTINGS.steps > 2 * len(plan)
+    shapes = {(planned.rows, planned.length) for planned in plan}
+    assert len(shapes) == 2
+    assert sorted(shape for kind, shape in traced if kind == "training") == sorted(shapes)
+    assert len(traced) <= 4
+
+    losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", shown)]
+    assert losses[-1] < losses[0] < np.log(8)
+    assert best.step == 20
+    assert best.score == pytest.approx(losses[-1], abs=1e-3)
+    assert re.search(r"2 batch shapes compiled in \d+\.\d s", shown)
+    measures = r"loss \d\.\d{3}  learning rate \d\.\d\de-0\d  [\d,]+ tokens/s  0:00:0\d left"
+    steps_made = re.findall(rf"step (\d+)/20  {measures}", shown)
+    assert steps_made == ["8", "16", "20"]
+    assert re.search(r"trained for 0\.\d minutes, at [\d,]+ target tokens/s", shown)
+
+
+def test_a_terminal_shows_it_live(train):
+    live = console(force_terminal=True)
+    train(SETTINGS, live)
+    shown = live.file.getvalue()
+    assert "\x1b[2K" in shown  # a line is drawn anew
+    assert re.search(r"step 20/20  loss .* left", shown)
+
+
+def test_the_same_seed_gives_the_same_parameters(train):
+    first, again = (train(SETTINGS, console()) for _ in range(2))
+    for a, b in zip(*(jax.tree.leaves(best.params) for best in (first, again)), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_the_best_parameters_are_kept(train, monkeypatch):
+    seen = scripted_losses(monkeypatch, [3.0, 1.0, 2.0])
+    best = train(SETTINGS, console())
+    assert (best.step, best.score) == (16, 1.0)
+    kept, second, third = map(jax.tree.leaves, (best.params, seen[1], seen[2]))
+    assert all(map(np.array_equal, kept, second))
+    assert not all(map(np.array_equal, kept, third))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(train, monkeypatch):
+    seen = scripted_losses(monkeypatch, [1.0, float("nan"), 0.5])
+    shown = console(soft_wrap=True)
+    best = train(SETTINGS, shown)
+    assert best.step == 8
+    assert len(seen) == 2
+    assert (
+        "WARNING: step 16: the validation loss is not finite, which ends the run early; the best "
+        "earlier parameters, of step 8, are kept; to train for longer, lower the learning rate"
+    ) in shown.file.getvalue()
+
+
+def scripted_steps(monkeypatch, bad):
+    """Let the steps of these numbers, from 1, find a loss that is not finite."""
+    compile_steps, number = loop._compile_steps, itertools.count(1)
+
+    def scripted(*arguments):
+        def spoil(make):
+            def run(state, batch):
+                state, metrics = make(state, batch)
+                fine = next(number) not in bad
+                nan = np.float32("nan")
+                return state, metrics._replace(finite=fine, loss=metrics.loss if fine else nan)
+
+            return run
+
+        return {shape: spoil(make) for shape, make in compile_steps(*arguments).items()}
+
+    monkeypatch.setattr(loop, "_compile_steps", scripted)
+
+
+def test_steps_that_are_left_out_are_told_and_count_in_no_mean(train, monkeypatch):
+    scripted_steps(monkeypatch, bad={3, 5, 8})
+    shown = console()
+    train(SETTINGS, shown)
+    assert "step 8: 3 of the last 8 steps rejected" in shown.file.getvalue()
+    assert "loss nan" not in shown.file.getvalue()
+
+
+def test_a_run_of_steps_left_out_ends_the_training(train, monkeypatch):
+    scripted_steps(monkeypatch, bad=range(1, 100))
+    settings = dataclasses.replace(SETTINGS, evaluation_interval=20)
+    with pytest.raises(InputError, match=r"step 10: 10 steps in a row were not finite; .* skips"):
+        train(settings, console())
+
+
+def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypatch):
+    scripted_losses(monkeypatch, [float("inf")])
+    with pytest.raises(InputError, match=r"step 8: .* not finite, and no .* warmup_steps=10"):
+        train(SETTINGS, console())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *itertools.product(("steps", "warmup_steps", "max_tokens", "bucket_count"), (0, -1)),
+        ("evaluation_interval", 0),
+        ("patience", 0),
+        ("keep_checkpoints", 0),
+        ("label_smoothing", 1.0),
+        ("label_smoothing", -0.1),
+        ("label_smoothing", float("nan")),
+        ("adam_beta1", 1.0),
+        ("adam_beta2", -0.5),
+        ("adam_epsilon", 0.0),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+        ("weight_decay", -0.1),
+        ("num_microbatches", 0),
+        ("learning_rate_factor", float("inf")),
+        ("seed", -1),
+        ("seed", 2**32),
+    ],
+)
+def test_settings_out_of_range_are_refused(train, field, value):
+    with pytest.raises(InputError, match=f"{field}={value}"):
+        train(TrainingConfig(**{field: value}), console())
+
+
+def test_more_tokens_than_an_int32_holds_are_counted():
+    many = Metrics(np.float32(2.0), np.int32(2**31 - 1), np.float32(0.1), np.bool_(True))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        told = bar.report(10, [many] * 10)
+    assert told["loss"] == 2.0
+    assert told["tokens_per_second"] > 0
+    assert int(re.search(r"at ([\d,]+) target", shown.file.getvalue())[1].replace(",", "")) > 0
+
+
+def test_a_report_without_an_accepted_step_has_no_loss(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    bad = Metrics(np.float32("nan"), np.int32(5), np.float32(0.1), np.bool_(False))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        values = bar.report(2, [bad, bad])
+    assert "loss" not in values
+    assert values["rejected"] == 2
+    assert "step 2/20  loss unknown (all steps rejected)  learning rate" in shown.file.getvalue()
+    assert "0.000" not in shown.file.getvalue()
+
+
+def test_a_spike_is_told_and_counts_in_no_mean():
+    fine = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True), np.bool_(False))
+    spike = fine._replace(loss=np.float32(90.0), spike=np.bool_(True))
+    shown = console()
+    with progress.Progress(shown, first=0, steps=20) as bar:
+        told = bar.report(2, [fine, spike])
+    assert (told["loss"], told["rejected"]) == (2.0, 1)
+    shown = shown.file.getvalue().replace("\n", " ")
+    assert "1 of the last 2 steps rejected: loss or gradient not finite (0), spike" in shown
+    assert "spike of the loss (1)" in shown
+
+
+def test_a_clock_that_stands_still_gives_finite_numbers(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 5.0)
+    lines = console()
+    metrics = Metrics(np.float32(1.0), np.int32(7), np.float32(1e-5), np.bool_(True))
+    with progress.Progress(lines, 0, 10) as shown:
+        values = shown.report(1, [metrics])
+    assert np.isfinite(values["tokens_per_second"])
+    assert "trained for 0.0 minutes" in lines.file.getvalue()
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(train, monkeypatch):
+    expected = train(SETTINGS, console())
+    now = itertools.count(2_000_000_000, -1000)
+    monkeypatch.setattr(progress.time, "time", lambda: float(next(now)))
+    lines = console()
+    found = train(SETTINGS, lines)
+    assert (found.step, found.score) == (expected.step, expected.score)
+    assert next(now) < 2_000_000_000
+    assert "-" not in re.findall(r"trained for .* minutes", lines.file.getvalue())[0]

@@ -1,0 +1,103 @@
+"""The fields of the model as flags and as lines of YAML, and the vocabulary of the tokenizer."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+import yaml
+
+from jax_transformer import InputError, TransformerConfig
+from jax_transformer.commands import train
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
+
+
+def parsed(*argv):
+    return train.parse(argv, train.defaults(argv))
+
+
+def other_value(name, preset="vaswani2017"):
+    """Return a value of a field that the preset does not have, as a flag has it and as YAML."""
+    hint = inspect.get_annotations(TransformerConfig, eval_str=True)[name]
+    value = getattr(TransformerConfig.preset(preset), name)
+    if isinstance(value, bool):
+        return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
+    if get_origin(hint) is Literal:
+        other = next(word for word in get_args(hint) if word != value)
+    elif hint == bool | None:
+        other = not value
+    else:
+        other = 6 if isinstance(value, int) or hint == int | None else 0.25
+    return [f"--{name.replace('_', '-')}", str(other)], other
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TransformerConfig)])
+def test_every_field_of_the_model_is_a_flag_and_a_line_of_yaml(tmp_path, name):
+    flag, value = other_value(name)
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump({"model": {name: value}}))
+    by_flag, by_file = parsed("--source=x", *flag), parsed("--config", str(path))
+    assert getattr(by_flag.model, name) == getattr(by_file.model, name) == value
+    assert value != getattr(parsed("--source=x").model, name)
+    assert by_flag.model == by_file.model
+    # settings.yaml of the run gives the same model again.
+    path.write_text(train.to_yaml(by_flag.to_mapping()))
+    assert parsed("--config", str(path)).model == by_flag.model
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("preset: pre_norm\nmodel: {final_norm: false, dropout: 0.4, d_ff: 20}\n")
+    model = parsed("--config", str(path), "--dropout=0.3", "--no-memory-norm").model
+    assert (model.norm, model.final_norm, model.dropout, model.d_ff) == ("std_norm", False, 0.3, 20)
+    other = parsed("--config", str(path), "--preset=pre_norm_memory_norm")
+    assert (other.preset, other.model.memory_norm) == ("pre_norm_memory_norm", True)
+    assert (other.model.dropout, other.model.max_length) == (0.4, 100)
+    assert parsed("--source=x", "--preset=shared_heads").model.dropout == 0.2
+    assert (parsed().model.d_model, parsed("--source=x").model.d_model) == (64, 256)
+
+
+def test_files_of_earlier_versions_are_read(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("d_model: 24\ndropout: 0.5\ntraining: {token_budget: 9, average_decay: 0.5}")
+    read = parsed("--config", str(path))
+    assert (read.model.d_model, read.model.dropout) == (24, 0.5)
+    assert (read.training.max_tokens, read.training.ema_decay) == (9, 0.5)
+    path.write_text("d_model: 24\nmodel: {d_model: 32}")
+    with pytest.raises(InputError, match="d_model is there twice; keep the one under model"):
+        train.defaults([f"--config={path}"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
+def test_the_recipes_are_settings(path):
+    recipe = train.defaults([f"--config={path}"])
+    train.check_values(recipe)
+    assert recipe.training.max_tokens >= 8192
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return BytePairTokenizer.train(WORDS, vocab_size=8)
+
+
+@pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
+def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
+    settings = parsed("--source=x", f"--preset={preset}", "--d-model=64", "--dropout=0.3")
+    config = model_config(settings.model, tokenizer)
+    assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
+    assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
+    assert (config.d_model, config.dropout) == (64, 0.3)
+
+
+@pytest.mark.parametrize("name", [*VOCABULARY_SIZES, *SPECIAL_IDS])
+def test_what_contradicts_the_tokenizer_is_refused(tokenizer, name):
+    right = getattr(model_config(parsed().model, tokenizer), name)
+    flag = f"--{name.replace('_', '-')}"
+    model_config(parsed(flag, str(right)).model, tokenizer)
+    with pytest.raises(InputError, match=f"{name}=5 contradicts the tokenizer, which has {right};"):
+        model_config(parsed(flag, "5").model, tokenizer)

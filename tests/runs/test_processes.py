@@ -1,0 +1,164 @@
+"""Two processes train one run; killed, it goes on in a single one as if they had never been."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.kill_resume import (
+    ROOT,
+    Task,
+    epochs_are_exact,
+    losses,
+    pairs_seen,
+    train_or_resume,
+)
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import steps_in
+from tests.runtime.test_distributed import free_port
+from tests.runs.conftest import STEPS
+
+KILLED_AT = 12
+
+WORKER = """
+import sys
+from pathlib import Path
+from benchmarks.kill_resume import Task, train_or_resume
+from jax_transformer.runtime import distributed
+
+try:
+    distributed.initialize(sys.argv[1], 2, int(sys.argv[2]), start_timeout=60)
+    train_or_resume(Path(sys.argv[3]), Task(int(sys.argv[4])), "data=2")
+except Exception as error:
+    distributed.fail(error)
+"""
+
+
+# Makes batches on meshes of six devices, three of each process, and tells which rows it has made.
+MAKER = """
+import json, sys
+from unittest import mock
+import jax, numpy as np
+from benchmarks.kill_resume import Task, tiny_task
+from jax_transformer.runtime import distributed
+from jax_transformer.data import batches
+from jax_transformer.data.plan import plan_epoch
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.training.mesh import sharded_batches, fill_rows
+
+try:
+    distributed.initialize(sys.argv[1], 2, int(sys.argv[2]), start_timeout=60)
+    make_batch, made = batches.make_batch, []
+
+    def noted(encoded, part):
+        made.append(part.rows)
+        return make_batch(encoded, part)
+
+    for sizes, order in json.loads(sys.argv[3]):
+        for batching in ("buckets", "packed"):
+            settings, encoded, _ = tiny_task(Task(8, batching=batching))
+            mesh = make_mesh(sizes, np.array(jax.devices())[order])
+            plan = fill_rows(plan_epoch(encoded, settings.training_config, 0), mesh, 1)
+            made.clear()
+            with mock.patch.object(batches, "make_batch", noted):
+                spread = list(sharded_batches(mesh, encoded, plan))
+            for planned, batch in zip(plan, spread, strict=True):
+                arrays = map(jax.tree.leaves, (batch, make_batch(encoded, planned)))
+                for ours, whole in zip(*arrays, strict=True):
+                    assert ours.shape == whole.shape
+                    for shard in ours.addressable_shards:
+                        assert shard.data.shape[1] == whole.shape[1]
+                        assert np.array_equal(shard.data, whole[shard.index])
+            print(json.dumps([sizes, made, [planned.rows for planned in plan]]), flush=True)
+except Exception as error:
+    distributed.fail(error)
+"""
+
+
+def start(worker, log, *arguments, devices=1):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-c", worker, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        stdout=log,
+        stderr=log,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(unbroken, tmp_path_factory):
+    """A run of two processes that were killed, resumed in one process; and the unbroken run."""
+    directory = tmp_path_factory.mktemp("runs")
+    together = directory / "together"
+    coordinator = f"localhost:{free_port()}"
+    with (directory / "log").open("wb") as log:
+        workers = [start(WORKER, log, coordinator, index, together, STEPS) for index in range(2)]
+        try:
+            deadline = time.monotonic() + 200
+            while max(steps_in(together / loop.CHECKPOINTS), default=0) < KILLED_AT:
+                said = (directory / "log").read_text(errors="replace")
+                assert all(worker.poll() is None for worker in workers), said
+                assert time.monotonic() < deadline, said
+                time.sleep(0.01)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    killed_at = max(steps_in(together / loop.CHECKPOINTS))
+    assert killed_at < STEPS
+    train_or_resume(together, Task(STEPS))
+    return together, unbroken
+
+
+def test_the_same_samples_are_seen(runs):
+    together, alone = map(pairs_seen, runs)
+    assert together == alone
+    assert epochs_are_exact(together, STEPS)
+
+
+def test_the_losses_are_those_of_a_run_of_one_process(runs):
+    together, alone = (
+        np.array([[report["step"], report["loss"]] for report in losses(path) if "loss" in report])
+        for path in runs
+    )
+    assert np.array_equal(together[:, 0], alone[:, 0])
+    worst = np.abs(together[:, 1] / alone[:, 1] - 1).max()
+    print(f"losses of {STEPS} steps differ by at most {worst:.1e} of their size")
+    assert worst <= 1e-6
+
+
+def test_a_process_makes_the_rows_that_its_devices_hold(tmp_path):
+    meshes = [  # with the share of the rows that each process holds
+        ("data=6", [0, 1, 2, 3, 4, 5], (3 / 6, 3 / 6)),
+        ("data=6", [0, 3, 1, 4, 2, 5], (3 / 6, 3 / 6)),
+        ("data=4", [0, 1, 2, 3], (3 / 4, 1 / 4)),
+        ("fsdp=3,tensor=2", [0, 1, 2, 3, 4, 5], (2 / 3, 2 / 3)),  # both hold the second third
+        ("tensor=6", [0, 1, 2, 3, 4, 5], (1, 1)),
+    ]
+    asked = json.dumps([mesh[:2] for mesh in meshes])
+    coordinator = f"localhost:{free_port()}"
+    logs = [tmp_path / f"{index}.log" for index in range(2)]
+    workers = []
+    try:
+        for index, log in enumerate(logs):
+            with log.open("wb") as file:
+                workers.append(start(MAKER, file, coordinator, index, asked, devices=3))
+        assert [worker.wait(timeout=100) for worker in workers] == [0, 0], [
+            log.read_text() for log in logs
+        ]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    for index, log in enumerate(logs):
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        wanted = [mesh for mesh in meshes for _ in ("buckets", "packed")]
+        for (sizes, made, rows), (asked_for, _, shares) in zip(told, wanted, strict=True):
+            assert sizes == asked_for
+            assert len(made) > 2
+            assert made == [round(shares[index] * count) for count in rows]

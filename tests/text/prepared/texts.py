@@ -1,0 +1,51 @@
+"""Small texts in files, and what it takes to prepare them."""
+
+import io
+import random
+
+from rich.console import Console
+
+from jax_transformer.text.parallel_text import ParallelText
+from jax_transformer.text.prepared.prepare import Filters
+from jax_transformer.text.prepared.store import corpus_task, known_text, prepared_corpus
+from jax_transformer.tokenizers import BytePairTokenizer
+
+WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
+TOKENIZER = BytePairTokenizer.train(WORDS, vocab_size=40)
+FILTERS = Filters(max_length=30)
+
+
+def quiet():
+    return Console(file=io.StringIO(), soft_wrap=True)
+
+
+def lines(count, seed=0):
+    """Return sources and targets, each of 1 to 6 words."""
+    generator = random.Random(seed)
+    sides = [
+        [" ".join(generator.choices(WORDS, k=generator.randint(1, 6))) for _ in range(count)]
+        for _ in range(2)
+    ]
+    return tuple(sides)
+
+
+def write(folder, sources, targets, name="text"):
+    """Write two files; return them as a text."""
+    paths = [folder / f"{name}.{side}" for side in ("de", "en")]
+    for path, side in zip(paths, (sources, targets), strict=True):
+        path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+    return ParallelText((paths[0],), (paths[1],))
+
+
+def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=False):
+    known = known_text(store, text, quiet())
+    return corpus_task(store, known, tokenizer, filters, {}, drop_duplicates, quiet())
+
+
+def corpus(store, text, **options):
+    return prepared_corpus(store, task(store, text, **options), quiet())
+
+
+def contents(folder):
+    """Return the bytes of each file of a folder, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,0 +1,223 @@
+import dataclasses
+import itertools
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_transformer.errors import InputError
+from jax_transformer.text import batches
+from jax_transformer.text.batches import padding_share, training_batches
+from jax_transformer.text.bucketing import bucket_lengths
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.plan import plan_epoch
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.training.config import TrainingConfig
+
+SHAPES = {"bucket_count": 4, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Every letter is a token of its own, and so is the space before a word."""
+    return BytePairTokenizer.train(["a", "b"], vocab_size=7)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """500 pairs of one word each, most of them short, with sides of different lengths."""
+    generator = random.Random(0)
+    words = [
+        "".join(generator.choices("ab", k=1 + int(generator.expovariate(0.15)) % 40))
+        for _ in range(1000)
+    ]
+    return ParallelCorpus(tuple(words[:500]), tuple(words[500:]))
+
+
+@pytest.fixture(scope="module")
+def encoded(corpus, tokenizer):
+    return encode_corpus(corpus, tokenizer, max_length=100)
+
+
+def tokens_of(word):
+    return len(word) + 2  # the space before it and the end after it
+
+
+def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded):
+    assert len(encoded.sources) == len(encoded.targets) == len(corpus.sources)
+    for source, ids in zip(corpus.sources, encoded.sources, strict=True):
+        assert ids.tolist() == [*tokenizer.encode(source), tokenizer.eos_id]
+    for target, ids in zip(corpus.targets, encoded.targets, strict=True):
+        assert ids.tolist() == [tokenizer.bos_id, *tokenizer.encode(target), tokenizer.eos_id]
+    expected = [
+        max(tokens_of(source), tokens_of(target))
+        for source, target in zip(corpus.sources, corpus.targets, strict=True)
+    ]
+    lengths = encoded.side_lengths(np.arange(len(encoded))).max(axis=1)
+    assert lengths.tolist() == expected
+    assert encoded.length_counts.tolist() == np.bincount(expected).tolist()
+
+
+def test_a_pair_with_an_overlong_side_is_dropped_and_counted(tokenizer):
+    max_length = 20
+    words = {length: "a" * (length - 2) for length in (19, 20, 21, 200)}
+    pairs = list(itertools.product(words.values(), repeat=2))
+    encoded = encode_corpus(ParallelCorpus(*zip(*pairs, strict=True)), tokenizer, max_length)
+    kept = [(len(s), len(t) - 1) for s, t in zip(encoded.sources, encoded.targets, strict=True)]
+    assert kept == [(19, 19), (19, 20), (20, 19), (20, 20)]
+    assert encoded.dropped_overlong == 12
+    assert encoded.tokens == 4 * 19 + 4 * 20
+    print(f"\n{len(pairs)} pairs: {len(kept)} kept, {encoded.dropped_overlong} dropped")
+
+
+def test_the_report_counts_what_is_kept_dropped_and_unknown(tokenizer):
+    corpus = ParallelCorpus(("aa", "ax", "a" * 50), ("bb", "yz", "b"))
+    encoded = encode_corpus(corpus, tokenizer, max_length=10)
+    assert encoded.unknown_tokens == 3
+    assert encoded.report() == (
+        "2 pairs of 16 tokens kept, 1 dropped as too long, 18.75% of the tokens unknown"
+    )
+
+
+@pytest.mark.parametrize("sides", [((), ()), (("aaaa",), ("b",)), (("a",), ("bbbb",))])
+def test_a_corpus_of_which_nothing_is_left_is_refused(tokenizer, sides):
+    with pytest.raises(InputError, match="max_length=5 leaves none of"):
+        encode_corpus(ParallelCorpus(*sides), tokenizer, max_length=5)
+
+
+def test_a_plan_of_nothing_has_no_batches(encoded):
+    assert list(training_batches(encoded, [])) == []
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30).map(np.array),
+    count=st.integers(1, 5),
+)
+def test_bucket_lengths_are_the_best_of_all(lengths, count):
+    def columns(buckets):
+        return sum(min(bucket for bucket in buckets if bucket >= length) for length in lengths)
+
+    others = itertools.combinations(range(1, lengths.max()), min(count, lengths.max()) - 1)
+    best = min(columns((*shorter, lengths.max())) for shorter in others)
+    chosen = bucket_lengths(np.bincount(lengths), count)
+    assert columns(chosen) == best
+    assert len(chosen) <= count
+    assert list(chosen) == sorted(set(chosen))
+
+
+def test_an_epoch_holds_every_pair_once(encoded):
+    for epoch in range(3):
+        plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch)
+        members = np.concatenate([planned.members for planned in plan])
+        assert sorted(members.tolist()) == list(range(len(encoded.sources)))
+
+
+def test_an_epoch_is_a_function_of_seed_and_number(encoded):
+    def order(seed, epoch):
+        plan = plan_epoch(encoded, TrainingConfig(**SHAPES, seed=seed), epoch)
+        return [planned.members.tolist() for planned in plan]
+
+    assert order(0, 1) == order(0, 1)
+    assert len({str(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_batches_and_their_members_are_shuffled(encoded):
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    lengths = [planned.length for planned in plan]
+    assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
+    assert any(planned.members.tolist() != sorted(planned.members) for planned in plan)
+
+
+def test_few_shapes_serve_every_epoch(encoded):
+    plans = [plan_epoch(encoded, TrainingConfig(**SHAPES), epoch) for epoch in range(4)]
+    assert len({len(plan) for plan in plans}) == 1
+    made = [batch for plan in plans for batch in training_batches(encoded, plan)]
+    shapes = {batch.src.shape for batch in made}
+    assert len(shapes) == len({length for _, length in shapes}) == SHAPES["bucket_count"]
+    assert all(rows * length <= SHAPES["max_tokens"] for rows, length in shapes)
+    assert all(array.dtype == np.int32 for batch in made for array in batch[:3])
+
+
+def test_a_pair_longer_than_the_budget_has_a_batch_of_its_own(encoded):
+    plan = plan_epoch(encoded, TrainingConfig(bucket_count=4, max_tokens=1), epoch=0)
+    assert {planned.rows for planned in plan} == {1}
+    assert len(plan) == len(encoded.sources)
+
+
+def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    made = list(training_batches(encoded, plan))
+    assert len(made) == len(plan)
+    filled_up = 0
+    for planned, batch in zip(plan, made, strict=True):
+        shape = (planned.rows, planned.length)
+        assert batch.src.shape == batch.tgt_in.shape == batch.tgt_out.shape == shape
+        for row, member in enumerate(planned.members):
+            source, target = encoded.sources[member], encoded.targets[member]
+            for array, ids in (
+                (batch.src, source),
+                (batch.tgt_in, target[:-1]),
+                (batch.tgt_out, target[1:]),
+            ):
+                assert array[row, : len(ids)].tolist() == ids.tolist()
+                assert (array[row, len(ids) :] == tokenizer.pad_id).all()
+        assert batch.src_segments is None
+        assert batch.tgt_segments is None
+        fill = [array[len(planned.members) :] for array in batch[:3]]
+        assert all((rows == tokenizer.pad_id).all() for rows in fill)
+        filled_up += len(fill[0])
+    assert filled_up > 0
+    pads = sum((array == tokenizer.pad_id).sum() for batch in made for array in batch[:3:2])
+    slots = sum(array.size for batch in made for array in batch[:3:2])
+    assert padding_share(encoded, plan) == pytest.approx(pads / slots, abs=1e-12)
+
+
+def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
+    class OtherPadding(BytePairTokenizer):
+        pad_id = 3
+
+    encoded = encode_corpus(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
+    assert not any((array == 0).any() for array in ids)
+    assert any((array == 3).any() for array in ids)
+
+
+def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    whole = list(training_batches(encoded, plan))
+    rest = list(training_batches(encoded, plan[7:]))
+    for expected, batch in zip(whole[7:], rest, strict=True):
+        for expected_array, array in zip(expected[:3], batch[:3], strict=True):
+            np.testing.assert_array_equal(array, expected_array)
+
+
+def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
+    threads = set()
+
+    def record(*arguments):
+        threads.add(threading.current_thread())
+
+    monkeypatch.setattr(batches, "check_ids", record)
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    list(training_batches(encoded, plan))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
+    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+    too_large = dataclasses.replace(encoded, src_vocab_size=tokenizer.vocab_size - 1)
+    with pytest.raises(InputError, match=r"src\[\d+, \d+\]=6 "):
+        list(training_batches(too_large, plan))
+    for name in ("sources", "targets"):
+        sequences = list(getattr(encoded, name))
+        sequences[3] = np.array([5, -1, 2], np.int32)
+        negative = dataclasses.replace(encoded, **{name: tuple(sequences)})
+        with pytest.raises(InputError, match=r"(src|tgt_in)\[\d+, 1\]=-1 "):
+            list(training_batches(negative, plan))

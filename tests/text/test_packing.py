@@ -1,0 +1,162 @@
+"""Rows of several pairs: which share one, how they lie in it, and how little padding is left."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.batches import make_batch, padding_share, training_batches
+from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.packing import LOOK_AHEAD, pack_rows
+from jax_transformer.text.plan import plan_epoch, take_rows
+from jax_transformer.training.config import TrainingConfig
+
+PACKED = TrainingConfig(batching="packed", pack_length=64, max_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def encoded():
+    """2,000 pairs of random ids, as long as captions are: 5 to 40 tokens a side."""
+    random = np.random.default_rng(0)
+    source_lengths = 5 + random.poisson(random.gamma(3, 4, size=2000)).clip(0, 35)
+    target_lengths = (source_lengths + random.integers(-3, 4, size=2000)).clip(5, 40)
+    return EncodedCorpus(
+        sources=tuple(random.integers(4, 90, n).astype(np.int32) for n in source_lengths),
+        targets=tuple(random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths),
+        src_vocab_size=90,
+        tgt_vocab_size=90,
+        dropped_overlong=0,
+        unknown_tokens=0,
+    )
+
+
+@given(
+    sides=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=60),
+    row_length=st.integers(9, 30),
+)
+def test_rows_hold_every_pair_once_and_none_too_many(sides, row_length):
+    side_lengths = np.array(sides, int).reshape(-1, 2)
+    order = np.random.default_rng(0).permutation(len(sides))
+    rows = pack_rows(side_lengths, order, row_length)
+    packed = np.concatenate(rows) if rows else np.array([], int)
+    assert sorted(packed.tolist()) == list(range(len(sides)))
+    assert all((side_lengths[row].sum(axis=0) <= row_length).all() for row in rows)
+    # First fit: no pair of a later row would have found room in an earlier one.
+    for index, row in enumerate(rows[:-1]):
+        later = np.concatenate(rows[index + 1 :])
+        free = row_length - side_lengths[row].sum(axis=0)
+        assert not (side_lengths[later] <= free).all(axis=1).any()
+
+
+def test_the_first_that_fits_is_taken():
+    side_lengths = np.array([(5, 4), (6, 1), (3, 3), (2, 7), (2, 2), (1, 1)])
+    rows = pack_rows(side_lengths, np.arange(6), row_length=10)
+    assert [row.tolist() for row in rows] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_a_pair_waits_for_no_more_than_the_look_ahead():
+    wide = np.array([(9, 9), *[(6, 6)] * (LOOK_AHEAD - 1), (1, 1)])
+    rows = pack_rows(wide, np.arange(len(wide)), row_length=10)
+    assert rows[0].tolist() == [0]  # (1, 1) comes into sight with the next row
+    assert rows[1].tolist() == [1, len(wide) - 1]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_pair_longer_than_a_row_is_refused(encoded, side):
+    longest = encoded.side_lengths(np.arange(len(encoded)))[:, side].max()
+    settings = dataclasses.replace(PACKED, pack_length=len(encoded.length_counts) - 2)
+    with pytest.raises(InputError, match=r"pack_length=\d+ is shorter than the longest") as refusal:
+        plan_epoch(encoded, settings, epoch=0)
+    assert "\n" not in str(refusal.value)
+    lengths = np.full((1, 2), 5)
+    lengths[0, side] = longest
+    with pytest.raises(InputError, match=f"has {longest} tokens"):
+        pack_rows(lengths, np.arange(1), row_length=int(longest) - 1)
+
+
+def test_an_epoch_is_a_function_of_seed_and_number(encoded):
+    def order(seed, epoch):
+        plan = plan_epoch(encoded, dataclasses.replace(PACKED, seed=seed), epoch)
+        return [(batch.members.tolist(), batch.member_rows.tolist()) for batch in plan]
+
+    assert order(0, 1) == order(0, 1)
+    assert len({str(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_every_epoch_has_every_pair_once_in_one_shape(encoded):
+    for epoch in range(3):
+        plan = plan_epoch(encoded, PACKED, epoch)
+        members = np.concatenate([batch.members for batch in plan])
+        assert sorted(members.tolist()) == list(range(len(encoded.sources)))
+        assert {(batch.rows, batch.length) for batch in plan} == {(4, 64)}
+        assert {batch.src.shape for batch in training_batches(encoded, plan)} == {(4, 64)}
+
+
+def test_a_mode_is_the_plan_of_its_name(encoded):
+    packed = plan_epoch(encoded, PACKED, epoch=2)
+    assert {(batch.rows, batch.length) for batch in packed} == {(4, 64)}
+    assert all(len(batch.member_rows) > batch.rows for batch in packed[:-1])
+    buckets = plan_epoch(encoded, dataclasses.replace(PACKED, batching="buckets"), epoch=2)
+    assert all(batch.member_rows is None for batch in buckets)
+    assert len({batch.length for batch in buckets}) == PACKED.bucket_count
+
+
+def test_pairs_lie_side_by_side_in_segments_of_the_same_number(encoded):
+    plan = plan_epoch(encoded, PACKED, epoch=0)
+    for planned, batch in zip(plan, training_batches(encoded, plan), strict=True):
+        for row in range(planned.rows):
+            members = planned.members[planned.member_rows == row]
+            targets = [encoded.targets[member] for member in members]
+            for array, segments, sequences in (
+                (batch.src, batch.src_segments, [encoded.sources[member] for member in members]),
+                (batch.tgt_in, batch.tgt_segments, [ids[:-1] for ids in targets]),
+                (batch.tgt_out, batch.tgt_segments, [ids[1:] for ids in targets]),
+            ):
+                ids = np.concatenate([*sequences, np.zeros(64, np.int32)])[:64]
+                assert array[row].tolist() == ids.tolist()
+                numbers = np.repeat(np.arange(len(members)) + 1, list(map(len, sequences)))
+                assert segments[row].tolist() == np.pad(numbers, (0, 64 - len(numbers))).tolist()
+        assert all(array.dtype == np.int32 for array in batch)
+
+
+def test_padding_is_what_the_share_says_and_little(encoded):
+    plan = plan_epoch(encoded, dataclasses.replace(PACKED, pack_length=128), epoch=0)
+    made = list(training_batches(encoded, plan))
+    pads = sum((ids == 0).sum() for batch in made for ids in (batch.src_segments, batch.tgt_out))
+    slots = sum(2 * batch.src.size for batch in made)
+    share = padding_share(encoded, plan)
+    assert share == pytest.approx(pads / slots, abs=1e-12)
+    buckets = padding_share(encoded, plan_epoch(encoded, TrainingConfig(), epoch=0))
+    print(f"\npadding: {share:.1%} packed, {buckets:.1%} in buckets")
+    assert share <= 0.08
+    assert buckets <= 0.16
+
+
+def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
+    plan = plan_epoch(encoded, PACKED, epoch=1)
+    whole, rest = (list(training_batches(encoded, part)) for part in (plan, plan[7:]))
+    for expected, batch in zip(whole[7:], rest, strict=True):
+        assert all(map(np.array_equal, expected, batch))
+
+
+@pytest.mark.parametrize("batching", ["buckets", "packed"])
+def test_some_rows_of_a_batch_are_those_of_the_whole(encoded, batching):
+    settings = dataclasses.replace(PACKED, batching=batching, max_tokens=700)
+    plan = plan_epoch(encoded, settings, epoch=0)
+    plan = [planned._replace(rows=planned.rows + 2) for planned in plan]  # the last: padding
+    random = np.random.default_rng(0)
+    taken = [
+        np.flatnonzero(random.random(planned.rows) < share)
+        for planned, share in zip(plan, itertools.cycle((0, 0.3, 0.7, 1)), strict=False)
+    ]
+    parts = [take_rows(planned, rows) for planned, rows in zip(plan, taken, strict=True)]
+    for planned, rows, part in zip(plan, taken, parts, strict=True):
+        for array, whole in zip(
+            make_batch(encoded, part), make_batch(encoded, planned), strict=True
+        ):
+            assert (array is None) == (whole is None)
+            assert array is None or np.array_equal(array, whole[rows])

@@ -1,0 +1,138 @@
+"""BPE-dropout in training: the ids of an epoch depend on seed, epoch and pair, and nothing else."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer.text import resampled
+from jax_transformer.text.batches import epoch_batches
+from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.plan import epoch_layout
+from jax_transformer.text.resampled import ResampledPairs
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.training.config import TrainingConfig
+from tests.text.prepared.texts import WORDS, lines
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = BytePairTokenizer.train(WORDS * 3, vocab_size=60)
+SIDES = lines(120)
+SETTINGS = TrainingConfig(max_tokens=200, bucket_count=2, bpe_dropout=0.3)
+
+
+def encoded():
+    return encode_corpus(ParallelCorpus(*map(tuple, SIDES)), TOKENIZER, 60)
+
+
+def pairs_of(seed=0, epoch=0, rate=0.3):
+    return ResampledPairs(encoded(), BPEDropout(TOKENIZER, rate), seed, epoch)
+
+
+def ids_by_pair(pairs, order):
+    return {int(pair): [part.tolist() for part in pairs.read(np.array([pair]))] for pair in order}
+
+
+def test_the_order_of_reading_changes_nothing(monkeypatch):
+    order = np.random.default_rng(0).permutation(120)
+    expected = ids_by_pair(pairs_of(), range(120))
+    assert ids_by_pair(pairs_of(), order) == expected
+    whole = pairs_of().read(np.arange(120))
+    assert whole.ids.tolist() == [token for pair in range(120) for token in expected[pair][0]]
+    few = pairs_of()
+    monkeypatch.setattr(resampled, "MOST_KEPT", 5)
+    assert ids_by_pair(few, [*order, *order]) == expected
+    assert len(few._kept) == 5
+    at_once = few.read(np.arange(120))  # more than are kept
+    np.testing.assert_array_equal(at_once.ids, whole.ids)
+    lengths = few.side_lengths(order)
+    np.testing.assert_array_equal(lengths[:, 0], whole.source_lengths[order])
+    np.testing.assert_array_equal(lengths[:, 1], whole.target_lengths[order] - 1)
+
+
+def test_another_process_makes_the_same_ids():
+    code = (
+        "import numpy as np; from tests.text.test_resampled import pairs_of; "
+        "print(pairs_of(3, 2).read(np.arange(119, -1, -1)).ids.tolist())"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    here = pairs_of(3, 2).read(np.arange(119, -1, -1)).ids.tolist()
+    assert there.stdout.strip() == str(here)
+
+
+def test_seed_and_epoch_decide_and_the_text_stays():
+    read = {
+        (seed, epoch): pairs_of(seed, epoch).read(np.arange(120)).ids.tolist()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len({str(ids) for ids in read.values()}) == 4
+    assert read[1, 0] != read[0, 1]
+    tokens = pairs_of(1, 1).read(np.arange(120))
+    ends = np.stack([tokens.source_lengths, tokens.target_lengths], axis=1).ravel().cumsum()
+    sides = np.split(tokens.ids, ends[:-1])
+    for pair in range(120):
+        source, target = sides[2 * pair], sides[2 * pair + 1]
+        assert source[-1] == target[-1] == TOKENIZER.eos_id
+        assert target[0] == TOKENIZER.bos_id
+        assert TOKENIZER.decode(source[:-1].tolist()) == SIDES[0][pair]
+        assert TOKENIZER.decode(target[1:-1].tolist()) == SIDES[1][pair]
+
+
+def test_rate_0_changes_nothing():
+    plain = encoded().read(np.arange(120))
+    found = pairs_of(rate=0.0).read(np.arange(120))
+    for ours, theirs in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert TrainingConfig().bpe_dropout == 0
+
+
+def test_a_pair_that_would_be_too_long_keeps_its_ids():
+    corpus = encoded()
+    every = np.arange(120)
+    longest = len(corpus.length_counts) - 1
+    found = pairs_of(rate=0.4)
+    lengths = found.side_lengths(every)
+    assert lengths.max() <= longest
+    kept = [
+        pair
+        for pair, tokens in ids_by_pair(found, every).items()
+        if tokens[0] == corpus.read(np.array([pair])).ids.tolist()
+    ]
+    merges = BPEDropout(TOKENIZER, 0.4)
+    sides = list(zip(corpus.sources, corpus.targets, strict=True))
+    too_long = [
+        pair
+        for pair, (source, target) in enumerate(sides)
+        if len(merges.encode(source, (0, 0, pair, 0))) > longest
+        or len(merges.encode(target, (0, 0, pair, 1))) - 1 > longest
+    ]
+    assert 5 < len(too_long) < 115
+    assert set(too_long) <= set(kept)
+    assert len(kept) < len(too_long) + 20
+    assert found.read(every).ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("batching", ["buckets", "packed"])
+def test_an_epoch_holds_every_pair_once_and_goes_on_from_any_batch(batching):
+    settings = dataclasses.replace(SETTINGS, batching=batching, pack_length=64)
+    layout = epoch_layout(encoded(), settings)
+
+    def batches(first=(0, 0)):
+        return list(epoch_batches(pairs_of(0, 4), settings, layout, 4, first))
+
+    whole = batches()
+    members = np.concatenate([one.planned.members for one in whole])
+    assert sorted(members.tolist()) == list(range(120))
+    for begin in (1, len(whole) // 2, len(whole) - 1):
+        rest = batches((0, begin))
+        assert len(rest) == len(whole) - begin
+        for ours, theirs in zip(rest, whole[begin:], strict=True):
+            for array, expected in zip(ours.batch[:3], theirs.batch[:3], strict=True):
+                np.testing.assert_array_equal(array, expected)

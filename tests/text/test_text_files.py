@@ -1,0 +1,151 @@
+import gzip
+import random
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.text_files import (
+    LONGEST_LINE,
+    LineReader,
+    count_lines,
+    open_stream,
+    open_text,
+    read_lines,
+)
+from tests.text.compression import PACK
+
+
+@pytest.mark.parametrize("last_end", [b"", b"\n"])
+@pytest.mark.parametrize("kind", PACK)
+def test_compressed_files_are_told_by_their_first_bytes(write, kind, last_end):
+    content = "Ein Haus.\n\nzwei Bäume".encode() + last_end
+    expected = ["Ein Haus.", "", "zwei Bäume"]
+    assert read_lines(write("plain.gz", content)) == expected
+    pack = PACK[kind]()
+    path = write("packed.txt", pack(content))
+    assert read_lines(path) == expected
+    assert count_lines(path) == 3
+    parts = pack(content[:7]) + pack(b"") + pack(content[7:])
+    assert read_lines(write("parts.txt", parts)) == expected
+    padded = pack(content[:7]) + bytes(8) + pack(content[7:]) + bytes(8)
+    assert read_lines(write("padded.txt", padded)) == expected
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_large_compressed_files_are_read_whole(write, kind):
+    generator = random.Random(0)
+    lines = ["x" * 3_000_000, *(generator.randbytes(30).hex() for _ in range(20_000))]
+    path = write("packed", PACK[kind]()("\n".join(lines).encode()))
+    assert read_lines(path) == lines
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_damaged_compressed_file_is_refused_by_name(write, kind):
+    packed = PACK[kind]()(random.Random(0).randbytes(60_000).hex().encode())
+    flipped = bytearray(packed)
+    flipped[len(packed) // 2] ^= 1
+    for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:6], flipped, packed + b"a"):
+        path = write("text", damaged)
+        for read in (read_lines, count_lines):
+            with pytest.raises(InputError) as refusal:
+                read(path)
+            assert str(refusal.value).startswith(f"{path}: damaged {kind} file (")
+            assert "\n" not in str(refusal.value)
+
+
+def test_frames_of_zstd_without_text_are_passed_over(write):
+    pack = PACK["zstd"]()
+    frame = (0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"12345"
+    path = write("text", frame + pack(b"a\n") + frame + pack(b"b"))
+    assert read_lines(path) == ["a", "b"]
+
+
+def test_zstd_without_a_package_names_the_package_to_install(write, monkeypatch):
+    path = write("text.zst", b"\x28\xb5\x2f\xfd more")
+    for package in ("zstandard", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match="pip install zstandard") as refusal:
+        read_lines(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("kind", ["plain", *PACK])
+def test_a_line_reader_keeps_no_overlong_line(write, kind):
+    lines = [b"a", b"b" * LONGEST_LINE, b"c" * (LONGEST_LINE + 1), b"", b"d" * (3 * LONGEST_LINE)]
+    pack = PACK[kind]() if kind in PACK else bytes
+    with open_text(write("text", pack(b"\n".join(lines)))) as file:
+        reader = LineReader(file, "text")
+        taken = [reader.take(2), reader.take(2), reader.take(2), reader.take(2)]
+    assert taken == [lines[:2], [None, b""], [None], []]
+
+
+def test_a_long_line_takes_no_memory(write):
+    path = write("text", gzip.compress(b"x" * 50_000_000 + b"\na", compresslevel=1))
+    with open_text(path) as file:
+        reader = LineReader(file, "text")
+        tracemalloc.start()
+        try:
+            assert reader.take(2) == [None, b"a"]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 16 * LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    "character", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\r"]
+)
+def test_only_newline_ends_a_line(write, character):
+    content = f"a{character}b\n{character}c\nd".encode()
+    lines = read_lines(write("text", content))
+    assert lines == [f"a{character}b", f"{character}c", "d"]
+
+
+def test_crlf_ends_are_stripped_of_one_carriage_return(write):
+    assert read_lines(write("text", b"a\r\nb\r\r\n\r\nc\r")) == ["a", "b\r", "", "c"]
+
+
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0")))
+def test_line_count_is_that_of_newlines(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("lines") / "text"
+    path.write_bytes(text.encode())
+    unfinished = bool(text) and not text.endswith("\n")
+    assert len(read_lines(path)) == text.count("\n") + unfinished
+
+
+def test_only_the_byte_order_mark_at_the_start_is_dropped(write):
+    assert read_lines(write("text", "\ufeffa\n\ufeffb".encode())) == ["a", "\ufeffb"]
+    assert read_lines(write("text", b"\xef\xbb\xbf")) == [""]
+    assert read_lines(write("text", b"")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"a\nb\xff\n", "2:2"),
+        (b"\xef\xbb\xbfab\xffc\n", "1:6"),
+        ("äö".encode() + b"\xc3\n", "1:5"),
+        (b"a\nb\nc\0d", "3:2"),
+        ("ä\0\n".encode(), "1:3"),
+        ("a\n".encode("utf-16"), "1:1"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_by_place(write, content, place):
+    path = write("text", content)
+    with pytest.raises(InputError) as refusal:
+        read_lines(path)
+    assert str(refusal.value).startswith(f"{path}:{place}: ")
+
+
+@pytest.mark.parametrize("read", [read_lines, count_lines, open_stream])
+@pytest.mark.parametrize("kind", ["missing", "directory", "device"])
+def test_an_unreadable_file_is_refused_by_name(tmp_path, read, kind):
+    path = {"missing": tmp_path / "nowhere", "directory": tmp_path, "device": "/dev/zero"}[kind]
+    with pytest.raises(InputError) as refusal:
+        read(path)
+    assert str(refusal.value).startswith(str(path))
+    assert "\n" not in str(refusal.value)

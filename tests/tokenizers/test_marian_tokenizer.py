@@ -1,0 +1,237 @@
+"""source.spm, target.spm and vocab.json: ids and text of MarianTokenizer, and damaged files."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers import SentencePieceTokenizer, Tokenizer, describe, from_description
+from jax_transformer.tokenizers.sentencepiece_vocabulary import FILES
+from tests.tokenizers.sentencepiece_models import odd_strings, text, write_marian
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+KINDS = {
+    "shared": {},
+    "separate": {"separate": True},
+    "cleaned": {
+        "clean_up_tokenization_spaces": True,
+        "additional_special_tokens": ["<mask_1>"],
+        "added_tokens_decoder": {
+            "7": {"content": "e", "special": False},
+            "8": {"content": ".", "special": True},  # not listed above: decoding keeps it
+        },
+    },
+}
+STRINGS = odd_strings([*text(1), *text(2)])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request, tmp_path_factory):
+    """A folder, the tokenizer that this library reads from it, and that of transformers."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_marian(folder, **KINDS[request.param])
+    theirs = transformers.MarianTokenizer.from_pretrained(folder)
+    return folder, SentencePieceTokenizer.load(folder), theirs
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    write_marian(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(shared, tmp_path):
+    """A copy of the folder, to damage."""
+    return shutil.copytree(shared, tmp_path / "model")
+
+
+def begins_with_an_unknown_code(theirs, line):
+    code, _ = theirs.remove_language_code(line)
+    return bool(code) and "</s>" not in code[0] and code[0] not in theirs.get_vocab()
+
+
+def test_ids_and_texts_are_those_of_transformers(both):
+    """The one difference: a line that begins with an unknown language code is refused."""
+    _, own, theirs = both
+    refused = [line for line in STRINGS if begins_with_an_unknown_code(theirs, line)]
+    accepted = [line for line in STRINGS if line not in refused]
+    for line in refused:
+        with pytest.raises(InputError, match=r"^line 1 begins with the language code ['\"]>>"):
+            own.encode_source([line])
+    sources = own.encode_source(accepted)
+    assert sources == [theirs(line).input_ids for line in accepted]
+    targets = own.encode_target(STRINGS)
+    assert targets == [theirs(text_target=line).input_ids for line in STRINGS]
+    # Ids in any order, the special ids among them.
+    random = np.random.default_rng(0)
+    targets += random.integers(0, own.tgt_vocab_size, (100, 12)).tolist()
+    texts = [own.decode(ids) for ids in targets]
+    assert texts == [theirs.decode(ids, skip_special_tokens=True) for ids in targets]
+    counts = len(accepted), len(refused), len(targets)
+    print(f"\n{counts[0]} sources, {counts[2]} targets and texts equal; {counts[1]} refused")
+    assert min(len(accepted), len(targets)) >= 1000
+
+
+def test_the_language_code_is_one_token_at_the_beginning_alone(shared):
+    tokenizer = SentencePieceTokenizer.load(shared)
+    code, *words = tokenizer.encode_source([">>fra<<abc"])[0]
+    assert words == tokenizer.encode_source(["abc"])[0]
+    assert tokenizer.source_texts([code]) == [">>fra<<"]
+    for later in ("abc>>fra<<", " >>fra<<abc"):
+        assert code not in tokenizer.encode_source([later])[0]
+    assert tokenizer.encode_source([">>fra<<abc"], 3) == [[code, words[0], tokenizer.eos_id]]
+
+
+@pytest.mark.parametrize(
+    ("codes", "known"),
+    [
+        ((), "no language codes"),
+        ((">>deu<<",), ">>deu<<"),
+        ([f">>a{i}<<" for i in range(10)], ">>a6<<, >>a7<< and 2 more"),
+    ],
+)
+def test_an_unknown_language_code_is_refused_with_its_line(tmp_path, codes, known):
+    write_marian(tmp_path, codes=codes)
+    tokenizer = SentencePieceTokenizer.load(tmp_path)
+    with pytest.raises(InputError) as refused:
+        tokenizer.encode_source(["abc", "", ">>fra<< abc\n", ">>x<<"])
+    message = str(refused.value)
+    assert message.startswith("line 3 begins with the language code '>>fra<<', but the model knows")
+    assert message.endswith(known)
+    unknown = [tokenizer.unk_id, *tokenizer.encode_target(["abc"])[0]]
+    assert tokenizer.encode_target([">>fra<<abc"]) == [unknown]  # as in transformers
+
+
+def test_it_is_a_tokenizer_of_the_protocol_and_comes_back_the_same(both):
+    folder, tokenizer, _ = both
+    assert isinstance(tokenizer, Tokenizer)
+    assert all((folder / name).read_bytes() == c for name, c in tokenizer.files().items())
+    description = json.loads(json.dumps(describe(tokenizer)))
+    back = from_description(description, tokenizer.files(), "x")
+    assert back.digest() == tokenizer.digest()
+    assert back.encode_target(STRINGS[:100]) == tokenizer.encode_target(STRINGS[:100])
+    assert (back.pad_id, back.bos_id, back.eos_id, back.unk_id) == (tokenizer.pad_id,) * 2 + (0, 1)
+    texts = tokenizer.target_texts(tokenizer.encode_target(["tlx abc"])[0])
+    assert "".join(texts) == " tlx abc</s>"
+    whole = tokenizer.encode_target(["tlx abc"])[0]
+    assert tokenizer.encode_target(["tlx abc"], 2) == [[whole[0], 0]]
+
+
+def test_whatever_decides_ids_changes_the_digest(folder):
+    digests = {SentencePieceTokenizer.load(folder).digest()}
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(vocabulary, indent=1))
+    digests.add(SentencePieceTokenizer.load(folder).digest())
+    assert len(digests) == 1  # the same vocabulary
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    digests.add(SentencePieceTokenizer.load(folder).digest())
+    digests.add(SentencePieceTokenizer.load(folder, bos_id=3).digest())
+    shutil.copy(folder / "target.spm", folder / "source.spm")
+    digests.add(SentencePieceTokenizer.load(folder).digest())
+    assert len(digests) == 4
+
+
+def change(name, edit):
+    def damage(folder):
+        path = folder / name
+        values = json.loads(path.read_text()) if path.exists() else {}
+        edit(values)
+        path.write_text(json.dumps(values))
+
+    return damage
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def replace(name, action):
+    def damage(folder):
+        (folder / name).unlink()
+        action(folder / name)
+
+    return damage
+
+
+def configure(**values):
+    return change("tokenizer_config.json", lambda v: v.update(values))
+
+
+LSTRIP = {"5": {"content": "x", "lstrip": True}}
+DAMAGE = {
+    "missing": (
+        replace("target.spm", lambda path: None),
+        "target.spm cannot be read; a tokenizer file must be there",
+    ),
+    "fifo": (replace("source.spm", os.mkfifo), "source.spm is no regular file"),
+    "folder": (replace("vocab.json", os.mkdir), "vocab.json is no regular file"),
+    "huge": (
+        lambda folder: os.truncate(folder / "source.spm", 2**40),
+        "source.spm is no regular file of at most",
+    ),
+    "no model": (write("source.spm", b"\x0a\x03abc"), "source.spm: is no whole sentencepiece"),
+    "text as model": (write("target.spm", b"hello"), "target.spm: is no sentencepiece model"),
+    "empty": (write("target.spm", b""), "target.spm: is no whole sentencepiece model"),
+    "no JSON": (write("vocab.json", b"{"), "vocab.json is no readable JSON"),
+    "no UTF-8": (write("vocab.json", b"\xff\xfe{}"), "vocab.json is no readable JSON"),
+    "deep": (write("vocab.json", b'{"a":' * 10**5), "vocab.json is no readable JSON"),
+    "list": (write("vocab.json", b"[1]"), "vocab.json must hold a JSON object"),
+    "text as id": (change("vocab.json", lambda v: v.update(a="1")), "the id of 'a' is '1'"),
+    "negative": (change("vocab.json", lambda v: v.update(a=-1)), "the id of 'a' is -1"),
+    "no padding": (change("vocab.json", lambda v: v.pop("<pad>")), "lacks the special token '<p"),
+    "second vocabulary": (
+        configure(separate_vocabs=True),
+        "target_vocab.json cannot be read; a tokenizer file must be there",
+    ),
+    "other ids": (
+        lambda folder: (
+            configure(separate_vocabs=True)(folder),
+            shutil.copy(folder / "vocab.json", folder / "target_vocab.json"),
+            change("target_vocab.json", lambda v: v.update({"</s>": 1, "<unk>": 0}))(folder),
+        ),
+        "'</s>' must have one id, but has 0 in vocab.json and 1 in target_vocab.json",
+    ),
+    "sampling": (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
+    "stripping": (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
+    "settings": (configure(added_tokens_decoder=[1]), "tokenizer_config.json: is damaged"),
+    "a token that is no text": (
+        configure(added_tokens_decoder={"7": {"content": 3}}),
+        "tokenizer_config.json: is damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_files_are_refused_in_one_line(folder, damage, message):
+    damage(folder)
+    with pytest.raises(InputError, match=message) as refused:
+        SentencePieceTokenizer.load(folder)
+    assert str(refused.value).startswith(str(folder))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_truncated_model_is_refused_at_every_length(shared):
+    contents = {name: (shared / name).read_bytes() for name in FILES}
+    whole = contents["source.spm"]
+    ends = [0]  # of the pieces: a file that ends between two of them is well-formed
+    while whole[ends[-1]] == 0x0A:
+        ends.append(ends[-1] + 2 + whole[ends[-1] + 1])
+    assert len(ends) > 100
+    for length in (*ends, *range(1, len(whole), 9973), len(whole) - 1):
+        with pytest.raises(InputError, match=r"source\.spm: is no (whole )?sentencepiece model"):
+            SentencePieceTokenizer(contents | {"source.spm": whole[:length]}, {}, "x")
+
+
+def test_a_setting_of_another_version_is_refused(shared):
+    tokenizer = SentencePieceTokenizer.load(shared)
+    description = describe(tokenizer) | {"moses": True}
+    with pytest.raises(InputError, match="the setting 'moses', which this version does not know"):
+        from_description(description, tokenizer.files(), "x")

@@ -1,0 +1,73 @@
+"""One tokenizer for sources and one for targets."""
+
+import json
+
+import pytest
+
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers import (
+    BytePairTokenizer,
+    SentencePieceTokenizer,
+    SeparateTokenizers,
+    Tokenizer,
+    describe,
+    from_description,
+)
+from tests.tokenizers.sentencepiece_models import write_marian
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    source = BytePairTokenizer.train(["abc cab", "bca"], vocab_size=12)
+    target = BytePairTokenizer.train(["xyz zyx yxz xyzzy"], vocab_size=15)
+    return SeparateTokenizers(source, target)
+
+
+def test_each_side_has_its_own(tokenizer):
+    assert isinstance(tokenizer, Tokenizer)
+    assert (tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) == (12, 15)
+    unknown = tokenizer.unk_id
+    assert unknown not in tokenizer.encode_source(["abc"])[0]
+    assert unknown not in tokenizer.encode_target(["xyz"])[0]
+    assert unknown in tokenizer.encode_target(["abc"])[0]
+    target = tokenizer.encode_target(["xyz zyx"], 3)[0]
+    assert len(target) == 3
+    assert tokenizer.decode(tokenizer.encode_target(["xyz zyx"])[0]) == "xyz zyx"
+    assert "".join(tokenizer.source_texts(tokenizer.encode_source(["abc"])[0])) == " abc</s>"
+    assert "".join(tokenizer.target_texts(tokenizer.encode_target(["xyz"])[0])) == " xyz</s>"
+
+
+def test_it_comes_back_from_its_files(tokenizer):
+    assert sorted(tokenizer.files()) == ["source_tokenizer.json", "target_tokenizer.json"]
+    description = json.loads(json.dumps(describe(tokenizer)))
+    back = from_description(description, tokenizer.files(), "x")
+    assert back.digest() == tokenizer.digest()
+    assert back.encode_source(["abc cab"]) == tokenizer.encode_source(["abc cab"])
+    assert back.encode_target(["xyz"]) == tokenizer.encode_target(["xyz"])
+
+
+def test_the_digest_tells_the_sides_apart(tokenizer):
+    one = BytePairTokenizer.train(["abc cab", "bca"], vocab_size=12)
+    other = BytePairTokenizer.train(["xyz zyx yxz xyzzy"], vocab_size=15)
+    digests = {SeparateTokenizers(*sides).digest() for sides in ((one, other), (other, one))}
+    assert len(digests) == 2
+    assert tokenizer.digest() in digests
+
+
+def test_special_ids_that_differ_are_refused_with_both_values(tmp_path):
+    size = write_marian(tmp_path)
+    marian = SentencePieceTokenizer.load(tmp_path)
+    byte_pair = BytePairTokenizer.train(["ab"], vocab_size=8)
+    message = f"pad_id is {size - 1} in the source's tokenizer and 0 in the target's"
+    with pytest.raises(InputError, match=message):
+        SeparateTokenizers(marian, byte_pair)
+    assert SeparateTokenizers(marian, marian).pad_id == size - 1
+
+
+def test_damage_is_refused_with_the_side(tokenizer):
+    description, files = describe(tokenizer), tokenizer.files()
+    del files["target_tokenizer.json"]
+    with pytest.raises(InputError, match=r"^x \(target\): a tokenizer of this library is"):
+        from_description(description, files, "x")
+    with pytest.raises(InputError, match="separate tokenizers are described as source and target"):
+        from_description({"kind": "separate", "files": []}, {}, "x")

@@ -1,0 +1,158 @@
+"""A tokenizer.json: ids and text of PegasusTokenizer, affixes, usual names, damaged files."""
+
+import json
+import os
+import tracemalloc
+
+import pytest
+import tokenizers
+
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers import Tokenizer, TokenizerJson, describe, from_description
+from jax_transformer.tokenizers.tokenizer_json import parse
+from tests.tokenizers.sentencepiece_models import odd_strings, text, train
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+STRINGS = odd_strings([*text(1), *text(2)])
+# As the family Pegasus sets them.
+PEGASUS = {"pad_id": 0, "bos_id": 0, "eos_id": 1, "unk_id": 105}
+PEGASUS |= {"source_suffix": [1], "target_suffix": [1]}
+
+
+@pytest.fixture(scope="module")
+def pegasus(tmp_path_factory):
+    """The folder of a Pegasus tokenizer that transformers has written, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("pegasus")
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (folder / "spiece.model").write_bytes(train(text(1), 130, **ids))
+    transformers.PegasusTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder, transformers.PegasusTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def content(pegasus):
+    return (pegasus[0] / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("clean_up_spaces", [False, True])
+def test_ids_and_texts_are_those_of_transformers(pegasus, content, clean_up_spaces):
+    theirs = pegasus[1]
+    own = TokenizerJson(content, PEGASUS | {"clean_up_spaces": clean_up_spaces}, "x")
+    expected = theirs(STRINGS).input_ids
+    assert own.encode_source(STRINGS) == expected
+    assert own.encode_target(STRINGS) == theirs(text_target=STRINGS).input_ids
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_spaces}
+    assert [own.decode(ids) for ids in expected] == theirs.batch_decode(expected, **options)
+    print(f"\n{len(STRINGS)} sources, targets and texts equal")
+    assert len(STRINGS) >= 1000
+
+
+def test_affixes_surround_the_text_and_survive_cutting(content):
+    affixes = {"source_prefix": [7, 8], "source_suffix": [1], "target_suffix": [1, 9]}
+    tokenizer = TokenizerJson(content, PEGASUS | affixes, "x")
+    words = tokenizer.encode_target(["tlx 6r5"])[0][:-2]
+    assert tokenizer.encode_target(["tlx 6r5"])[0][-2:] == [1, 9]
+    assert tokenizer.encode_source(["tlx 6r5", ""]) == [[7, 8, *words, 1], [7, 8, 1]]
+    assert tokenizer.encode_source(["tlx 6r5"], 5) == [[7, 8, *words[:2], 1]]
+    assert tokenizer.encode_target(["tlx 6r5"], 3) == [[*words[:1], 1, 9]]
+
+
+def test_the_files_own_template_truncation_and_padding_do_not_act(content):
+    theirs = tokenizers.Tokenizer.from_str(content.decode())
+    theirs.enable_truncation(2)
+    theirs.enable_padding()
+    own = TokenizerJson(theirs.to_str().encode(), {**PEGASUS, "source_suffix": []}, "x")
+    whole, short = own.encode_source(["tlx 6r5", "t"])
+    assert len(whole) > len(short)
+    assert 0 not in short
+    assert 1 not in whole
+
+
+def test_it_is_a_tokenizer_of_the_protocol_and_comes_back_the_same(content):
+    tokenizer = TokenizerJson(content, PEGASUS, "x")
+    assert isinstance(tokenizer, Tokenizer)
+    assert tokenizer.files() == {"tokenizer.json": content}
+    description = json.loads(json.dumps(describe(tokenizer)))
+    back = from_description(description, tokenizer.files(), "x")
+    assert back.digest() == tokenizer.digest()
+    assert back.encode_source(STRINGS[:50]) == tokenizer.encode_source(STRINGS[:50])
+    assert back.src_vocab_size == back.tgt_vocab_size == len(json.loads(content)["model"]["vocab"])
+    ids = tokenizer.encode_source(["tlx 6r5"])[0]
+    assert "".join(tokenizer.source_texts(ids)) == " tlx 6r5</s>"
+    others = [
+        TokenizerJson(content, PEGASUS | {"source_prefix": [3]}, "x"),
+        TokenizerJson(content.replace(b'"\xe2\x96\x81"', b'"_"'), PEGASUS, "x"),
+        TokenizerJson(content + b"\n", PEGASUS, "x"),  # the same tokenizer
+    ]
+    assert len({tokenizer.digest(), *(other.digest() for other in others)}) == 3
+
+
+def word_level(*special):
+    """Return the tokenizer.json of another program, with these special tokens."""
+    vocab = {token: number for number, token in enumerate([*special, "a", "b"])}
+    model = tokenizers.models.WordLevel(vocab, unk_token=special[-1])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer.to_str().encode()
+
+
+@pytest.mark.parametrize(
+    ("special", "ids"),
+    [
+        (("[PAD]", "[CLS]", "[SEP]", "[UNK]"), (0, 1, 2, 3)),
+        (("</s>", "<s>", "<pad>", "<unk>"), (2, 1, 0, 3)),
+        (("<eos>", "<pad>", "<unk>"), (1, 1, 0, 2)),  # no BOS: padding
+        (("<pad>", "<|endoftext|>"), (0, 0, 1, 0)),  # no <unk>: padding
+    ],
+)
+def test_special_ids_are_found_by_their_usual_names(special, ids):
+    tokenizer = TokenizerJson.with_usual_names(word_level(*special), "x")
+    found = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id
+    assert found == ids
+    assert tokenizer.encode_source(["a"]) == [[len(special), ids[2]]]
+
+
+DAMAGE = {
+    "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
+    "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),
+    "empty": (b"", "x: damaged tokenizer file"),
+    "cut off": (word_level("<pad>", "</s>", "<unk>")[:-20], "x: damaged tokenizer file"),
+    "no UTF-8": (b"\xff\xfe", "x: not UTF-8"),
+    "another JSON": (b'{"a": 1}', "x: damaged tokenizer file"),
+}
+
+
+@pytest.mark.parametrize(("damaged", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_refused_in_one_line(damaged, message):
+    with pytest.raises(InputError, match=f"^{message}") as refused:
+        TokenizerJson.with_usual_names(damaged, "x")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("changed", [{"eos_id": 500}, {"pad_id": None}, {"source_prefix": [-1]}])
+def test_ids_beyond_the_vocabulary_are_refused(content, changed):
+    with pytest.raises(InputError, match=f"x: {next(iter(changed))}=.* must be ids of the vocab"):
+        TokenizerJson(content, PEGASUS | changed, "x")
+
+
+def test_an_id_far_beyond_the_vocabulary_is_refused_without_memory_for_the_ids_between():
+    content = json.loads(word_level("<pad>", "</s>", "<unk>"))
+    content["model"]["vocab"]["b"] = 2**24 - 1
+    settings = {"pad_id": 0, "bos_id": 0, "eos_id": 1, "unk_id": 2, "vocab_size": 5}
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="has 16777216 ids, but the model 5"):
+            TokenizerJson(json.dumps(content).encode(), settings, "x")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_id_that_no_vocabulary_has_is_damage():
+    """The library behind it takes memory for each id up to the largest, and aborts the process."""
+    content = json.loads(word_level("<pad>", "</s>", "<unk>"))
+    content["model"]["vocab"]["b"] = 2**31
+    with pytest.raises(InputError, match=r"damaged tokenizer file \(an id is 2147483648\)"):
+        parse(json.dumps(content), "x")
