@@ -13,7 +13,9 @@ import torch
 from tests.compilation import QUICKLY
 
 CACHE = {
-    "jax_compilation_cache_dir": str(Path(__file__).parent.parent / ".jax_cache"),
+    "jax_compilation_cache_dir": os.environ.get(
+        "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache")
+    ),
     "jax_persistent_cache_min_compile_time_secs": 0.1,  # below, writing takes as long
 }
 MAPPINGS = Path("/proc/self/maps")  # on Linux, one line a mapping

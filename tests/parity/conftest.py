@@ -9,6 +9,7 @@ from jax_transformer import TransformerConfig
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import Ladder
 from tests.parity.measure import make_pair, trainable
+from tests.tiers import QUICK_PRESETS, tiered
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,7 @@ def dtype(request):
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.fixture(scope="module", params=TransformerConfig.presets())
+@pytest.fixture(scope="module", params=tiered(TransformerConfig.presets(), QUICK_PRESETS))
 def pair(request, dtype):
     """Return the preset's config and one model in both frameworks: params and torch module."""
     config, params, module = make_pair(small_config(request.param), dtype)
@@ -38,7 +39,7 @@ def pair(request, dtype):
     )
 
 
-@pytest.fixture(scope="module", params=TransformerConfig.presets())
+@pytest.fixture(scope="module", params=tiered(TransformerConfig.presets(), QUICK_PRESETS))
 def trainable_pair(request, dtype):
     """Return (preset, dtype, one small model of token ids in both frameworks)."""
     seed = TransformerConfig.presets().index(request.param)

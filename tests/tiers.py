@@ -1,0 +1,18 @@
+"""The two tiers of the tests: a quick one for a person, and an exhaustive one for CI.
+
+`pytest` runs the quick tier: every promise once. `pytest -m exhaustive` runs the rest: cross
+products, fuzzing, kills by the hundred.
+"""
+
+import pytest
+
+# These presets hold every value of every field of the config but two.
+QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "bart", "umt5")
+
+
+def tiered(values, quick):
+    """Return the values as parameters of a test; those that are not quick are exhaustive."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.exhaustive)
+        for value in values
+    ]
