@@ -9,8 +9,8 @@ from torch import nn
 
 from jax_transformer import InputError, TransformerConfig, convert
 from jax_transformer.convert import Layout, Row
-from jax_transformer.convert.absent import PARTS
-from jax_transformer.convert.table import LAYER, expand, parameter_shapes, possible_paths
+from jax_transformer.convert.table import expand
+from jax_transformer.model.parameters import LAYER, PARAMETERS, lacking, parameter_shapes
 from tests.models import small_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
@@ -43,19 +43,18 @@ def all_shapes():
 def tree():
     """Return the tree of parameters: a line for each module, with its leaves and its field."""
     shapes = all_shapes()
-    usual = parameter_shapes(TransformerConfig(**SIZES))
+    usual = TransformerConfig(**SIZES)
     modules = {}
-    for path in possible_paths():
+    for path in PARAMETERS:
         owner, _, leaf = path.rpartition("/")
         modules.setdefault(owner, []).append((leaf, shapes[path]))
     lines = {}
     for owner, leaves in modules.items():
         named = re.sub("/(query|key|value)$", "/{query,key,value}", owner)
         line = f"{named:<54}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
-        path = f"{owner}/{leaves[0][0]}".replace("{i}", "0")
-        if path not in usual:
-            field = next(needed for pattern, needed in PARTS.items() if re.search(pattern, path))
-            line = f"{line:<82}{field}"
+        if needs := lacking(PARAMETERS[f"{owner}/{leaves[0][0]}"], usual):
+            field, value = list(needs.items())[-1]
+            line = f"{line:<82}{field}={value!r}"
         lines[line] = None
     return "\n".join(sorted(lines))
 
@@ -153,7 +152,7 @@ def test_what_the_page_names_is_on_the_page():
 
 def test_no_field_and_no_parameter_is_of_an_expert_a_window_or_fewer_key_heads():
     """A field that makes one of these claims wrong would have such a name."""
-    names = [*(field.name for field in dataclasses.fields(TransformerConfig)), *possible_paths()]
+    names = [*(field.name for field in dataclasses.fields(TransformerConfig)), *PARAMETERS]
     for word in ("expert", "key_value", "kv_heads", "window", "segment", "query_norm", "rotary"):
         assert not any(word in name for name in names), word
 

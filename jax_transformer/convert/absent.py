@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import LAYER, Layout, Shape, is_possible, name_pattern
-
-# The value of a field that gives a config the parameters whose path matches.
-BIASES = {
-    r"norm/bias$": "norm_bias=True",
-    r"attention/(query|key|value)/bias$": "qkv_bias=True",
-    r"attention/output/bias$": "attention_output_bias=True",
-    r"feed_forward/\w+/bias$": "feed_forward_bias=True",
-}
-PARTS = {
-    r"^encoder/norm/": "final_norm=True",
-    r"^decoder/norm/": "decoder_final_norm=True",
-    r"_embedding_norm/": "embedding_norm=True",
-    r"/memory_norm/": "memory_norm=True",
-    r"/feed_forward/gate/": "gated_feed_forward=True",
-    r"/layers_\d+/relative_attention_bias/": "relative_attention_bias='per_layer'",
-    r"/relative_attention_bias/": "positions='relative'",
-    r"_positions/": "positions='learned'",
-    r"^token_embedding/": "token_embeddings='shared'",
-    r"^(source|target)_embedding/": "token_embeddings='separate'",
-    r"^output_projection/kernel$": "output_projection='linear'",
-    r"^output_projection/bias$": "output_bias=True",
-}
+from jax_transformer.convert.table import Layout, name_pattern
+from jax_transformer.model.parameters import LAYER, Shape, find_parameter, lacking
 
 
 def why_unexpected(
@@ -52,23 +30,16 @@ def why_unexpected(
             continue
         if match := name_pattern(row.foreign).fullmatch(name):
             for path in (path.format(**match.groupdict()) for path in row.paths):
-                if path not in shapes and is_possible(f"{inside}{path}"):
-                    return (
-                        f"is {path}, which the config lacks{_remedy(inside, path, config, shapes)}"
-                    )
+                if path not in shapes and find_parameter(f"{inside}{path}"):
+                    return f"is {path}, which the config lacks{_remedy(f'{inside}{path}', config)}"
     return ""
 
 
-def _remedy(inside: str, path: str, config: TransformerConfig, shapes: Mapping[str, Shape]) -> str:
-    """Return what the config would need, as "; final_norm=True has it"."""
-    whole = f"{inside}{path}"
-    stack = whole.partition("/")[0]
-    if (layer := LAYER.search(whole)) and stack in ("encoder", "decoder"):
-        field = f"num_{stack}_layers"
-        if int(layer[1]) >= getattr(config, field):
-            return f", with {field}={getattr(config, field)}"
-    owner = path.rpartition("/")[0]
-    has_owner = f"{owner}/kernel" in shapes or f"{owner}/scale" in shapes
-    tables = BIASES | PARTS if has_owner else PARTS
-    found = (needed for pattern, needed in tables.items() if re.search(pattern, whole))
-    return f"; {needed} has it" if (needed := next(found, "")) else ""
+def _remedy(path: str, config: TransformerConfig) -> str:
+    """Return what the config would need, for example "; final_norm=True has it"."""
+    parameter = find_parameter(path)
+    layer = LAYER.search(path)
+    if layer and int(layer[1]) >= (count := parameter.count(config)):
+        return f", with num_{path.partition('/')[0]}_layers={count}"
+    needs = [f"{field}={value!r}" for field, value in lacking(parameter, config).items()]
+    return f"; {needs[0]} has it" if needs else ""

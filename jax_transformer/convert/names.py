@@ -12,7 +12,8 @@ from typing import Any
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.absent import why_unexpected
 from jax_transformer.convert.report import MOST_LINES, Report, group_layers, nearest
-from jax_transformer.convert.table import Buffer, Layout, Pair, parameter_shapes
+from jax_transformer.convert.table import Buffer, Layout, Pair
+from jax_transformer.model.parameters import parameter_shapes
 
 NUMBER = re.compile(r"[0-9]+")
 

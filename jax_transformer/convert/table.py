@@ -14,16 +14,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, no_type_check
 
-import jax
 import numpy as np
 from flax import traverse_util
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
-from jax_transformer.model.transformer import init_params
+from jax_transformer.model.parameters import LAYER, PARAMETERS, STACKS, Shape, parameter_shapes
 
-Shape = tuple[int, ...]
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]
 
@@ -38,7 +36,6 @@ SIZES = (
     "max_length",
 )
 WORD = re.compile(r"\{(\w+)\}")
-LAYER = re.compile(r"\blayers_(\d+)\b")
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -333,7 +330,7 @@ def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
     for row in layout.rows:
         stack, *rest = f"{inside}{row.paths[0]}".split("/")
         if rest and rest[0].startswith("layers_"):
-            stacks = ("encoder", "decoder") if WORD.fullmatch(stack) else (stack,)
+            stacks = STACKS if WORD.fullmatch(stack) else (stack,)
             for name in stacks:
                 indices.setdefault(name, set())
             ending = row.foreign.rpartition("}")[2]  # a cheap test before the pattern
@@ -361,7 +358,7 @@ def layers_of(paths: Iterable[str], scope: str = "") -> dict[str, int]:
     """
     if LAYER.search(scope):
         return {}
-    stacks = (scope,) if scope in ("encoder", "decoder") else ("encoder", "decoder")
+    stacks = (scope,) if scope in STACKS else STACKS
     indices: dict[str, set[str]] = {stack: set() for stack in stacks}
     inside = f"{scope}/" if scope else ""
     for path in paths:
@@ -380,47 +377,6 @@ def holds_names(layout: Layout, names: Iterable[str]) -> bool:
     return all(name in layout.unused or pattern.fullmatch(name) for name in names)
 
 
-def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Shape]:
-    """Return the shape of every parameter by its path.
-
-    Args:
-        config: The shape of the model.
-        scope: Path of a part of the parameters; the paths of the result begin there.
-
-    Raises:
-        InputError: No parameter of this config lies there.
-    """
-    inside = f"{scope}/" if scope else ""
-    shapes = {
-        path.removeprefix(inside): shape
-        for path, shape in _all_shapes(config)
-        if path.startswith(inside)
-    }
-    if not shapes:
-        raise InputError(f"scope={scope!r} holds no parameter of this config")
-    return shapes
-
-
-@functools.lru_cache
-def possible_paths() -> tuple[str, ...]:
-    """Return the path of every parameter that some config has, with "{i}" for a layer's number."""
-    everything = {
-        "num_encoder_layers": 1,
-        "num_decoder_layers": 1,
-        "final_norm": True,
-        "memory_norm": True,
-        "embedding_norm": True,
-        "gated_feed_forward": True,
-    }
-    configs = [
-        TransformerConfig(**everything, token_embeddings="separate", positions="learned"),
-        TransformerConfig(**everything, token_embeddings="shared", positions="relative"),
-        TransformerConfig(**everything, positions="relative", relative_attention_bias="per_layer"),
-    ]
-    paths = [path for config in configs for path in parameter_shapes(config)]
-    return tuple(dict.fromkeys(LAYER.sub("layers_{i}", path) for path in paths))
-
-
 def flatten(tree: Tree) -> dict[str, Any]:
     """Return the leaves of a nested dict by their paths."""
     return traverse_util.flatten_dict(dict(tree), sep="/")
@@ -431,26 +387,6 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(leaves, sep="/")
 
 
-@functools.lru_cache
-def _all_shapes(config: TransformerConfig) -> tuple[tuple[str, Shape], ...]:
-    # Layers of one stack are alike from the second on: two of each are traced, the others copied.
-    counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    traced: dict[str, Any] = {
-        f"num_{stack}_layers": min(2, count) for stack, count in counts.items()
-    }
-    if config.positions.startswith("sinusoidal"):  # computed as wide as the config claims
-        traced |= {"positions": "none", "position_offset": 0}
-    few_layers = dataclasses.replace(config, **traced)
-    tree = jax.eval_shape(lambda: init_params(jax.random.key(0), few_layers))
-    shapes = {path: leaf.shape for path, leaf in flatten(tree).items()}
-    for stack, count in counts.items():
-        second = {path: shape for path, shape in shapes.items() if f"{stack}/layers_1/" in path}
-        for path, shape in second.items():
-            for index in range(2, count):
-                shapes[path.replace("/layers_1/", f"/layers_{index}/")] = shape
-    return tuple(sorted(shapes.items(), key=lambda item: item[0].split("/")))
-
-
 def check_possible(layout: Layout, row: Row) -> None:
     """Refuse a row that can match no parameter of any config: its path is misspelt."""
     inside = f"{layout.scope}/" if layout.scope else ""
@@ -458,7 +394,7 @@ def check_possible(layout: Layout, row: Row) -> None:
         if not is_possible(f"{inside}{path}"):
             raise InputError(
                 f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
-                f"parameter of any config; {nearest(f'{inside}{path}', possible_paths())}"
+                f"parameter of any config; {nearest(f'{inside}{path}', PARAMETERS)}"
             )
 
 
@@ -466,7 +402,7 @@ def check_possible(layout: Layout, row: Row) -> None:
 def is_possible(path: str) -> bool:
     """Whether some config has a parameter that the template of a path matches."""
     pattern = _pattern(LAYER.sub("layers_0", path))
-    return any(pattern.fullmatch(known.replace("{i}", "0")) for known in possible_paths())
+    return any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS)
 
 
 @functools.lru_cache

@@ -17,16 +17,15 @@ from jax_transformer.convert.table import (
     Buffer,
     Layout,
     Pair,
-    Shape,
     Tree,
     expand,
     flatten,
     layers_held,
     layers_of,
     nest,
-    parameter_shapes,
 )
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import Shape, parameter_shapes
 from jax_transformer.storage.faults import shorten
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
 

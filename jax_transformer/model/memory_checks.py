@@ -9,7 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameter_count import parameter_count
+from jax_transformer.model.parameters import parameter_count
 from jax_transformer.runtime.host_memory import check_memory
 
 FLOAT32 = 4  # bytes

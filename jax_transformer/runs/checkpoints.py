@@ -15,7 +15,7 @@ from rich.console import Console
 
 from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameter_count import parameter_count
+from jax_transformer.model.parameters import parameter_count
 from jax_transformer.runtime import distributed
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.runs.checkpoint_format import ARRAYS, FILES, RUN, describe, in_one_line, is_key, named_arrays, named_leaves, orbax_quiet, upgrade, upgraded_array_name

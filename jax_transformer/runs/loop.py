@@ -26,7 +26,8 @@ from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.runtime import distributed
-from jax_transformer.runtime.sharding import make_mesh, undivided
+from jax_transformer.model.parameters import undivided
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
@@ -283,8 +284,7 @@ def discard_run(directory: Path) -> None:
 
 
 def _warn_of_undivided(run: Run, console: Console) -> None:
-    config, training_config = run.settings.config, run.settings.training_config
-    for line in undivided(state_shapes(config, training_config).params, run.mesh, config):
+    for line in undivided(run.mesh, run.settings.config):
         console.print(f"WARNING: {line}")
 
 

@@ -1,4 +1,4 @@
-"""How arrays are sharded over a mesh of devices: batches, parameters and optimizer state.
+"""The mesh of devices, and how rows are sharded over it; `model.parameters` shards parameters.
 
 Axis "data" holds copies of the model, each with its own rows of the batch. Axis "fsdp" splits the
 rows as well, and one dimension of every matrix (ZeRO, Rajbhandari et al. 2020). Axis "tensor"
@@ -7,14 +7,13 @@ splits heads, inner features and vocabulary (Megatron-LM, Shoeybi et al. 2019).
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 
 Sums, Rows, Whole = TypeVar("Sums"), TypeVar("Rows"), TypeVar("Whole")  # trees of arrays
@@ -22,20 +21,6 @@ AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
 # XLA infers the sharding of intermediate results; explicit axes would need it written down.
 AXIS_TYPES = (AxisType.Auto,) * len(AXES)
-
-# The end of a parameter's path; the mesh axis of each dimension; the unit that is never split.
-# The first product of a sublayer is split by columns, the second by rows: no communication between.
-RULES = (
-    (r"attention/(query|key|value)/kernel", ("fsdp", "tensor"), "projected heads"),
-    (r"attention/(query|key|value)/bias", ("tensor",), "projected heads"),
-    (r"attention/output/kernel", ("tensor", "fsdp"), "heads"),
-    (r"feed_forward/(inner|gate)/kernel", ("fsdp", "tensor"), None),
-    (r"feed_forward/(inner|gate)/bias", ("tensor",), None),
-    (r"feed_forward/outer/kernel", ("tensor", "fsdp"), None),
-    (r"embedding/embedding", ("tensor", "fsdp"), None),
-    (r"output_projection/kernel", ("fsdp", "tensor"), None),
-    (r"output_projection/bias", ("tensor",), None),
-)  # every other parameter is small: a bias or norm of d_model, a table of positions; replicated
 
 
 def make_mesh(sizes: str | None = None, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -105,82 +90,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shardings(tree: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Any:
-    """Return the sharding of every array of a tree, a tree of the same structure.
-
-    The end of an array's path names the parameter: Adam moments and the EMA have the paths of
-    their parameters. A dimension that its mesh axis does not divide is not split.
-
-    Args:
-        tree: Arrays, or their shapes: parameters, the optimizer's state, all of a training state.
-        mesh: Of `make_mesh`.
-        config: The shape of the model.
-    """
-
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        axes = [
-            axis if pieces % mesh.shape[axis] == 0 else None
-            for axis, pieces in _wanted(path, leaf, config)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*axes))
-
-    return jax.tree_util.tree_map_with_path(place, tree)
-
-
-def undivided(params: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[str]:
-    """Yield a line for each mesh axis that does not divide the dimensions it should split.
-
-    Args:
-        params: Parameters, or their shapes.
-        mesh: Of `make_mesh`.
-        config: The shape of the model.
-    """
-    wanted = [
-        dimension
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        for dimension in _wanted(path, leaf, config)
-    ]
-    for axis, size in mesh.shape.items():
-        odd = [pieces for named, pieces in wanted if named == axis and pieces % size]
-        if odd:
-            numbers = ", ".join(map(str, sorted(set(odd))))
-            count = f"{len(odd)} parameters are not split over it"
-            yield f"{axis}={size} does not divide {numbers}: {count}"
-
-
-def _wanted(path: tuple[Any, ...], leaf: Any, config: TransformerConfig) -> list[tuple[str, int]]:
-    """Return the mesh axis of each dimension, and the number of units of the dimension."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    # A shared projection serves all heads: it is one unit.
-    projected = 1 if config.head_projection == "shared" else config.num_heads
-    heads = {"heads": config.num_heads, "projected heads": projected}
-    for pattern, axes, whole in RULES:
-        if re.search(rf"{pattern}$", name):
-            sizes = zip(axes, leaf.shape, strict=True)
-            return [(axis, heads.get(whole, n) if axis == "tensor" else n) for axis, n in sizes]
-    return []
-
-
 def shard_rows(x: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows *shape"]:
     """Return `x` with its rows split over data and fsdp, and its other dimensions not split."""
     return constrain(x, ROW_AXES)
-
-
-def shard_parameters(params: Any, config: TransformerConfig) -> Any:
-    """Return parameters, cast ones for example, split as `shardings` places them.
-
-    Without this, XLA may gather a parameter before its cast, at twice the bytes. Without a mesh of
-    `make_mesh` this function is the identity.
-
-    Args:
-        params: Parameters of any dtype.
-        config: The shape of the model.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not _is_ours(mesh):
-        return params
-    places = shardings(params, mesh, config)
-    return jax.tree.map(lambda x, one: jax.lax.with_sharding_constraint(x, one), params, places)
 
 
 def map_rows_and_heads(
@@ -200,7 +112,7 @@ def map_rows_and_heads(
         by_rows: Arrays whose first dimension is rows.
     """
     mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
-    if not _is_ours(mesh):
+    if not has_our_axes(mesh):
         return function(*arrays)
     rows, heads = by_rows_and_heads[0].shape[:2]
     row_axes = ROW_AXES if rows % _size(mesh, ROW_AXES) == 0 else None
@@ -213,7 +125,7 @@ def map_rows_and_heads(
 def divides_rows_alone(rows: int) -> bool:
     """Return whether the current mesh, if there is one, divides `rows` evenly, and nothing else."""
     mesh = jax.sharding.get_abstract_mesh()
-    return not _is_ours(mesh) or (mesh.shape["data"] == mesh.size and rows % mesh.size == 0)
+    return not has_our_axes(mesh) or (mesh.shape["data"] == mesh.size and rows % mesh.size == 0)
 
 
 def map_own_rows(
@@ -234,7 +146,7 @@ def map_own_rows(
         sums, rows = function(*arrays)
         return jax.tree.map(lambda leaf: leaf[None], sums), rows
 
-    if not _is_ours(jax.sharding.get_abstract_mesh()):
+    if not has_our_axes(jax.sharding.get_abstract_mesh()):
         return on_device(whole, *by_rows)
     rows = PartitionSpec(ROW_AXES)
     specs = (PartitionSpec(), *(rows for _ in by_rows))
@@ -259,7 +171,7 @@ def draw_rows(
         shape: Of the result on all devices; its first dimension is rows.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if not _is_ours(mesh) or shape[0] % _size(mesh, ROW_AXES):
+    if not has_our_axes(mesh) or shape[0] % _size(mesh, ROW_AXES):
         return draw(key, shape)
     own = (shape[0] // _size(mesh, ROW_AXES), *shape[1:])
 
@@ -277,13 +189,14 @@ def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped
     the identity. Where the axes do not divide the first dimension, XLA chooses its sharding.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if not _is_ours(mesh):
+    if not has_our_axes(mesh):
         return x
     first = axes if x.shape[0] % _size(mesh, axes) == 0 else PartitionSpec.UNCONSTRAINED
     return jax.lax.with_sharding_constraint(x, PartitionSpec(first, *[None] * (x.ndim - 1)))
 
 
-def _is_ours(mesh: AbstractMesh) -> bool:
+def has_our_axes(mesh: AbstractMesh) -> bool:
+    """Return whether a mesh is one of `make_mesh`."""
     return (mesh.axis_names, mesh.axis_types) == (AXES, AXIS_TYPES)
 
 

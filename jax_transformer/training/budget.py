@@ -17,6 +17,7 @@ from rich.table import Table
 from jax_transformer.config import TransformerConfig, check_whole_numbers
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
@@ -168,7 +169,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
 
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
     """Return how many numbers of these parameters a device holds."""
-    laid = jax.tree.leaves(sharding.shardings(params, mesh, config))
+    laid = jax.tree.leaves(shardings(params, mesh, config))
     leaves = zip(laid, jax.tree.leaves(params), strict=True)
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
 

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import flatten, nest, parameter_shapes
+from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import parameter_shapes
 from jax_transformer.model.transformer import Params
 
 NEAREST = 3  # names that a refusal proposes

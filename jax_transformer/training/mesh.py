@@ -14,8 +14,9 @@ from jaxtyping import Array, Float, Int, Int32, Integer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
+from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params
-from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards, shardings
+from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards
 from jax_transformer.text.batches import Batch, epoch_batches, training_batches
 from jax_transformer.text.encoded import EncodedPairs
 from jax_transformer.text.plan import EpochLayout, PlannedBatch, take_rows

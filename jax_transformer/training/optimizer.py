@@ -8,10 +8,9 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.model.parameters import decayed
 from jax_transformer.model.transformer import Params
 from jax_transformer.training.config import TrainingConfig
-
-DECAYED = ("kernel", "embedding")  # names of the parameters that weight decay shrinks
 
 
 def learning_rate_schedule(
@@ -126,11 +125,7 @@ def adam(
     if training_config.clip_norm is not None:
         chain.insert(0, clip_by_global_norm(training_config.clip_norm))
     if training_config.weight_decay:
-        chain.append(optax.add_decayed_weights(training_config.weight_decay, mask=_decayed))
+        chain.append(optax.add_decayed_weights(training_config.weight_decay, mask=decayed))
     schedule = learning_rate_schedule(config, training_config)
     chain.append(refusable(optax.scale_by_learning_rate(schedule)))
     return optax.chain(*chain)
-
-
-def _decayed(params: Params) -> Params:
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in DECAYED, params)

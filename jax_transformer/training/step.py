@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.model.parameters import shard_parameters
 from jax_transformer.model.transformer import Params, init_params
-from jax_transformer.runtime.sharding import shard_parameters
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable

@@ -16,7 +16,8 @@ from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number, shown
-from jax_transformer.runtime.sharding import make_mesh, row_shards, shardings
+from jax_transformer.model.parameters import shardings
+from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (

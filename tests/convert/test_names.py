@@ -8,10 +8,10 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.convert import ConversionError, Layout, Row
-from jax_transformer.convert.absent import BIASES, PARTS, why_unexpected
+from jax_transformer.convert.absent import why_unexpected
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.report import group_layers
-from jax_transformer.convert.table import parameter_shapes
+from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
 from tests.convert.tools import assert_same_params
 from tests.models import random_params, small_config
 
@@ -151,7 +151,8 @@ def test_the_named_field_gives_the_parameter(fields, path):
 
 
 def test_every_field_that_is_named_has_a_case():
-    for table in (BIASES, PARTS):
-        for pattern in table:
-            assert any(re.search(pattern, path) for _, path in FIELDS), pattern
-    assert len(FIELDS) == len(BIASES) + len(PARTS)
+    declared = {field for parameter in PARAMETERS.values() for field in parameter.needs}
+    small = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    configs = [small_config("pre_norm", **small, **fields) for fields, _ in FIELDS]
+    paths = [path for _, path in FIELDS]
+    assert {named_field(*case)[0] for case in zip(configs, paths, strict=True)} == declared

@@ -1,10 +1,7 @@
 """The rule language: operations, rows, their expansion, and a layout written by a user."""
 
-import contextlib
 import dataclasses
-import inspect
 import re
-from typing import get_args
 
 import hypothesis
 import jax
@@ -14,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from jax_transformer import InputError, TransformerConfig, apply, convert, init_params
+from jax_transformer import InputError, apply, convert
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import (
@@ -23,10 +20,9 @@ from jax_transformer.convert.table import (
     expand,
     flatten,
     nest,
-    parameter_shapes,
-    possible_paths,
 )
 from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.parameters import parameter_shapes
 from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
@@ -255,26 +251,6 @@ def test_a_row_of_a_layer_or_option_that_the_config_lacks_is_skipped():
     assert expand(Layout("x", (*LAYOUT.rows, *rows)), config) == expand(LAYOUT, config)
 
 
-def test_possible_paths_are_those_of_every_preset_and_every_option():
-    """A new option with a parameter of its own must be switched on in `possible_paths`."""
-    possible = set(possible_paths())
-    configs = [small_config(preset) for preset in TransformerConfig.presets()]
-    base = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
-    for field, hint in inspect.get_annotations(TransformerConfig, eval_str=True).items():
-        for value in (True, False) if hint is bool else get_args(hint):
-            with contextlib.suppress(InputError):
-                configs.append(dataclasses.replace(base, **{field: value}))
-    assert len(configs) > 40
-    found = {path for config in configs for path in parameter_shapes(config)}
-    assert {re.sub(r"layers_\d+", "layers_{i}", path) for path in found} <= possible
-
-
-def test_the_shapes_of_many_layers_are_those_of_the_model():
-    config = small_config("pre_norm", num_encoder_layers=12, num_decoder_layers=3)
-    expected = flatten(jax.eval_shape(lambda: init_params(jax.random.key(0), config)))
-    assert parameter_shapes(config) == {path: leaf.shape for path, leaf in expected.items()}
-
-
 @pytest.mark.parametrize("name", convert.layouts())
 def test_every_row_of_every_layout_can_match(name):
     layout = convert.get_layout(name)
@@ -297,11 +273,6 @@ def test_every_layout_has_one_foreign_tensor_for_each_parameter_or_stack():
 def test_flatten_and_nest_are_inverse():
     params = random_params(small_config("vaswani2017"))
     assert_same_params(nest(flatten(params)), params)
-
-
-def test_a_scope_without_parameters_is_refused():
-    with pytest.raises(InputError, match="scope='encoder/layers_7' holds no parameter"):
-        parameter_shapes(small_config("pre_norm"), "encoder/layers_7")
 
 
 def test_an_unknown_layout_is_refused_with_the_known_ones():

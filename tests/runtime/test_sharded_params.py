@@ -21,9 +21,10 @@ from pathlib import Path
 import jax, numpy as np
 from jax_transformer import apply, generate, init_params, score
 from jax_transformer.convert import to_torch
-from jax_transformer.runtime.sharding import make_mesh, shardings
+from jax_transformer.model.parameters import shardings
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.translation.model_folder import TrainedModel, model_digest, save
-from tests.training.runs import make_settings
+from tests.runs.runs import make_settings
 
 settings = make_settings()
 config = settings.config

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jax_transformer import InputError, apply, init_params
+from jax_transformer.model.parameters import shardings, undivided
 from jax_transformer.runtime import sharding
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import state_shapes
@@ -28,7 +29,7 @@ def abstract(*sizes):
 
 def specs(tree, mesh, config):
     """Return the spec of each array by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(sharding.shardings(tree, mesh, config))
+    leaves = jax.tree_util.tree_leaves_with_path(shardings(tree, mesh, config))
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec for path, leaf in leaves
     }
@@ -93,7 +94,7 @@ def test_every_matrix_is_spread_over_both_axes():
         config = even_config(preset)
         params = shapes_of(config)
         found = specs(params, mesh, config)
-        assert list(sharding.undivided(params, mesh, config)) == (
+        assert list(undivided(mesh, config)) == (
             ["tensor=2 does not divide 1: 15 parameters are not split over it"]
             if preset == "shared_heads"
             else []
@@ -150,11 +151,11 @@ def test_what_does_not_divide_stays_whole_and_is_told():
     )  # 42 columns, 3 heads
     assert found[f"{layer}/feed_forward/outer/kernel"] == PartitionSpec(None, "fsdp")
     assert found["token_embedding/embedding"] == PartitionSpec(None, "fsdp")
-    (line,) = sharding.undivided(params, abstract(1, 3, 2), config)
+    (line,) = undivided(abstract(1, 3, 2), config)
     assert line == "tensor=2 does not divide 3, 41, 53: 48 parameters are not split over it"
-    two = list(sharding.undivided(params, abstract(1, 4, 2), config))
+    two = list(undivided(abstract(1, 4, 2), config))
     assert [line.split(" does")[0] for line in two] == ["fsdp=4", "tensor=2"]
-    assert list(sharding.undivided(params, abstract(8, 3, 1), config)) == []
+    assert list(undivided(abstract(8, 3, 1), config)) == []
 
 
 def constraints(mesh, rows=6):

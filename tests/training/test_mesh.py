@@ -27,6 +27,7 @@ from rich.console import Console
 from jax_transformer import generate
 from jax_transformer.commands import train
 from jax_transformer.model.dropout import dropout
+from jax_transformer.model.parameters import shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
@@ -37,7 +38,6 @@ from jax_transformer.runtime.sharding import (
     make_mesh,
     replicated,
     row_sharding,
-    shardings,
 )
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.encoded import EncodedCorpus

@@ -1,4 +1,4 @@
-"""The count of parameters by arithmetic is that of the parameters themselves."""
+"""The declared tree of parameters is the one that `init` makes."""
 
 import math
 import random
@@ -10,7 +10,13 @@ import pytest
 
 from jax_transformer import InputError, TransformerConfig, init_params
 from jax_transformer.config import LARGEST
-from jax_transformer.model.parameter_count import parameter_count
+from jax_transformer.convert.table import flatten
+from jax_transformer.model.parameters import (
+    PARAMETERS,
+    parameter_count,
+    parameter_shapes,
+    parameters_of,
+)
 from jax_transformer.presets import PRESETS
 
 SMALL = {
@@ -28,15 +34,20 @@ SMALL = {
 }
 
 
-def traced_count(config):
-    shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+def traced_shapes(config):
+    tree = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    return {path: leaf.shape for path, leaf in flatten(tree).items()}
+
+
+def check_declared(config):
+    expected = traced_shapes(config)
+    assert parameter_shapes(config) == expected, config
+    assert parameter_count(config) == sum(map(math.prod, expected.values())), config
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_count_of_every_preset_is_that_of_its_parameters(preset):
-    config = TransformerConfig.preset(preset, **SMALL)
-    assert parameter_count(config) == traced_count(config)
+def test_the_parameters_of_every_preset_are_the_declared_ones(preset):
+    check_declared(TransformerConfig.preset(preset, **SMALL))
 
 
 def random_configs(seed, count):
@@ -59,9 +70,19 @@ def random_configs(seed, count):
             continue
 
 
-def test_the_count_of_any_config_is_that_of_its_parameters():
+def test_the_parameters_of_any_config_are_the_declared_ones():
     for config in random_configs(0, 20):
-        assert parameter_count(config) == traced_count(config), config
+        check_declared(config)
+
+
+def test_every_parameter_is_of_the_configs_with_the_fields_that_it_needs():
+    for needs in {
+        str(parameter.needs): parameter.needs for parameter in PARAMETERS.values()
+    }.values():
+        config = TransformerConfig(**SMALL | needs)
+        check_declared(config)
+        having = {parameter.path for parameter in parameters_of(config)}
+        assert having >= {path for path, one in PARAMETERS.items() if one.needs == needs}
 
 
 def test_the_largest_config_is_counted_at_once():
@@ -77,3 +98,8 @@ def test_the_largest_config_is_counted_at_once():
     start = time.process_time()
     assert parameter_count(config) > 30_000 * LARGEST**2
     assert time.process_time() - start < 0.1
+
+
+def test_a_scope_without_parameters_is_refused():
+    with pytest.raises(InputError, match="scope='encoder/layers_7' holds no parameter"):
+        parameter_shapes(TransformerConfig(**SMALL), "encoder/layers_7")
