@@ -19,14 +19,25 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.compiled import Report, report
 from jax_transformer import TransformerConfig, generate
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime import sharding
-from jax_transformer.runtime.compiled import OutOfMemory, Report, compile_for_topology, report
-from jax_transformer.runtime.topologies import data_sheet, topology_devices
-from jax_transformer.training.budget import SIZES, Workload, budget, step_flops
-from jax_transformer.training.compiled_step import compile_step, training_config_of
+from jax_transformer.runtime.topologies import (
+    OutOfMemory,
+    compile_for_topology,
+    data_sheet,
+    topology_devices,
+)
+from jax_transformer.training.budget import (
+    SIZES,
+    Workload,
+    budget,
+    compile_step,
+    step_flops,
+    training_config_of,
+)
 
 VOCABULARY, ROWS, LENGTH = 32_000, 64, 128  # rows on each device
 LONG = 2048  # tokens a row; as many tokens a device

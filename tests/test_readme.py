@@ -7,7 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-from jax_transformer.storage import weights as files
+import pytest
+
+from jax_transformer.storage import weights
 from jax_transformer.translation.model_folder import save
 from tests.models import tiny_model
 
@@ -26,7 +28,7 @@ def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
     assert {extra for extra, _ in commands} <= set(extras)
     assert (ROOT / "train.py").is_file()
     ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    assert "pytest" in ci
+    assert {"pytest", "pytest -m exhaustive"} <= set(ci)
     assert 'pip install --quiet -e ".[test,browser]"' in ci
     assert "--numprocesses=auto" in project["tool"]["pytest"]["ini_options"]["addopts"]
 
@@ -44,29 +46,37 @@ def test_every_file_and_folder_of_the_map_exists():
         assert (ROOT / link).exists(), link
 
 
-def test_python_of_the_documents_runs(tmp_path):
-    snippets = re.findall(r"```python\n(.*?)```", README + LAYOUTS + ROBUSTNESS, re.DOTALL)
-    assert len(snippets) >= 6
-    save(tmp_path / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
-    program = tmp_path / "readme.py"
+def run_python_of(pages, folder):
+    save(folder / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
+    program = folder / "snippets.py"
+    snippets = re.findall(r"```python\n(.*?)```", "".join(pages), re.DOTALL)
     program.write_text("\n".join(snippets), "utf-8")
-    run = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
+    done = subprocess.run(
+        [sys.executable, program], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert run.returncode == 0, run.stderr
-    # The commands of the page on layouts use the files that its Python has written.
+    assert done.returncode == 0, done.stderr
+    return len(snippets)
+
+
+def test_python_of_the_readme_runs(tmp_path):
+    assert run_python_of([README], tmp_path) >= 4
+
+
+@pytest.mark.exhaustive
+def test_python_and_commands_of_the_documents_run(tmp_path):
+    # The pages go on from the README. The commands use the files that the Python has written.
+    assert run_python_of([README, LAYOUTS, ROBUSTNESS], tmp_path) >= 6
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     commands = "".join(re.findall(r"```bash\n(.*?)```", LAYOUTS, re.DOTALL))
     assert len(commands.splitlines()) == 3
     for command in commands.splitlines():
-        words = command.split()
-        ran = subprocess.run(
-            words,
+        done = subprocess.run(
+            command.split(),
             cwd=tmp_path,
             env=os.environ | {"PATH": path},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert ran.returncode == 0, ran.stderr
-    assert files.read(tmp_path / "back.pt").keys() == files.read(tmp_path / "mine.pt").keys()
+        assert done.returncode == 0, done.stderr
+    assert weights.read(tmp_path / "back.pt").keys() == weights.read(tmp_path / "mine.pt").keys()

@@ -14,7 +14,6 @@ from jax_transformer.kernels.execution import Remat
 from jax_transformer.runtime.sharding import parse_sizes
 from jax_transformer.runtime.topologies import topology_devices
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.compiled_step import show_compiled, training_config_of
 from jax_transformer.training.config import Batching
 
 
@@ -44,7 +43,7 @@ def budget(
     """Print the estimated memory, FLOPs and time of training a model; nothing is run.
 
     With --compile the step is also compiled for a TPU slice, which takes minutes and no TPU, and
-    XLA's own memory, cycles and collectives are printed.
+    XLA's own memory and FLOPs are printed.
 
     The batch is by default the paper's, about 25,000 source and 25,000 target tokens (section 5.1).
 
@@ -103,7 +102,7 @@ def budget(
     console = Console(width=100)
     console.print(shown)
     if compile is not None:
-        training_config = training_config_of(workload, remat=remat, batching=batching)
+        training_config = estimate.training_config_of(workload, remat=remat, batching=batching)
         with Console(stderr=True).status(f"compiling for {compile}; it takes minutes"):
-            compiled = show_compiled(config, training_config, workload, compile)
+            compiled = estimate.show_compiled(config, training_config, workload, compile)
         console.print(compiled)

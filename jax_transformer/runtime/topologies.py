@@ -56,6 +56,44 @@ ENVIRONMENT = {
 }
 EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:2x4, v5p:2x2x1 and v6e:2x4"
 
+# "(26.84G) exceeds available HBM (15.75G)" or "Used 20.30G of 15.75G hbm".
+OVERFLOW = r"\b([\d.]+)([KMGT])\b"
+UNITS = {unit: 2.0**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))}
+
+
+class OutOfMemory(Exception):
+    """A program needs more memory than the device has.
+
+    Attributes:
+        needed: Bytes that XLA could not do without.
+        available: Bytes of the device that a program may use.
+    """
+
+    def __init__(self, message: str, needed: float, available: float) -> None:
+        super().__init__(message)
+        self.needed, self.available = needed, available
+
+
+def compile_for_topology(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program that is lowered for the devices of a topology.
+
+    It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
+
+    Raises:
+        OutOfMemory: The device's memory is too small.
+    """
+    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        sizes = [float(size) * UNITS[unit] for size, unit in re.findall(OVERFLOW, str(error))]
+        if "RESOURCE_EXHAUSTED" not in str(error) or len(sizes) < 2:
+            raise
+        raise OutOfMemory(" ".join(str(error).split()), *sizes[:2]) from error
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
     """Return the devices of a TPU slice, one for each chip, without a TPU.

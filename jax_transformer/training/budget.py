@@ -1,6 +1,6 @@
 """Estimates memory, FLOPs and time of training, the time from the data sheets of devices.
 
-Nothing is computed on a device: shapes are traced, and no array is created.
+Nothing is computed on a device: shapes are counted, or a step is compiled and not run.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from rich.console import Group
 from rich.table import Table
@@ -21,12 +22,21 @@ from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
-from jax_transformer.training.activations import PLATFORM, activations_per_row
+from jax_transformer.runtime.topologies import (
+    OutOfMemory,
+    compile_for_topology,
+    data_sheet,
+    topology_devices,
+)
+from jax_transformer.text.batches import Batch
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable
+from jax_transformer.training.mesh import sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
 WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide as the model
+MASK = 1  # bytes of an element of a dropout mask
 
 
 class Size(NamedTuple):
@@ -140,7 +150,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     rows_on_device = rows // sharding.row_shards(mesh)
     parts, loss = 1, 0
     if mesh.shape["data"] == mesh.size:  # no parameter is divided
-        parts = min(Execution.for_platform(PLATFORM).loss_parts, workload.length)
+        parts = min(Execution.for_platform("tpu").loss_parts, workload.length)
         logits = rows_on_device * math.ceil(workload.length / parts) * config.tgt_vocab_size
         head = config.d_model * config.tgt_vocab_size
         loss = BYTES[workload.compute_dtype] * logits + 4 * head
@@ -164,6 +174,116 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
         flops=flops,
         flops_per_token=flops / (rows * workload.length),
+    )
+
+
+def activations_per_row(
+    config: TransformerConfig,
+    length: int,
+    compute_dtype: str,
+    tensor: int,
+    scan_layers: bool = False,
+    loss_parts: int = 1,
+) -> dict[str, float]:
+    """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
+
+    XLA keeps the results of products and the dropout masks, and computes cheap operations again. A
+    loop over layers keeps the results of the cheap operations as well. With rematerialisation, what
+    the one layer keeps that the backward pass is in is added.
+
+    Args:
+        config: The shape of the model.
+        length: Length of a source and of a target.
+        compute_dtype: What the model computes in.
+        tensor: Devices among which heads, inner features and vocabulary are divided.
+        scan_layers: As `Execution.scan_layers`.
+        loss_parts: As `Execution.loss_parts`; with several, no logits are kept.
+    """
+    width, heads = config.d_model, config.num_heads * config.head_dim / tensor
+    scores, inner = config.num_heads * length / tensor, config.d_ff / tensor
+    products = inner * (2 if config.gated_feed_forward else 1)
+
+    def layer(attentions: int) -> dict[str, float]:
+        """Bytes of a token that a layer with this number of attentions keeps."""
+        sublayers = (attentions + 1) * width
+        dots = sublayers + 3 * attentions * heads + products  # the products with kernels
+        everything = dots + attentions * (scores + heads)
+        if scan_layers:
+            everything += sublayers + attentions * scores + inner
+        residual_masks = MASK * sublayers * (config.dropout > 0)
+        masks = attentions * scores * (config.attention_dropout_rate > 0)
+        masks += inner * (config.activation_dropout_rate > 0)
+        return {
+            "none": size * everything + residual_masks + MASK * masks,
+            "layers": size * width,
+            "dots": size * dots + residual_masks,
+        }
+
+    size = BYTES[compute_dtype]
+    encoder, decoder = layer(1), layer(2)
+    logits = config.tgt_vocab_size / tensor if loss_parts == 1 else width
+    ends = size * (2 * width + logits) + MASK * 2 * width * (config.dropout > 0)
+    kept = {}
+    for remat in encoder:
+        tokens = config.num_encoder_layers * encoder[remat]
+        tokens += config.num_decoder_layers * decoder[remat]
+        kept[remat] = length * (ends + tokens + decoder["none"] - decoder[remat])
+    return kept
+
+
+def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConfig:
+    """Return the settings of a step of this size, with other fields replaced."""
+    shared = {name: getattr(workload, name) for name in ("compute_dtype", "freeze", "scan_layers")}
+    return TrainingConfig(**shared, **fields)
+
+
+def compile_step(
+    config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
+) -> jax.stages.Compiled:
+    """Compile `training.mesh.sharded_train_step` for a slice of TPUs; nothing is run.
+
+    Args:
+        config: The shape of the model.
+        training_config: How it is trained; its compute dtype counts, and not that of `workload`.
+        workload: Rows, length and mesh of the step; rows are added as training adds them.
+        topology: As for `topology_devices`.
+
+    Raises:
+        InputError: The topology is unknown, or the mesh has not its number of devices.
+        OutOfMemory: The step does not fit the memory of a chip.
+    """
+    mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
+    config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
+    parts = sharding.row_shards(mesh) * training_config.num_microbatches
+    rows = workload.rows + -workload.rows % parts
+    ids = jax.ShapeDtypeStruct((rows, workload.length), jnp.int32)
+    segments = ids if training_config.batching == "packed" else None
+    batch = Batch(ids, ids, ids, segments, segments)
+    step = sharded_train_step(mesh, config, training_config)
+    return compile_for_topology(step.lower(state_shapes(config, training_config), batch))
+
+
+def show_compiled(
+    config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
+) -> str:
+    """Compile the step and return in one line what XLA says of it; arguments as `compile_step`.
+
+    Raises:
+        InputError: As `compile_step`.
+    """
+    try:
+        compiled = compile_step(config, training_config, workload, topology)
+    except OutOfMemory as error:
+        return (
+            f"{topology}: the step does not fit: XLA needs at least {gigabytes(error.needed)} of "
+            f"{gigabytes(error.available)} ({gigabytes(error.needed - error.available)} too much)"
+        )
+    memory, device = compiled.memory_analysis(), data_sheet(topology)
+    return (
+        f"{topology}: the step fits: XLA's peak is {gigabytes(memory.peak_memory_in_bytes)} of "
+        f"{gigabytes(device.memory)} (arguments {gigabytes(memory.argument_size_in_bytes)}, "
+        f"temporary {gigabytes(memory.temp_size_in_bytes)}); XLA counts "
+        f"{compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; nothing was timed"
     )
 
 

@@ -20,6 +20,9 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.digests import json_digest
 from tests import planted_faults
 
+pytestmark = pytest.mark.exhaustive
+
+
 RECOGNISED = {
     "refused": Outcome.REFUSED,
     "same": Outcome.SAME,

@@ -17,6 +17,9 @@ from benchmarks import device  # noqa: E402
 from jax_transformer.runtime.devices import DEVICES  # noqa: E402
 from jax_transformer.runtime.topologies import topology_devices  # noqa: E402
 
+pytestmark = pytest.mark.exhaustive
+
+
 ROOT = Path(__file__).parents[2]
 ROWS, LENGTH, BEAM = 4, 8, 2
 PEAK = 1e9  # FLOP/s

@@ -36,6 +36,7 @@ def test_every_point_counts_by_its_own_size():
     assert nearest_line(values, costs).slope < 1.2
 
 
+@pytest.mark.exhaustive
 def test_the_systems_do_the_same_work():
     pytest.importorskip("torch")
     size = Size(32, 4, 64, layers=1, vocab_size=50, rows=4, length=8)
@@ -78,6 +79,7 @@ def measure_twice(connection) -> None:
     assert kept.all()
 
 
+@pytest.mark.exhaustive
 def test_the_most_that_a_call_holds_is_measured_beyond_what_was_there_before():
     ours, theirs = Pipe()
     # A process of its own: one that has trained keeps what is freed.
@@ -89,6 +91,7 @@ def test_the_most_that_a_call_holds_is_measured_beyond_what_was_there_before():
     assert process.exitcode == 0
 
 
+@pytest.mark.exhaustive
 def test_gathered_slots_are_those_that_the_ancestors_name():
     config = TransformerConfig.preset(
         "vaswani2017",

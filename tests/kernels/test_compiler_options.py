@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import compiled
 from jax_transformer import TransformerConfig
 from jax_transformer.kernels.compiler_options import REDUCED_TOGETHER, TPU_OPTIONS, compiler_options
-from jax_transformer.runtime import compiled
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
 from jax_transformer.text.batches import Batch

@@ -7,19 +7,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.runtime.compiled import (
-    compile_for_topology,
+from benchmarks.compiled import (
     parse,
     report,
     scheduled,
     wide_arrays,
 )
+from jax_transformer.config import TransformerConfig
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.topologies import topology_devices
+from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
-from jax_transformer.training.budget import Workload
-from jax_transformer.training.compiled_step import compile_step
+from jax_transformer.training.budget import Workload, compile_step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import sharded_evaluation_step, state_shapes
 

@@ -6,14 +6,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import compiled, gpu_topologies
+from benchmarks.gpu_topologies import gpu_devices
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.runtime import compiled, gpu_topologies
-from jax_transformer.runtime.gpu_topologies import gpu_devices
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.runtime.topologies import compile_for_topology
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import sharded_train_step, state_shapes
+
+pytestmark = pytest.mark.exhaustive
+
 
 ATTENTIONS = 3  # of an encoder layer and a decoder layer
 CONFIG = TransformerConfig.preset(
@@ -53,7 +57,7 @@ def test_a_training_step_for_two_gpus_has_cudnns_attention_and_asynchronous_redu
     lowered = sharded_train_step(mesh, CONFIG, SETTINGS).lower(
         state_shapes(CONFIG, SETTINGS), Batch(ids, ids, ids)
     )
-    program = compiled.compile_for_topology(lowered)
+    program = compile_for_topology(lowered)
     text = program.as_text()
     kernels = re.findall(r'custom_call_target="__cudnn\$fmha(\w+)"', text)
     assert sum(kernel.endswith("Backward") for kernel in kernels) == ATTENTIONS

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_transformer.runtime import compiled
-from jax_transformer.runtime.compiled import Collective, report
+from benchmarks import compiled
+from benchmarks.compiled import Collective, report
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
 
 WIDTH, ROWS, TURNS = 1024, 8192, 5
+
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,6 @@ MOVES = (
     *("get-tuple-element", "pad", "parameter", "reshape", "slice", "transpose", "tuple"),
 )
 
-# "(26.84G) exceeds available HBM (15.75G)" or "Used 20.30G of 15.75G hbm".
-OVERFLOW = r"\b([\d.]+)([KMGT])\b"
-UNITS = {unit: 2.0**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))}
-
 # Kinds of work by the path that JAX gives an operation; the first pattern that is found counts.
 # Products with a kernel and moves are recognised by the operations themselves.
 KINDS = (
@@ -172,40 +168,6 @@ def report(compiled: jax.stages.Compiled) -> Report:
         collectives=collectives(module, entry),
         donated=donated(text),
     )
-
-
-class OutOfMemory(Exception):
-    """A program needs more memory than the device has.
-
-    Attributes:
-        needed: Bytes that XLA could not do without.
-        available: Bytes of the device that a program may use.
-    """
-
-    def __init__(self, message: str, needed: float, available: float) -> None:
-        super().__init__(message)
-        self.needed, self.available = needed, available
-
-
-def compile_for_topology(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program that is lowered for the devices of a topology.
-
-    It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
-
-    Raises:
-        OutOfMemory: The device's memory is too small.
-    """
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
-    try:
-        return lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        sizes = [float(size) * UNITS[unit] for size, unit in re.findall(OVERFLOW, str(error))]
-        if "RESOURCE_EXHAUSTED" not in str(error) or len(sizes) < 2:
-            raise
-        raise OutOfMemory(" ".join(str(error).split()), *sizes[:2]) from error
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
 
 
 def parse(text: str) -> tuple[Module, str]:
