@@ -9,12 +9,26 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
-from jax_transformer.runtime import distributed
-from jax_transformer.runs.checkpoint_format import ARRAYS, FILES, FORMAT, RUN, describe, in_one_line, named_arrays, orbax_quiet
+from jax_transformer.runs.checkpoint_format import (
+    ARRAYS,
+    FILES,
+    FORMAT,
+    RUN,
+    describe,
+    in_one_line,
+    named_arrays,
+    orbax_quiet,
+)
 from jax_transformer.runs.lock import locked
-from jax_transformer.runs.state import RunCheckpoint, RunSettings, progress_to_json, settings_to_json
+from jax_transformer.runs.state import (
+    RunCheckpoint,
+    RunSettings,
+    progress_to_json,
+    settings_to_json,
+)
+from jax_transformer.runtime import distributed
+from jax_transformer.storage.digests import file_digest, json_digest
 
 
 class RunCheckpoints:

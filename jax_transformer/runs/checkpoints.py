@@ -13,13 +13,35 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
-from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import parameter_count
+from jax_transformer.runs.checkpoint_format import (
+    ARRAYS,
+    FILES,
+    RUN,
+    describe,
+    in_one_line,
+    is_key,
+    named_arrays,
+    named_leaves,
+    orbax_quiet,
+    upgrade,
+    upgraded_array_name,
+)
+from jax_transformer.runs.state import (
+    KEPT,
+    RunCheckpoint,
+    RunProgress,
+    RunSettings,
+    check_same,
+    progress_from_json,
+    progress_to_json,
+    settings_from_json,
+    settings_to_json,
+)
 from jax_transformer.runtime import distributed
+from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
-from jax_transformer.runs.checkpoint_format import ARRAYS, FILES, RUN, describe, in_one_line, is_key, named_arrays, named_leaves, orbax_quiet, upgrade, upgraded_array_name
-from jax_transformer.runs.state import KEPT, RunCheckpoint, RunProgress, RunSettings, check_same, progress_from_json, progress_to_json, settings_from_json, settings_to_json
 from jax_transformer.training.step import init_state
 
 DAMAGED = "damaged"  # folder that unreadable steps are moved to

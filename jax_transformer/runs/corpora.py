@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 from rich.console import Console
 
+from jax_transformer.errors import InputError
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import ParallelCorpus, read_parallel
 from jax_transformer.text.encoded import EncodedCorpus, EncodedPairs, encode_corpus
@@ -16,9 +17,17 @@ from jax_transformer.text.mixed import MixedCorpus
 from jax_transformer.text.parallel_text import ParallelText
 from jax_transformer.text.prepared.corpus import kept
 from jax_transformer.text.prepared.prepare import CHARACTERS_OF_A_TOKEN, Filters, Task, dry_run
-from jax_transformer.text.prepared.store import KnownText, MemoryText, corpus_task, digest, held_out, known_text, prepared_corpus, trained_tokenizer
+from jax_transformer.text.prepared.store import (
+    KnownText,
+    MemoryText,
+    corpus_task,
+    digest,
+    held_out,
+    known_text,
+    prepared_corpus,
+    trained_tokenizer,
+)
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.errors import InputError
 
 # Without validation files this share of the training pairs is held out, but at most so many.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000

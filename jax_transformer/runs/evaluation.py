@@ -9,17 +9,17 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer.text.corpus import ParallelCorpus
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runs.curves import draw_curves
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.text.corpus import ParallelCorpus
 from jax_transformer.translation import alignment_plot, model_folder, scores
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.runs.run_model import trained_model
 from jax_transformer.translation.translate import translate
 
 GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are

@@ -6,9 +6,16 @@ from pathlib import Path
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import is_huggingface, read_config
-from jax_transformer.tokenizers import BytePairTokenizer, SentencePieceTokenizer, SeparateTokenizers, Tokenizer, TokenizerJson, read_files
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.tokenizers import (
+    BytePairTokenizer,
+    SentencePieceTokenizer,
+    SeparateTokenizers,
+    Tokenizer,
+    TokenizerJson,
+    read_files,
+)
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -18,17 +18,30 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import undivided
+from jax_transformer.model.transformer import Params
+from jax_transformer.runs.checkpoint_writer import RunCheckpoints
+from jax_transformer.runs.checkpoints import steps_in
+from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
+from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
+from jax_transformer.runs.progress import Progress
+from jax_transformer.runs.signals import Stopped, StopRequest
+from jax_transformer.runs.state import (
+    MOST_NONFINITE,
+    Position,
+    RunCheckpoint,
+    RunProgress,
+    RunSettings,
+)
+from jax_transformer.runtime import distributed
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.text.batches import Batch, padding_share
 from jax_transformer.text.encoded import EncodedPairs
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledPairs
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
-from jax_transformer.errors import InputError
-from jax_transformer.model.transformer import Params
-from jax_transformer.runtime import distributed
-from jax_transformer.model.parameters import undivided
-from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
     EvaluationStep,
@@ -40,16 +53,8 @@ from jax_transformer.training.mesh import (
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
-    state_shapes,
     state_shardings,
 )
-from jax_transformer.runs.checkpoint_writer import RunCheckpoints
-from jax_transformer.runs.checkpoints import steps_in
-from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
-from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
-from jax_transformer.runs.progress import Progress
-from jax_transformer.runs.signals import Stopped, StopRequest
-from jax_transformer.runs.state import MOST_NONFINITE, Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.training.step import TrainState
 
 STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
-from jax_transformer.tokenizers.tokenizer_json import MOST_IDS
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
+from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
+from jax_transformer.tokenizers.tokenizer_json import MOST_IDS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from jax_transformer.text.encoded import EncodedPairs
-from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.errors import InputError
+from jax_transformer.runs.state import Position
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
+from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.runs.state import Position
 
 NONFINITE_FILE = "nonfinite_batches.json"
 

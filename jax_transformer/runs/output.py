@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_path, faults_named
-from jax_transformer.storage.folder import check_free, mend
-from jax_transformer.storage.writing import WRITING
 from jax_transformer.runs.lock import locked
 from jax_transformer.runs.loop import CHECKPOINTS
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
+from jax_transformer.storage.faults import check_path, faults_named
+from jax_transformer.storage.folder import check_free, mend
+from jax_transformer.storage.writing import WRITING
 
 SETTINGS_FILE = "settings.yaml"  # the settings as they were resolved
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole

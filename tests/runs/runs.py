@@ -9,11 +9,11 @@ from rich.console import Console
 
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.tokenizers import BytePairTokenizer
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.runs.checkpoint_format import named_arrays
 from jax_transformer.runs.checkpoint_writer import RunCheckpoints
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, init_state
 
 GENERATION = {"beam_size": 4, "length_penalty": 1.0, "banned_tokens": (3,)}

@@ -11,15 +11,24 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.storage.digests import json_digest
-from jax_transformer.tokenizers import BytePairTokenizer
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.runs.averaging import average_run
 from jax_transformer.runs.checkpoint_format import FORMAT, named_arrays
 from jax_transformer.runs.checkpoint_writer import DigestingHandler, RunCheckpoints
 from jax_transformer.runs.checkpoints import restore, steps_in, verified
 from jax_transformer.runs.state import Position, RunProgress, check_same
-from tests.runs.runs import GENERATION, ORIGIN, arrays_digest, make_checkpoint, make_settings, quiet, same_bits, save
+from jax_transformer.storage.digests import json_digest
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.training.config import TrainingConfig
+from tests.runs.runs import (
+    GENERATION,
+    ORIGIN,
+    arrays_digest,
+    make_checkpoint,
+    make_settings,
+    quiet,
+    same_bits,
+    save,
+)
 
 MAY_CHANGE = (
     "steps",

@@ -8,11 +8,17 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
+from jax_transformer.runs.corpora import (
+    Files,
+    TextSettings,
+    encode_corpora,
+    read_corpora,
+    try_corpora,
+)
 from jax_transformer.text.mixed import MixedCorpus
 from jax_transformer.text.prepared import store as prepared_store
 from jax_transformer.text.prepared.prepare import Filters
 from jax_transformer.text.prepared.store import MemoryText, held_out, known_text
-from jax_transformer.runs.corpora import Files, TextSettings, encode_corpora, read_corpora, try_corpora
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
 

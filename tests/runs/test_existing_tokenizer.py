@@ -5,12 +5,18 @@ import json
 import pytest
 import tokenizers
 
-from jax_transformer.tokenizers import BytePairTokenizer, SentencePieceTokenizer, SeparateTokenizers, TokenizerJson, write_files
 from jax_transformer.errors import InputError
 from jax_transformer.runs.existing_tokenizer import read_tokenizer
+from jax_transformer.tokenizers import (
+    BytePairTokenizer,
+    SentencePieceTokenizer,
+    SeparateTokenizers,
+    TokenizerJson,
+    write_files,
+)
 from jax_transformer.translation.model_folder import save
-from tests.tokenizers.sentencepiece_models import write_marian
 from tests.models import tiny_model
+from tests.tokenizers.sentencepiece_models import write_marian
 
 LINES = ["abc cab", ""]
 

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError, TransformerConfig
+from jax_transformer.runs import loop, progress
+from jax_transformer.runs.state import RunSettings
 from jax_transformer.text.corpus import ParallelCorpus
 from jax_transformer.text.encoded import encode_corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.runs import loop, progress
-from jax_transformer.runs.state import RunSettings
 from jax_transformer.training.step import Metrics
 
 SETTINGS = TrainingConfig(

@@ -10,8 +10,8 @@ import yaml
 
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import train
-from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
+from jax_transformer.tokenizers import BytePairTokenizer
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]

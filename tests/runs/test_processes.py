@@ -19,8 +19,8 @@ from benchmarks.kill_resume import (
 )
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import steps_in
-from tests.runtime.test_distributed import free_port
 from tests.runs.conftest import STEPS
+from tests.runtime.test_distributed import free_port
 
 KILLED_AT = 12
 

@@ -28,14 +28,14 @@ from benchmarks.kill_resume import (
     train_or_resume,
 )
 from jax_transformer import InputError
-from jax_transformer.text.batches import make_batch
-from jax_transformer.text.plan import plan_epoch
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoint_writer import DigestingHandler
 from jax_transformer.runs.checkpoints import restore, steps_in
 from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite
 from jax_transformer.runs.signals import stop_requests
 from jax_transformer.runs.state import Position
+from jax_transformer.text.batches import make_batch
+from jax_transformer.text.plan import plan_epoch
 from tests.runs.conftest import STEPS
 
 
