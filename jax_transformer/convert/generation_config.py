@@ -6,6 +6,7 @@ read, or is refused unless its value is neutral.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
@@ -136,50 +138,32 @@ def generation_options(
     hypotheses = read.count("num_return_sequences", 1, least=1)
     if hypotheses > beams:
         raise read.refusal("num_return_sequences", f"must be at most num_beams={beams}")
+    penalty = read.number("repetition_penalty", 1.0, above=0.0)
     found = {
         "beam_size": beams,
         "num_hypotheses": hypotheses,
         "length_penalty": read.number("length_penalty", 1.0),
         "length_normalization": "power",
         "early_stopping": early_stopping,
-        "start_token": start,
-        "eos_ids": eos_ids,
+        "start_token": None if start == config.bos_id else start,
+        "eos_ids": None if eos_ids == (config.eos_id,) else eos_ids,
         "allow_padding": config.pad_id not in banned,
         "max_new_tokens": max_new_tokens,
-        "min_new_tokens": _min_new_tokens(read, max_new_tokens, bool(forced_last)),
+        "min_new_tokens": _min_new_tokens(read, max_new_tokens, bool(forced_last)) or None,
         "forced_first_token": read.token("forced_bos_token_id", None),
         "forced_last_token": forced_last[0] if forced_last else None,
         "banned_tokens": tuple(sorted(banned - {config.pad_id})),
         "banned_sequences": tuple(words for words in sequences if len(words) > 1),
         "begin_suppressed_tokens": read.tokens("begin_suppress_tokens", ()),
-        "repetition_penalty": read.number("repetition_penalty", 1.0, above=0.0),
-        "no_repeat_ngram_size": read.count("no_repeat_ngram_size", 0),
-        "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0),
+        "repetition_penalty": None if penalty == 1 else penalty,
+        "no_repeat_ngram_size": read.count("no_repeat_ngram_size", 0) or None,
+        "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0) or None,
         "renormalize": bool(renormalize),
     }
-    without_effect = {
-        "beam_size": 1,
-        "num_hypotheses": 1,
-        "early_stopping": "never",
-        "start_token": config.bos_id,
-        "eos_ids": (config.eos_id,),
-        "allow_padding": False,
-        "min_new_tokens": 0,
-        "forced_first_token": None,
-        "forced_last_token": None,
-        "banned_tokens": (),
-        "banned_sequences": (),
-        "begin_suppressed_tokens": (),
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "encoder_no_repeat_ngram_size": 0,
-        "renormalize": False,
-    }
-    return {
-        option: value
-        for option, value in found.items()
-        if option not in without_effect or value != without_effect[option]
-    }
+    defaults = {option.name: option.default for option in dataclasses.fields(GenerationConfig)}
+    # Without a length penalty, transformers has another default than this library.
+    defaults["length_penalty"] = None
+    return {name: value for name, value in found.items() if value != defaults[name]}
 
 
 class _Reader:

@@ -2,12 +2,13 @@
 
 from jax_transformer.decoding.cache import Cache, decode_step, init_cache, select_hypotheses
 from jax_transformer.decoding.generation import generate
+from jax_transformer.decoding.generation_config import GenerationConfig, check_generates
+from jax_transformer.decoding.hypotheses import Hypotheses
 from jax_transformer.decoding.scoring import cross_attention_weights, score
-from jax_transformer.decoding.search import Hypotheses
-from jax_transformer.decoding.source import check_generates
 
 __all__ = [
     "Cache",
+    "GenerationConfig",
     "Hypotheses",
     "check_generates",
     "cross_attention_weights",

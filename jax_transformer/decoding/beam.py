@@ -11,17 +11,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.cache import Cache, select_hypotheses
-from jax_transformer.decoding.processors import apply_rules
-from jax_transformer.decoding.rules import Rules, is_end
-from jax_transformer.decoding.search import (
-    EarlyStopping,
+from jax_transformer.decoding.cache import Cache, reorder
+from jax_transformer.decoding.generation_config import EarlyStopping
+from jax_transformer.decoding.hypotheses import (
     Hypotheses,
     LengthPenalty,
     Step,
     next_logits,
     start_sequences,
 )
+from jax_transformer.decoding.rules import Rules, apply_rules, is_end
 from jax_transformer.kernels.execution import TopK
 
 
@@ -128,7 +127,7 @@ def beam_search(
         parents = jnp.take_along_axis(parents, order, axis=1)
         return _State(
             step=step + 1,
-            cache=select_hypotheses(cache, parents),
+            cache=reorder(cache, parents),
             sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
             scores=scores,
             finished=finished,

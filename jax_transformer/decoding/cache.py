@@ -21,6 +21,7 @@ from jax_transformer.model.checks import (
     check_length,
     check_memory,
     check_not_empty,
+    check_params,
     check_whole,
     check_whole_number,
 )
@@ -88,6 +89,7 @@ def init_cache(
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         check_whole_number(name, size, least=1)
+    check_params(params, config)
     check_memory(config, memory, src_mask)
     check_not_empty("memory", memory)
     if config.has_position_table:
@@ -98,8 +100,20 @@ def init_cache(
             "decoder_attention='self_over_memory' needs a memory as long: pad the source"
         )
     memory, src_mask = jax.tree.map(jnp.asarray, (memory, dense(src_mask, 1, memory.shape[1])))
-    sizes = *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize
-    check_cache(config, *sizes)
+    return new_cache(params, config, memory, max_new_tokens, src_mask, beam_size, execution)
+
+
+def new_cache(
+    params: Params,
+    config: TransformerConfig,
+    memory: Float[Array, "B S D"],
+    max_new_tokens: int,
+    src_mask: Bool[Array, "#B #H 1 #S"] | None,
+    beam_size: int,
+    execution: Execution,
+) -> Cache:
+    """Return what `init_cache` does; of what it refuses, only a cache that is too large."""
+    check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize)
     slots = max_new_tokens * beam_size
     layers = run_module(params, config, execution, memory, src_mask, slots, method="init_cache")
     return Cache(
@@ -153,25 +167,40 @@ def decode_step(
         raise InputError(f"tokens of shape {tokens.shape} must be {wanted}, as the cache is")
     if not vectors and not isinstance(tokens, jax.core.Tracer):
         check_ids("tokens", np.asarray(tokens).reshape(batch, count), config.tgt_vocab_size)
+    check_params(params, config)
+    tokens = jnp.asarray(tokens)
+    logits, cache = next_step(
+        params, config, cache, tokens[:, None] if single else tokens, execution
+    )
+    return logits[:, 0] if single else logits, cache
+
+
+def next_step(
+    params: Params,
+    config: TransformerConfig,
+    cache: Cache,
+    tokens: Int[Array, "B N"] | Float[Array, "B N D"],
+    execution: Execution,
+) -> tuple[Float[Array, "B N V"], Cache]:
+    """Return what `decode_step` does, and refuse nothing."""
+    batch, count, length = cache.ancestors.shape
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
-    own = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
+    visible = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
     layout = cache_layout(cache.layers[0].memory_keys)
     execution = dataclasses.replace(execution, product=execution.step_product, cache=layout)
-    tokens = jnp.asarray(tokens)
     logits, layers = run_module(
         params,
         config,
         execution,
-        tokens[:, None] if single else tokens,
+        tokens,
         cache.layers,
         cache.position,
-        own.reshape(batch, 1, count, length * count),
+        visible.reshape(batch, 1, count, length * count),
         cache.src_mask,
         method="step",
     )
-    cache = Cache(layers, cache.src_mask, ancestors, cache.position + 1)
-    return logits[:, 0] if single else logits, cache
+    return logits, Cache(layers, cache.src_mask, ancestors, cache.position + 1)
 
 
 def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:
@@ -190,8 +219,13 @@ def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> 
         )
     if not isinstance(parents, jax.core.Tracer):
         check_ids("parents", np.asarray(parents), count, "the hypotheses")
-    parents = jnp.asarray(parents)[..., None]
-    return cache._replace(ancestors=jnp.take_along_axis(cache.ancestors, parents, axis=1))
+    return reorder(cache, jnp.asarray(parents))
+
+
+def reorder(cache: Cache, parents: Int[Array, "B N"]) -> Cache:
+    """Return what `select_hypotheses` does, and refuse nothing."""
+    ancestors = jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1)
+    return cache._replace(ancestors=ancestors)
 
 
 def _check_cache(cache: Cache) -> None:

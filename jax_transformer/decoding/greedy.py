@@ -11,16 +11,15 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.processors import apply_rules
-from jax_transformer.decoding.rules import Rules, forced_tokens, is_end
-from jax_transformer.decoding.sampling import Sampling, sample
-from jax_transformer.decoding.search import (
+from jax_transformer.decoding.hypotheses import (
     Hypotheses,
     LengthPenalty,
     Step,
     next_logits,
     start_sequences,
 )
+from jax_transformer.decoding.rules import Rules, apply_rules, forced_tokens, is_end
+from jax_transformer.decoding.sampling import Sampling, sample
 
 
 class _State(NamedTuple):

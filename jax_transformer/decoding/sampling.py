@@ -9,6 +9,11 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
+from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.rules import as_array
+from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_key, shown
+
 
 @struct.dataclass
 class Sampling:
@@ -26,6 +31,23 @@ class Sampling:
     temperature: Float[Array | np.ndarray, ""] | None = None
     top_p: Float[Array | np.ndarray, ""] | None = None
     top_k: int | None = struct.field(pytree_node=False, default=None)
+
+
+def make_sampling(options: GenerationConfig, key: PRNGKeyArray | None) -> Sampling | None:
+    """Return how tokens are drawn; None without a key.
+
+    Raises:
+        InputError: An option needs a key that is missing, or the search is a beam search.
+    """
+    if key is None:
+        for name in ("temperature", "top_k", "top_p"):
+            if (value := getattr(options, name)) is not None:
+                raise InputError(f"{name}={shown(value)} is for sampling, which needs a key")
+        return None
+    check_key("key", key)
+    if options.beam_size > 1:
+        raise InputError(f"beam_size={options.beam_size} searches, a key samples: give one of them")
+    return Sampling(key, as_array(options.temperature), as_array(options.top_p), options.top_k)
 
 
 def sample(

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.source import as_ids, check_generates
+from jax_transformer.decoding.generation_config import check_generates
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION
-from jax_transformer.model import masks
+from jax_transformer.model import functional, masks
 from jax_transformer.model.checks import (
-    check_length,
+    check_inputs,
     check_mask,
     check_not_empty,
     check_params,
@@ -80,18 +80,19 @@ def _check(
     tgt: Integer[Array | np.ndarray, "B T"],
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
+    """Refuse what cannot be scored; return the ids as int32."""
     check_generates(config)
     check_params(params, config)
-    src = as_ids("src", src, config.src_vocab_size)
-    tgt = as_ids("tgt", tgt, config.tgt_vocab_size)
-    check_rows("tgt", tgt, src.shape[0], "src")
-    for name, ids in (("src", src), ("tgt", tgt)):
+    for name, ids, vocab_size in (
+        ("src", src, config.src_vocab_size),
+        ("tgt", tgt, config.tgt_vocab_size),
+    ):
+        check_inputs(name, ids, vocab_size, None, config)
         check_not_empty(name, ids)
+    check_rows("tgt", tgt, src.shape[0], "src")
     check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
-    if config.has_position_table:
-        check_length("src", src.shape[1], config.max_length)
-        check_length("tgt", tgt.shape[1], config.max_length)
-    return src, tgt
+    cast_ids = functional.cast_ids
+    return cast_ids(src, config.src_vocab_size), cast_ids(tgt, config.tgt_vocab_size)
 
 
 @partial(jax.jit, static_argnames="config")

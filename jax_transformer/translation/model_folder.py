@@ -23,6 +23,7 @@ from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.decoding.generation_config import MODEL_OPTIONS
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.storage import weights as files
@@ -52,28 +53,6 @@ DTYPES = ("float32", "bfloat16")  # of the parameters
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
 # The tokenizer of a folder that describes none.
 BYTE_PAIR = MappingProxyType({"kind": "byte_pair", "files": ["tokenizer.json"]})
-# The options of `generate` that a model may have defaults for.
-GENERATION_OPTIONS = (
-    "beam_size",
-    "num_hypotheses",
-    "length_penalty",
-    "length_normalization",
-    "early_stopping",
-    "max_new_tokens",
-    "min_new_tokens",
-    "start_token",
-    "eos_ids",
-    "allow_padding",
-    "forced_first_token",
-    "forced_last_token",
-    "banned_tokens",
-    "banned_sequences",
-    "begin_suppressed_tokens",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "renormalize",
-)
 
 
 class TrainedModel(NamedTuple):
@@ -84,7 +63,7 @@ class TrainedModel(NamedTuple):
         params: Its parameters, a nested dict of arrays.
         tokenizer: The tokenizer of source and target.
         generation: Keyword arguments of `jax_transformer.generate` that this model is decoded
-            with unless the caller says otherwise; names out of `GENERATION_OPTIONS`.
+            with unless the caller says otherwise; names out of `MODEL_OPTIONS`.
     """
 
     config: TransformerConfig
@@ -333,7 +312,7 @@ def _check_description(
     if names - {ORIGIN_FILE} != wanted:
         raise InputError(f"{path}: sha256 must name the files {', '.join(sorted(wanted))}")
     for name in generation:
-        if name not in GENERATION_OPTIONS:
+        if name not in MODEL_OPTIONS:
             raise InputError(f"{path}: generation: {name!r} is not an option of this version")
     return config, generation
 

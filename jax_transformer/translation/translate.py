@@ -11,7 +11,7 @@ from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.decoding import generate, options
+from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
@@ -110,12 +110,10 @@ def translate(
     }
     chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    options.check_sizes(config, chosen["beam_size"], chosen["num_hypotheses"])
-    options.length_penalty(chosen.get("length_penalty", 0.0), "gnmt")
-    counts = {"max_new_tokens": max_new_tokens, "max_tokens": max_tokens, "window": window}
-    for name, count in counts.items():
-        if count is not None:
-            check_whole_number(name, count, least=1)
+    GenerationConfig(**{"max_new_tokens": config.max_length} | chosen).check_model(config)
+    check_whole_number("max_tokens", max_tokens, least=1)
+    if window is not None:
+        check_whole_number("window", window, least=1)
     check_whole_number("skip", skip, least=0)
     if overlong not in ("refuse", "cut"):
         raise InputError(f"overlong={shown(overlong)} must be 'refuse' or 'cut'")

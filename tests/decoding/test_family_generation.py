@@ -18,7 +18,7 @@ from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.generation_config import generation_options
 from jax_transformer.convert.huggingface import from_huggingface
-from jax_transformer.decoding import processors
+from jax_transformer.decoding import rules as processors
 from tests.convert.families.case import as_inputs, case_of, foreign_model, transformers
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate

@@ -9,8 +9,8 @@ import pytest
 
 from jax_transformer import encode, generate, init_cache
 from jax_transformer.decoding.cache import decode_step
-from jax_transformer.decoding.panels import MOST_ROWS, cut_panels, use_panels
 from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.panels import MOST_ROWS, cut_panels, use_panels
 from jax_transformer.model import masks
 from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer.decoding.processors import apply_rules
-from jax_transformer.decoding.rule_options import make_rules
+from jax_transformer.decoding import GenerationConfig
+from jax_transformer.decoding.rules import apply_rules, make_rules
 from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import Plain, assert_found, biased, quick_generate, random_model, run
 
@@ -49,9 +49,8 @@ CASES = [
 
 def assert_rules(config, src, scores, history, step, options, prefix, length_limits):
     """Assert that rules change scores as the plain definition does; return how many change."""
-    rules = make_rules(
-        config, jnp.asarray(src), LENGTH, prefix=prefix, length_limits=length_limits, **options
-    )
+    chosen = GenerationConfig(max_new_tokens=LENGTH, **options)
+    rules = make_rules(chosen, config, jnp.asarray(src), prefix, length_limits)
     found = jax.jit(apply_rules)(scores, history, np.asarray(step, np.int32), rules)
     changed = 0
     for row, beam in np.ndindex(scores.shape[:2]):

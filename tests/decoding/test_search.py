@@ -123,10 +123,10 @@ def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size)
 
     def counted(*args, **options):
         jax.debug.callback(lambda: steps.append(1))
-        return decode_step(*args, **options)
+        return next_step(*args, **options)
 
-    decode_step = generation.decode_step
-    monkeypatch.setattr(generation, "decode_step", counted)
+    next_step = generation.next_step
+    monkeypatch.setattr(generation, "next_step", counted)
     found = jax.block_until_ready(
         generate(params, config, src, max_new_tokens=30, beam_size=beam_size)
     )

@@ -1,15 +1,17 @@
-"""Kernels cut into panels: on a CPU they make the products of few rows up to twice as fast.
+"""Copies of parameters that a search makes before its loop, so that each step is faster.
 
-XLA passes a product to Eigen, which first copies the kernel, part by part, into an order that suits
-the processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels
-of few columns, cut once before the loop, need no copy. A program of half-precision parameters
+Kernels cut into panels make the products of few rows up to twice as fast on a CPU. XLA passes a
+product to Eigen, which first copies the kernel, part by part, into an order that suits the
+processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels of
+few columns, cut once before the loop, need no copy. A program of half-precision parameters
 multiplies by the kernels themselves, and so does one for another platform, which has no use for
 copies (`Execution.copied_kernels`).
 
 Panels and a transposed table are copies of parameters, so the largest parameters have neither.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -20,8 +22,9 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.model.self_over_memory import needs_equal_lengths
-from jax_transformer.model.transformer import Params
+from jax_transformer.kernels.execution import Execution
+
+Params = Mapping[str, Any]
 
 MOST_ROWS = 16  # measured: with 32 rows, joining the columns costs as much as the panels save
 MOST_BYTES = 2**28  # of a parameter that is copied: the table of 65,536 tokens of width 1024
@@ -39,6 +42,26 @@ class Panels(NamedTuple):
     one: Float[Array, ""]
 
 
+def arrange_for_steps(
+    params: Params, config: TransformerConfig, execution: Execution, num_rows: int
+) -> tuple[Params, TransformerConfig, Panels | None]:
+    """Return the same model, arranged for the steps of a search, and the panels of its kernels.
+
+    Args:
+        params: Parameters, as from `init_params`.
+        config: Their shape.
+        execution: Says which copies are made.
+        num_rows: As for `cut_panels`.
+    """
+    panels = None
+    if execution.copied_kernels:
+        params, config = _untie(params, config)
+        panels = cut_panels(params, config, num_rows)
+    if execution.wide_norms:
+        params = _widen_norms(params)
+    return params, config, panels
+
+
 def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Panels | None:
     """Return the decoder's kernels in panels, or None where panels would not be faster.
 
@@ -49,7 +72,8 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
             where it is symbolic.
     """
     # A layer of self_over_memory multiplies all rows of the memory, and not only the step's.
-    if is_symbolic_dim(num_rows) or num_rows > MOST_ROWS or needs_equal_lengths(config):
+    over_memory = config.decoder_attention == "self_over_memory"
+    if is_symbolic_dim(num_rows) or num_rows > MOST_ROWS or over_memory:
         return None
     width = 32 if num_rows == 1 else 64
     kernels = {}
@@ -86,11 +110,10 @@ def use_panels(panels: Panels | None) -> AbstractContextManager[None]:
         kernel = panels.kernels.get("/".join(context.module.path))
         if kernel is None or context.method_name != "__call__":
             return call(*args, **kwargs)
-        x, own = args[0], context.module.variables["params"]
-        bias = own.get("bias")
-
+        x, parameters = args[0], context.module.variables["params"]
+        bias = parameters.get("bias")
         y = _product(x.reshape(-1, x.shape[-1]), kernel, panels.one)
-        y = y[:, : own["kernel"].shape[1]]  # without the padding of the last panel
+        y = y[:, : parameters["kernel"].shape[1]]  # without the padding of the last panel
         y = y if bias is None else y + bias
         return y.reshape(*x.shape[:-1], y.shape[1])
 
@@ -113,3 +136,31 @@ def _product(
     copies = jnp.broadcast_to(x / one, (len(panels), *x.shape))
     columns = panels.shape[0] * panels.shape[2]
     return jnp.einsum("pri,pio->pro", copies, panels).swapaxes(0, 1).reshape(len(x), columns)
+
+
+def _untie(params: Params, config: TransformerConfig) -> tuple[Params, TransformerConfig]:
+    """Return the same model with a separate output kernel, transposed once before the loop.
+
+    A table that is too large for a copy stays tied.
+    """
+    if config.output_projection != "tied":
+        return params, config
+    shared = config.token_embeddings == "shared"
+    table = params["token_embedding" if shared else "target_embedding"]["embedding"]
+    if not worth_a_copy(table):
+        return params, config
+    kernel = jax.lax.optimization_barrier(table.T)  # else XLA reads the table column by column
+    projection = params.get("output_projection", {}) | {"kernel": kernel}
+    config = dataclasses.replace(config, output_projection="linear")
+    return params | {"output_projection": projection}, config
+
+
+def _widen_norms(params: Params) -> Params:
+    """Return the parameters with those of norms in at least float32, in which norms compute."""
+
+    def widen(path: tuple[jax.tree_util.DictKey, ...], leaf: Float[Array, "..."]) -> Array:
+        of_a_norm = len(path) > 1 and path[-2].key.endswith("norm")
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if of_a_norm else leaf
+
+    # The barrier keeps XLA from moving the conversions back into the loop.
+    return jax.lax.optimization_barrier(jax.tree_util.tree_map_with_path(widen, params))

@@ -18,7 +18,6 @@ from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.rules import Rules
 
 Step = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
-EarlyStopping = bool | str  # True, False or "never"
 
 
 class Hypotheses(NamedTuple):
