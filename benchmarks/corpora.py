@@ -27,16 +27,17 @@ from rich.table import Table
 
 from benchmarks.systems import processor
 from jax_transformer.text.batches import epoch_batches
-from jax_transformer.text.parallel_text import ParallelText, decode_pairs
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import Filters
+from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.plan import epoch_layout
-from jax_transformer.text.prepared.corpus import PreparedCorpus, open_folder
-from jax_transformer.text.prepared.prepare import Filters
-from jax_transformer.text.prepared.store import (
+from jax_transformer.text.prepare import open_folder
+from jax_transformer.text.store import (
     corpus_folder,
     corpus_task,
-    known_text,
     prepared_corpus,
     trained_tokenizer,
+    with_known_facts,
 )
 from jax_transformer.training.config import TrainingConfig
 
@@ -118,10 +119,10 @@ def _answer(answers: Any, cores: list[int], work: Callable[..., dict], *argument
 
 
 def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, store: Path) -> Any:
-    known = known_text(store, ParallelText((source,), (target,)), QUIET)
+    text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
-    tokenizer = trained_tokenizer(store, [known], NOTHING, vocab_size, pairs, longest, 0, QUIET)
-    return corpus_task(store, known, tokenizer, Filters(length), {}, False, QUIET)
+    tokenizer = trained_tokenizer(store, [text], NOTHING, vocab_size, pairs, longest, 0, QUIET)
+    return corpus_task(store, text, tokenizer, Filters(length), {}, False, QUIET)
 
 
 def _prepare_whole(*arguments: Any) -> dict[str, Any]:
@@ -144,8 +145,9 @@ class _FirstBlocks:
 
     names = "the first blocks"
 
-    def __init__(self, text: ParallelText, pairs: int) -> None:
+    def __init__(self, text: TextFiles, pairs: int) -> None:
         self.text, self.pairs = text, pairs
+        self.check_unchanged = text.check_unchanged
 
     def blocks(self, pairs: int) -> Any:
         """Yield blocks until there are enough pairs."""
@@ -159,15 +161,12 @@ def _prepare_part(*arguments: Any) -> dict[str, Any]:
     """Prepare the first pairs of the text, in a folder of their own."""
     *_, store, pairs = arguments
     task = _task(*arguments[:-1])
-    part = task._replace(
-        text=_FirstBlocks(task.text, pairs), pairs=pairs, key=f"{time.time_ns():032d}"
-    )
+    part = task._replace(text=_FirstBlocks(task.text, pairs), key=f"{time.time_ns():032d}")
     with tempfile.TemporaryDirectory(dir=store) as folder:
         start = time.perf_counter()
         corpus = prepared_corpus(Path(folder), part, QUIET)
         seconds = time.perf_counter() - start
-    read = len(corpus) + sum(corpus.facts.dropped.values())
-    return {"pairs a second": read / seconds}
+    return {"pairs a second": corpus.counts.read / seconds}
 
 
 def _tokenizer_alone(*arguments: Any) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def _tokenizer_alone(*arguments: Any) -> dict[str, Any]:
     lines = [
         line
         for block in _FirstBlocks(task.text, pairs).blocks(2**16)
-        for pair in decode_pairs(block)
+        for pair in block.pairs()
         for line in pair
     ]
     encode = task.tokenizer._tokenizer.encode_batch_fast
@@ -207,7 +206,7 @@ def _read(folder: str, batching: str, batches: int) -> dict[str, Any]:
 
 
 def _first_batch(
-    corpus: PreparedCorpus, settings: TrainingConfig, layout: Any, place: Any, start: float
+    corpus: Corpus, settings: TrainingConfig, layout: Any, place: Any, start: float
 ) -> float:
     next(epoch_batches(corpus, settings, layout, 0, place))
     return time.perf_counter() - start

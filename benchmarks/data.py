@@ -27,8 +27,9 @@ from jax_transformer.model.checks import check_ids
 from jax_transformer.runs.model_settings import model_config
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.text.batches import make_batch, padding_share, training_batches
-from jax_transformer.text.corpus import ParallelCorpus, read_parallel
-from jax_transformer.text.encoded import EncodedCorpus, encode_corpus
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
 from jax_transformer.training.config import TrainingConfig
@@ -39,7 +40,7 @@ MODES = ("buckets", "packed")
 TOKEN_BUDGETS = (4096, 8192)
 
 
-def batches_row(encoded: EncodedCorpus, settings: TrainingConfig) -> list[str]:
+def batches_row(encoded: Corpus, settings: TrainingConfig) -> list[str]:
     """Return what the first epoch's batches are like, and how fast they are planned and made."""
     start = time.perf_counter()
     plan = plan_epoch(encoded, settings, epoch=0)
@@ -56,7 +57,7 @@ def batches_row(encoded: EncodedCorpus, settings: TrainingConfig) -> list[str]:
     ]
 
 
-def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
+def make_all(encoded: Corpus, settings: TrainingConfig) -> float:
     """Return the seconds that planning and making the first epoch's batches takes."""
     start = time.perf_counter()
     for _ in training_batches(encoded, plan_epoch(encoded, settings, epoch=0)):
@@ -64,15 +65,15 @@ def make_all(encoded: EncodedCorpus, settings: TrainingConfig) -> float:
     return time.perf_counter() - start
 
 
-def encode(corpus: ParallelCorpus, arguments: Arguments) -> tuple[Tokenizer, EncodedCorpus]:
+def encode(corpus: Text, arguments: Arguments) -> tuple[Tokenizer, Corpus]:
     """Return the vocabulary of a recipe, and the text in it."""
     tokenizer = BytePairTokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
-    return tokenizer, encode_corpus(corpus, tokenizer, arguments.model.max_length)
+    return tokenizer, encode_text(corpus, tokenizer, arguments.model.max_length)
 
 
 def compare(
     tokenizer: Tokenizer,
-    encoded: EncodedCorpus,
+    encoded: Corpus,
     arguments: Arguments,
     batching: str,
     rounds: int,
@@ -142,11 +143,11 @@ def main(
     os.sched_setaffinity(0, {core})
     keep_freed_memory()
     console = Console()
-    corpus = read_parallel(source, target)
+    corpus = read_text(source, target)
     recipes = {"train.py": Arguments(), RECIPE.stem: defaults([f"--config={RECIPE}"])}
     texts = {name: encode(corpus, arguments) for name, arguments in recipes.items()}
     _, encoded = texts[RECIPE.stem]
-    console.print(f"{corpus.report()}; {encoded.report()}")
+    console.print(f"{encoded.counts.report()}")
     table = Table("batching", "token budget", "batches", "shapes", "padding", "planned in s")
     table.add_column("tokens/s")
     for budget in TOKEN_BUDGETS:

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.huggingface_models import FAMILIES, build
-from benchmarks.systems import processor
-from jax_transformer.text.text_files import read_lines
+from benchmarks.systems import processor, read_lines
 from jax_transformer.translation.scores import bleu
 
 BATCH = 50  # lines of a batch of transformers

@@ -37,8 +37,9 @@ from jax_transformer.runs.state import RunSettings, progress_to_json
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text import number_words
 from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.encoded import EncodedCorpus, encode_corpus
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
@@ -92,10 +93,10 @@ class Survey:
     most_temporary_left: int = 0
 
 
-def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
+def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
     """Return settings, training pairs and held-out pairs of a run with steps of milliseconds."""
     training, held_out = (
-        ParallelCorpus(corpus.sources[:count], corpus.targets[:count])
+        Text(corpus.sources[:count], corpus.targets[:count])
         for corpus, count in zip(number_words.corpus(0), (PAIRS, HELD_OUT), strict=True)
     )
     tokenizer = BytePairTokenizer.train(training.sources + training.targets, vocab_size=60)
@@ -123,7 +124,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, EncodedCorpus, EncodedCorpus]:
         keep_checkpoints=task.keep,
         seed=task.seed,
     )
-    pairs = [encode_corpus(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
+    pairs = [encode_text(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
     return RunSettings(config, settings, tokenizer, "0" * 64, {}), *pairs
 
 
@@ -162,10 +163,11 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
             sys.exit(stopped.exit_code)
 
 
-def _pairs_of(batch: Batch, encoded: EncodedCorpus) -> list[int]:
+def _pairs_of(batch: Batch, encoded: Corpus) -> list[int]:
     """Return which pairs a batch really holds, found by their ids."""
-    index = {source.tobytes(): number for number, source in enumerate(encoded.sources)}
-    if len(index) != len(encoded.sources):
+    sides = encoded.read(np.arange(len(encoded))).sides()
+    index = {source.astype(np.int32).tobytes(): number for number, (source, _) in enumerate(sides)}
+    if len(index) != len(encoded):
         raise ValueError("two pairs have the same source; their numbers cannot be told apart")
     segments = batch.src_segments
     if segments is None:

@@ -21,8 +21,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from benchmarks.systems import processor
-from jax_transformer.text.text_files import read_lines
+from benchmarks.systems import processor, read_lines
 
 PAGE = 4096  # bytes
 

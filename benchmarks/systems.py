@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from jax_transformer.text.text_files import decode_lines, open_text
+
 System = Callable[..., Any]  # of a task, the work that is timed
 
 
@@ -77,3 +79,9 @@ def processor() -> str:
     """Return the name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file."""
+    with open_text(path) as file:
+        return list(decode_lines(file, str(path)))

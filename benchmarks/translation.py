@@ -23,9 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.streaming import write_input
-from benchmarks.systems import processor
+from benchmarks.systems import processor, read_lines
 from jax_transformer.storage import weights as files
-from jax_transformer.text.text_files import read_lines
 
 BATCH = 256  # lines of a batch of transformers
 CT2_TOKENS = 4096  # of a batch of CTranslate2

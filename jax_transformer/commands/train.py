@@ -36,7 +36,7 @@ from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.model.memory_checks import check_training
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Restored, restore
-from jax_transformer.runs.corpora import EncodedCorpora, check_files, encode_corpora, read_corpora
+from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config
 from jax_transformer.runs.output import SETTINGS_FILE, check_output, claimed
@@ -205,9 +205,7 @@ def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) 
     check_training(whole, trained, tokens if settings.batching == "packed" else 0, config)
 
 
-def prepare(
-    arguments: Arguments, start: Start, console: Console
-) -> tuple[RunSettings, EncodedCorpora]:
+def prepare(arguments: Arguments, start: Start, console: Console) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text.
 
     What an earlier run has prepared of the same text is used again.

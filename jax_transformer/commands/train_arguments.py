@@ -25,8 +25,8 @@ from jax_transformer.runs.model_settings import (
 from jax_transformer.runs.run_model import read_initial_model
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.settings_file import read_mapping, replace_fields
-from jax_transformer.text.prepared.prepare import Filters
-from jax_transformer.text.prepared.store import default_store
+from jax_transformer.text.encoding import Filters
+from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import SeparateTokenizers, Tokenizer, with_languages
 from jax_transformer.training.config import TrainingConfig
 

@@ -1,6 +1,5 @@
 """The text of a run: training and validation pairs, from files or the embedded number words."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,21 +10,16 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import number_words
-from jax_transformer.text.corpus import ParallelCorpus, read_parallel
-from jax_transformer.text.encoded import EncodedCorpus, EncodedPairs, encode_corpus
-from jax_transformer.text.mixed import MixedCorpus
-from jax_transformer.text.parallel_text import ParallelText
-from jax_transformer.text.prepared.corpus import kept
-from jax_transformer.text.prepared.prepare import CHARACTERS_OF_A_TOKEN, Filters, Task, dry_run
-from jax_transformer.text.prepared.store import (
-    KnownText,
-    MemoryText,
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import Filters, encode_text
+from jax_transformer.text.parallel_text import Text, TextFiles, digest, is_tsv, read_text
+from jax_transformer.text.prepare import CHARACTERS_OF_A_TOKEN, Task, dry_run
+from jax_transformer.text.store import (
     corpus_task,
-    digest,
     held_out,
-    known_text,
     prepared_corpus,
     trained_tokenizer,
+    with_known_facts,
 )
 from jax_transformer.tokenizers import Tokenizer
 
@@ -70,7 +64,7 @@ class TextSettings(NamedTuple):
     store: Path
 
 
-class Corpora(NamedTuple):
+class Preparation(NamedTuple):
     """The text of a run before it is encoded.
 
     Attributes:
@@ -80,13 +74,13 @@ class Corpora(NamedTuple):
         tokenizer: The tokenizer of both sides.
     """
 
-    training: tuple[KnownText, ...]
+    training: list[Text | TextFiles]
     held_out: Int64[np.ndarray, "_"]
-    validation: ParallelCorpus
+    validation: Text
     tokenizer: Tokenizer
 
 
-class EncodedCorpora(NamedTuple):
+class Corpora(NamedTuple):
     """The text of a run as token ids.
 
     Attributes:
@@ -98,9 +92,9 @@ class EncodedCorpora(NamedTuple):
         sha256: Digest of the text, the filters and the tokenizer, as 64 hex digits.
     """
 
-    training: EncodedPairs
-    validation: EncodedCorpus
-    validation_text: ParallelCorpus
+    training: Corpus
+    validation: Corpus
+    validation_text: Text
     tokenizer: Tokenizer
     report: tuple[str, ...]
     sha256: str
@@ -114,11 +108,12 @@ def check_files(
     Raises:
         InputError: Half of a pair of files is missing, or there is nothing to hold pairs out of.
     """
-    for one, other in (("source", "target"), ("valid_source", "valid_target")):
-        for given, missing in ((one, other), (other, one)):
-            named = getattr(files, given)
-            if named and not getattr(files, missing) and not (given == one and _are_tsv(named)):
-                raise InputError(f"{missing}=None: name the file beside {given}={_shown(named)}")
+    for source, target in (("source", "target"), ("valid_source", "valid_target")):
+        sources, targets = getattr(files, source), getattr(files, target)
+        if targets and not sources:
+            raise InputError(f"{source}=None: name the file beside {target}={_shown(targets)}")
+        if sources and not targets and not all(map(is_tsv, sources)):
+            raise InputError(f"{target}=None: name the file beside {source}={_shown(sources)}")
     if files.valid_source and not files.source:
         raise InputError(f"source=None: name the training text beside {_shown(files.valid_source)}")
     if weights is not None and (not files.valid_source or len(weights) != len(files.source or ())):
@@ -136,13 +131,10 @@ def check_files(
         )
 
 
-def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: Console) -> Corpora:
+def read_corpora(
+    settings: TextSettings, tokenizer: Tokenizer | None, console: Console
+) -> Preparation:
     """Return the text of a run, and its tokenizer; trains one if there is none.
-
-    Args:
-        settings: Which text.
-        tokenizer: The tokenizer; None trains one on a sample of the text.
-        console: Shows what is done.
 
     Raises:
         InputError: A file cannot be used, or has too few pairs.
@@ -152,27 +144,25 @@ def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: C
     without = np.zeros(0, np.int64)
     if files.source is None:
         training, validation = number_words.corpus(seed)
-        texts = [MemoryText(training.sources, training.targets)]
-    elif settings.weights is None:
-        texts = [ParallelText(files.source, files.target or ())]
+        texts = [training]
     else:
-        targets = [(path,) for path in files.target] if files.target else [()] * len(files.source)
-        pairs = zip(files.source, targets, strict=True)
-        texts = [ParallelText((source,), target) for source, target in pairs]
-    known = [known_text(store, text, console) for text in texts]
-    if files.source is None:
-        pass
-    elif files.valid_source:
-        validation = read_parallel(files.valid_source, files.valid_target or ())
-    else:
-        pairs = known[0].pairs
-        share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * pairs)))
-        count = settings.valid_pairs or share
-        without, validation = held_out(store, known[0], count, seed, console)
+        targets = files.target or ()
+        sides = [(files.source, targets)]
+        if settings.weights is not None:
+            separate = [(path,) for path in targets] or [()] * len(files.source)
+            sides = zip([(path,) for path in files.source], separate, strict=True)
+        texts = [TextFiles(*paths) for paths in sides]
+        texts = [with_known_facts(store, text, console) for text in texts]
+        if files.valid_source:
+            validation = read_text(files.valid_source, files.valid_target or ())
+        else:
+            share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
+            count = settings.valid_pairs or share
+            without, validation = held_out(store, texts[0], count, seed, console)
     if tokenizer is None:
         tokenizer = trained_tokenizer(
             store,
-            known,
+            texts,
             without,
             settings.vocab_size,
             settings.tokenizer_pairs,
@@ -180,71 +170,69 @@ def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: C
             seed,
             console,
         )
-    return Corpora(tuple(known), without, validation, tokenizer)
+    return Preparation(texts, without, validation, tokenizer)
 
 
-def encode_corpora(corpora: Corpora, settings: TextSettings, console: Console) -> EncodedCorpora:
-    """Return the corpora as ids; the training text is encoded if it is not prepared yet.
+def encode_corpora(preparation: Preparation, settings: TextSettings, console: Console) -> Corpora:
+    """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
     Overlong training pairs are dropped; so are those held out of them.
 
     Raises:
         InputError: A pair of a validation file is too long, or no pair is left.
     """
-    tasks = _tasks(corpora, settings, console)
+    tasks = _tasks(preparation, settings, console)
     training = [prepared_corpus(settings.store, task, console) for task in tasks]
-    max_length, text = settings.filters.max_length, corpora.validation
-    validation = encode_corpus(text, corpora.tokenizer, max_length)
-    if validation.dropped_overlong and not len(corpora.held_out):
+    max_length, text = settings.filters.max_length, preparation.validation
+    validation = encode_text(text, preparation.tokenizer, max_length)
+    overlong = validation.counts.dropped["dropped as too long"]
+    if overlong and not len(preparation.held_out):
         raise InputError(
-            f"max_length={max_length} is too short for {validation.dropped_overlong:,} of "
-            f"{len(text.sources):,} validation pairs; raise it or remove them from the files"
+            f"max_length={max_length} is too short for {overlong:,} of "
+            f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
-    if validation.dropped_overlong:
-        text = _without_overlong(text, corpora.tokenizer, max_length)
-    sha256 = digest([[task.key for task in tasks], settings.weights, _text_digest(text)])
+    origin = ""
+    if len(preparation.held_out):
+        origin = f"{text.pairs:,} pairs of the training text, chosen by the seed; "
     report = (
-        *(f"training: {kept(corpus.facts)}" for corpus in training),
-        f"validation: {_validation_report(corpora)}; {validation.report()}",
+        *(f"training: {corpus.counts.report()}" for corpus in training),
+        f"validation: {origin}{validation.counts.report()}",
     )
-    pairs = MixedCorpus(training, settings.weights) if settings.weights else training[0]
-    return EncodedCorpora(pairs, validation, text, corpora.tokenizer, report, sha256)
+    if overlong:
+        text = _without_overlong(text, preparation.tokenizer, max_length)
+    sha256 = digest([[task.key for task in tasks], settings.weights, text.sha256])
+    pairs = Corpus.mixed(training, settings.weights) if settings.weights else training[0]
+    return Corpora(pairs, validation, text, preparation.tokenizer, report, sha256)
 
 
-def try_corpora(corpora: Corpora, settings: TextSettings, console: Console) -> tuple[str, ...]:
-    """Return the lines of the report on the training text, and write no shard.
+def try_corpora(
+    preparation: Preparation, settings: TextSettings, console: Console
+) -> tuple[str, ...]:
+    """Return the lines of the report on the training text, and write no prepared corpus.
 
     Raises:
         InputError: The text cannot be used, or no pair is left.
     """
-    tasks = _tasks(corpora, settings, console)
-    return tuple(f"training: {kept(dry_run(task, console))}" for task in tasks)
+    tasks = _tasks(preparation, settings, console)
+    return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 
 
-def _tasks(corpora: Corpora, settings: TextSettings, console: Console) -> list[Task]:
+def _tasks(preparation: Preparation, settings: TextSettings, console: Console) -> list[Task]:
     return [
         corpus_task(
             settings.store,
-            known,
-            corpora.tokenizer,
+            text,
+            preparation.tokenizer,
             settings.filters,
-            {} if place else {"held out for validation": corpora.held_out},
+            {} if place else {"held out for validation": preparation.held_out},
             settings.drop_duplicates,
             console,
         )
-        for place, known in enumerate(corpora.training)
+        for place, text in enumerate(preparation.training)
     ]
 
 
-def _validation_report(corpora: Corpora) -> str:
-    if not len(corpora.held_out):
-        return corpora.validation.report()
-    return f"{len(corpora.held_out):,} pairs of the training text, chosen by the seed"
-
-
-def _without_overlong(
-    text: ParallelCorpus, tokenizer: Tokenizer, max_length: int
-) -> ParallelCorpus:
+def _without_overlong(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
     lengths = zip(
         map(len, tokenizer.encode_source(text.sources)),
         map(len, tokenizer.encode_target(text.targets)),
@@ -252,15 +240,7 @@ def _without_overlong(
     )
     pairs = zip(text.sources, text.targets, lengths, strict=True)
     fitting = [(source, target) for source, target, sides in pairs if max(sides) <= max_length]
-    return ParallelCorpus(*zip(*fitting, strict=True), dropped_empty=text.dropped_empty)
-
-
-def _text_digest(text: ParallelCorpus) -> str:
-    return hashlib.sha256("\n".join((*text.sources, "", *text.targets)).encode()).hexdigest()
-
-
-def _are_tsv(paths: tuple[Path, ...]) -> bool:
-    return all(".tsv" in path.suffixes for path in paths)
+    return Text(*zip(*fitting, strict=True), dropped_empty=text.dropped_empty)
 
 
 def _shown(values: Sequence[Path | float]) -> str:

@@ -17,7 +17,7 @@ from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.translation import alignment_plot, model_folder, scores
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import translate
@@ -44,7 +44,7 @@ class Evaluation:
     """
 
     settings: RunSettings
-    text: ParallelCorpus
+    text: Text
     tokenization: str
     exact: bool
     console: Console

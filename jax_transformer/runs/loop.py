@@ -38,9 +38,9 @@ from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.text.batches import Batch, padding_share
-from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
-from jax_transformer.text.resampled import ResampledPairs
+from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import (
@@ -136,7 +136,7 @@ class _Ending(NamedTuple):
     loss_is_finite: bool
 
 
-def train(run: Run, training: EncodedPairs, validation: EncodedPairs, console: Console) -> Best:
+def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
     A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
@@ -181,7 +181,7 @@ def _train_steps(
     run: Run,
     checkpoint: RunCheckpoint,
     steps: dict[tuple[int, int], TrainStep],
-    training: EncodedPairs,
+    training: Corpus,
     layout: EpochLayout,
     services: _Services,
 ) -> _Ending:
@@ -315,7 +315,7 @@ def _start(run: Run) -> RunCheckpoint:
 
 @contextlib.contextmanager
 def _open_services(
-    run: Run, progress: RunProgress, validation: EncodedPairs, console: Console
+    run: Run, progress: RunProgress, validation: Corpus, console: Console
 ) -> Iterator[_Services]:
     """Open everything that the loop writes to, and close it in the end."""
     settings = run.settings
@@ -369,7 +369,7 @@ def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
     return None
 
 
-def _refuse_nonfinite(run: Run, progress: RunProgress, training: EncodedPairs) -> None:
+def _refuse_nonfinite(run: Run, progress: RunProgress, training: Corpus) -> None:
     """Stop a run whose latest steps were not finite, and record their batches.
 
     Raises:
@@ -393,7 +393,7 @@ def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationSte
     return float(total / count)
 
 
-def _epoch_report(corpus: EncodedPairs, run: Run, layout: EpochLayout) -> str:
+def _epoch_report(corpus: Corpus, run: Run, layout: EpochLayout) -> str:
     """Return one line: the batches of an epoch and their padding, by its first window."""
     training_config = run.settings.training_config
     plan = plan_window(corpus, training_config, layout, epoch=0, window=0)
@@ -406,7 +406,7 @@ def _epoch_report(corpus: EncodedPairs, run: Run, layout: EpochLayout) -> str:
 
 
 def _remaining_batches(
-    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
+    corpus: Corpus, run: Run, layout: EpochLayout, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
     """Return the batches of the remaining steps."""
     remaining = run.settings.training_config.steps - progress.step
@@ -414,7 +414,7 @@ def _remaining_batches(
 
 
 def _batches(
-    corpus: EncodedPairs, run: Run, layout: EpochLayout, progress: RunProgress
+    corpus: Corpus, run: Run, layout: EpochLayout, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
     """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch."""
     begin, settings = progress.next, run.settings.training_config
@@ -423,7 +423,7 @@ def _batches(
         merges = BPEDropout(run.settings.tokenizer, settings.bpe_dropout)
     for epoch in itertools.count(begin.epoch):
         first = (begin.window, begin.batch) if epoch == begin.epoch else (0, 0)
-        pairs = ResampledPairs(corpus, merges, settings.seed, epoch) if merges else corpus
+        pairs = ResampledCorpus(corpus, merges, settings.seed, epoch) if merges else corpus
         for window, number, batch in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
             position = Position(epoch, window, number)
             if position not in progress.skipped:

@@ -8,7 +8,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.runs.state import Position
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
-from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.training.config import TrainingConfig
 
@@ -18,7 +18,7 @@ NONFINITE_FILE = "nonfinite_batches.json"
 def write_nonfinite(
     directory: Path,
     positions: Iterable[Position],
-    encoded: EncodedPairs,
+    encoded: Corpus,
     training_config: TrainingConfig,
 ) -> Path:
     """Write batches, each with the indices of its pairs in `encoded`; return the file.

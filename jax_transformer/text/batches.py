@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from jax_transformer.model.checks import check_ids
-from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
 
 READ_AHEAD = 16  # batches that a thread has ready
@@ -55,12 +55,12 @@ class NumberedBatch(NamedTuple):
 
 
 def epoch_batches(
-    corpus: EncodedPairs,
+    corpus: Corpus,
     settings: BatchSettings,
     layout: EpochLayout,
     epoch: int,
     first: tuple[int, int] = (0, 0),
-    own: Callable[[PlannedBatch], PlannedBatch] = lambda planned: planned,
+    rows_to_read: Callable[[PlannedBatch], PlannedBatch] = lambda planned: planned,
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
 
@@ -70,7 +70,7 @@ def epoch_batches(
         layout: What `epoch_layout` returned for them.
         epoch: Number of the pass over the corpus, from 0.
         first: Window and number in the window of the first batch; earlier windows are not read.
-        own: Given a planned batch, returns the part of it that is read.
+        rows_to_read: Given a planned batch, returns the part of it that is read.
 
     Raises:
         InputError: The corpus is damaged, or an id is outside the vocabulary.
@@ -82,7 +82,7 @@ def epoch_batches(
         return [(window, number, planned[number]) for number in range(begin, len(planned))]
 
     def read(place: tuple[int, int, PlannedBatch]) -> NumberedBatch:
-        return NumberedBatch(*place, make_batch(corpus, own(place[2])))
+        return NumberedBatch(*place, make_batch(corpus, rows_to_read(place[2])))
 
     windows = grain.MapDataset.range(first[0], layout.windows).map(plan)
     planned = windows.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
@@ -102,7 +102,7 @@ class _EachOf(grain.experimental.FlatMapTransform):
         return element
 
 
-def training_batches(corpus: EncodedPairs, plan: list[PlannedBatch]) -> Iterator[Batch]:
+def training_batches(corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order; a background thread builds them in advance.
 
     Raises:
@@ -120,14 +120,14 @@ def training_batches(corpus: EncodedPairs, plan: list[PlannedBatch]) -> Iterator
     return iter(dataset.to_iter_dataset(options))
 
 
-def padding_share(corpus: EncodedPairs, plan: list[PlannedBatch]) -> float:
+def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
     """Return the share of padding in all source and target columns of a plan, from 0 to 1."""
     slots = sum(2 * planned.rows * planned.length for planned in plan)
     tokens = sum(int(corpus.side_lengths(planned.members).sum()) for planned in plan)
     return 1 - tokens / slots
 
 
-def make_batch(corpus: EncodedPairs, planned: PlannedBatch) -> Batch:
+def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     """Build one planned batch.
 
     Raises:
@@ -161,7 +161,8 @@ def _lay_out(
     lengths: Int64[np.ndarray, "members"],
 ) -> Integer[np.ndarray, "rows length"]:
     """Return parts of `ids` in the rows of their members, side by side, padded at the right."""
-    laid_out = np.full((planned.rows, planned.length), padding, _holding(ids.dtype, padding))
+    dtype = np.promote_types(ids.dtype, np.min_scalar_type(padding))
+    laid_out = np.full((planned.rows, planned.length), padding, dtype)
     begins = lengths.cumsum() - lengths  # among all tokens of the batch
     if planned.member_rows is None:
         rows, columns = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
@@ -172,11 +173,6 @@ def _lay_out(
     cells = np.repeat(rows * planned.length + columns - begins, lengths) + place
     laid_out.ravel()[cells] = ids[np.repeat(starts - begins, lengths) + place]
     return laid_out
-
-
-def _holding(dtype: np.dtype, padding: int) -> np.dtype:
-    """Return the type of ids and padding: that of the ids, if padding fits into it."""
-    return np.promote_types(dtype, np.min_scalar_type(padding))
 
 
 def _segments(

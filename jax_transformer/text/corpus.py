@@ -1,73 +1,386 @@
-"""Parallel text in memory, from line-aligned files or .tsv files of pairs."""
+"""Pairs of token ids that are read by number: in memory, prepared on disk, or several mixed."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Sequence
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import grain
+import numpy as np
+from jaxtyping import Float, Int64, Integer, Shaped
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.parallel_text import ParallelText, decode_pairs, has_text
-from jax_transformer.text.text_files import LONGEST_LINE, overlong_line
+from jax_transformer.storage.reading import open_regular
 
-PAIRS_AT_ONCE = 2**16
+INDEX_TYPE = np.dtype(
+    [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
+)  # first id, number of source and of target ids, checksum of ids and numbers
+ENDLESS = 2**48  # draws from a text of a mix
 
-Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-
-@dataclasses.dataclass(frozen=True)
-class ParallelCorpus:
-    """Sentences and their translations: `targets[i]` translates `sources[i]`.
+class Tokens(NamedTuple):
+    """The ids of some pairs, one after the other: a source, then its target.
 
     Attributes:
-        sources: Source sentences.
-        targets: Target sentences, as many as sources.
-        dropped_empty: Number of pairs that were dropped because a side was blank.
+        ids: Source ids with EOS, then BOS, target ids and EOS, of each pair [tokens].
+        source_lengths: Ids of each source [pairs].
+        target_lengths: Ids of each target, BOS and EOS included [pairs].
     """
 
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    dropped_empty: int = 0
+    ids: Integer[np.ndarray, tokens]
+    source_lengths: Int64[np.ndarray, pairs]
+    target_lengths: Int64[np.ndarray, pairs]
+
+    def sides(self) -> list[tuple[Integer[np.ndarray, _], Integer[np.ndarray, _]]]:
+        """Return the source and the target of each pair."""
+        lengths = np.stack([self.source_lengths, self.target_lengths], axis=1)
+        sides = np.split(self.ids, lengths.ravel().cumsum())
+        return list(zip(sides[:-1:2], sides[1::2], strict=True))
+
+
+class Counts(NamedTuple):
+    """What became of the pairs of a text.
+
+    Attributes:
+        pairs: Pairs that are kept.
+        tokens: Their tokens in an epoch: sources and shifted targets, EOS included.
+        unknown: Unknown tokens among them.
+        dropped: Other pairs by reason.
+        lengths: Kept pairs by the columns of their longer side.
+    """
+
+    pairs: int
+    tokens: int
+    unknown: int
+    dropped: Counter[str]
+    lengths: Counter[int]
+
+    @property
+    def read(self) -> int:
+        """Pairs of the text."""
+        return self.pairs + self.dropped.total()
+
+    def plus(self, counts: Counts) -> Counts:
+        """Return the sums of these counts and those of another part of the text."""
+        return Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
 
     def report(self) -> str:
-        """Return one line: the number of pairs that were read and that were dropped."""
-        pairs = len(self.sources) + self.dropped_empty
-        return f"{pairs:,} pairs read, {self.dropped_empty:,} dropped for an empty side"
+        """Return one line: pairs read and dropped by reason, pairs kept, unknown tokens."""
+        dropped = "".join(f", {count:,} {reason}" for reason, count in sorted(self.dropped.items()))
+        return (
+            f"{self.read:,} pairs read{dropped}; {self.pairs:,} pairs of {self.tokens:,} tokens "
+            f"kept, {self.unknown / self.tokens:.2%} of the tokens unknown"
+        )
 
 
-def read_parallel(source_paths: Files, target_paths: Files = ()) -> ParallelCorpus:
-    """Read line-aligned files, or .tsv files of pairs; drop and count the pairs with a blank side.
+NOTHING = Counts(0, 0, 0, Counter(), Counter())
+
+
+class FileArray:
+    """An array in a file, of which slices are read when they are needed; threads may share it.
+
+    `os.pread` and not a memory map: a file that is truncated while it is open would end the
+    process, and mapped pages would count as memory of the process.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, count: int) -> None:
+        """Open the file and check its size.
+
+        Raises:
+            InputError: It cannot be read, or has another size.
+        """
+        self.dtype = dtype
+        with open_regular(path, f"cannot be read; {again(path.parent)}") as file:
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+        if os.fstat(self._descriptor).st_size != count * dtype.itemsize:
+            raise InputError(
+                f"{path}: does not have the size it was written with; {again(path.parent)}"
+            )
+
+    def __getitem__(self, span: slice) -> Shaped[np.ndarray, _]:
+        """Return a part of the array: shorter than the slice where the file was truncated."""
+        size = self.dtype.itemsize
+        content = os.pread(self._descriptor, (span.stop - span.start) * size, span.start * size)
+        return np.frombuffer(content[: len(content) // size * size], self.dtype)
+
+
+class Part(NamedTuple):
+    """The pairs of one text.
+
+    Attributes:
+        index: Place, lengths and checksum of each pair, of `INDEX_TYPE` [pairs].
+        ids: Ids of all pairs, one after the other [tokens].
+        counts: What became of the pairs of the text.
+        seed: What the checksums begin with: another text has others.
+        folder: Where index and ids are files.
+    """
+
+    index: Shaped[np.ndarray, pairs] | FileArray
+    ids: Integer[np.ndarray, tokens] | FileArray
+    counts: Counts
+    seed: int = 0
+    folder: Path = Path()
+
+    def rows(self, pairs: Integer[np.ndarray, pairs]) -> Shaped[np.ndarray, pairs]:
+        """Return the rows of the index of some pairs.
+
+        Raises:
+            InputError: A row is missing, or is impossible: a plan would leave out a pair of such
+                lengths. Wrong rows that are possible differ from their checksum in `pair_ids`.
+        """
+        numbers = pairs.tolist()
+        rows = np.concatenate([self.index[n : n + 1] for n in numbers] or [self.index[0:0]])
+        if len(rows) < len(pairs):
+            raise self._damaged("index", next(n for n in numbers if not len(self.index[n : n + 1])))
+        source, target = rows["source"].astype(np.int64), rows["target"].astype(np.int64) - 1
+        longest, ids = max(self.counts.lengths, default=0), self.counts.tokens + self.counts.pairs
+        impossible = (np.maximum(source, target) > longest) | (np.minimum(source, target) < 1)
+        impossible |= rows["start"] > ids
+        if impossible.any():
+            raise self._damaged("index", numbers[int(impossible.argmax())])
+        return rows
+
+    def pair_ids(self, pair: int, row: tuple[int, int, int, int]) -> Integer[np.ndarray, _]:
+        """Return the ids of a pair, source and target, by its number and its row.
+
+        Raises:
+            InputError: The pair differs from its checksum.
+        """
+        start, source, target, expected = row
+        ids = self.ids[start : start + source + target]
+        if len(ids) < source + target or checksum(ids, source, target, self.seed) != expected:
+            raise self._damaged("ids", pair)
+        return ids
+
+    def _damaged(self, name: str, pair: int) -> InputError:
+        return InputError(f"{self.folder / name}: pair {pair} is damaged; {again(self.folder)}")
+
+
+class Corpus:
+    """Pairs of one vocabulary, in memory or on disk; several parts are mixed by their weights.
+
+    An epoch has as many pairs as all parts together. Among the first n pairs of the order there
+    are n times weight / sum of the weights of a part, rounded. Each part has an order of its own,
+    in which every pair occurs once before one occurs again, whatever the epoch.
+
+    Attributes:
+        parts: The pairs of each text.
+        src_vocab_size: Number of ids in the vocabulary of the sources.
+        tgt_vocab_size: Number of ids in the vocabulary of the targets.
+        pad_id: Id of padding.
+        weights: How often pairs of each part are drawn.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        pad_id: int = 0,
+        weights: Sequence[float] = (1.0,),
+    ) -> None:
+        """Take the parts; see `mixed`."""
+        self.parts, self.weights = tuple(parts), tuple(weights)
+        self.src_vocab_size, self.tgt_vocab_size = src_vocab_size, tgt_vocab_size
+        self.pad_id = pad_id
+        self._ends = np.cumsum([part.counts.pairs for part in parts])
+        self._begins = self._ends - [part.counts.pairs for part in parts]
+
+    @classmethod
+    def in_memory(
+        cls,
+        sources: Sequence[Integer[np.ndarray, _]],
+        targets: Sequence[Integer[np.ndarray, _]],
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        pad_id: int = 0,
+    ) -> Corpus:
+        """Return the corpus of ids: sources with EOS, targets with BOS and EOS."""
+        pairs = list(zip(sources, targets, strict=True))
+        part = packed_part([(np.concatenate(pair), len(pair[0])) for pair in pairs])
+        return cls([part], src_vocab_size, tgt_vocab_size, pad_id)
+
+    @classmethod
+    def mixed(cls, corpora: Sequence[Corpus], weights: Sequence[float]) -> Corpus:
+        """Return corpora of one vocabulary as one, mixed by weight.
+
+        Raises:
+            InputError: A weight is not above 0, or there is not one for each corpus.
+        """
+        if len(weights) != len(corpora):
+            raise InputError(
+                f"weights={list(weights)} must have a number for each of {len(corpora)} sources"
+            )
+        if not all(0 < weight < float("inf") for weight in weights):
+            raise InputError(f"weights={list(weights)} must be finite numbers above 0")
+        parts = [part for corpus in corpora for part in corpus.parts]
+        first = corpora[0]
+        return cls(parts, first.src_vocab_size, first.tgt_vocab_size, first.pad_id, weights)
+
+    def __len__(self) -> int:
+        """Return the number of pairs of an epoch."""
+        return int(self._ends[-1])
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the pairs of all texts."""
+        return sum_counts(part.counts for part in self.parts)
+
+    @property
+    def length_counts(self) -> Int64[np.ndarray, lengths]:
+        """Pairs of an epoch by the columns of their longer side, as the weights give them."""
+        total = np.zeros(1 + max(max(part.counts.lengths, default=0) for part in self.parts))
+        for part, share in zip(self.parts, self._shares(), strict=True):
+            for length, count in part.counts.lengths.items():
+                total[length] += count * share
+        return np.rint(total).astype(np.int64)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one epoch without padding, EOS included, as the weights give them."""
+        shares = zip(self.parts, self._shares(), strict=True)
+        return round(sum(part.counts.tokens * share for part, share in shares))
+
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, places]:
+        """Return the pairs at some places of all epochs, shuffled by a seed."""
+        if len(self.parts) == 1:
+            return shuffled_numbers(len(self), seed, places)
+        drawn = [
+            grain.MapDataset.range(ENDLESS).map(partial(_labelled, part))
+            for part in range(len(self.parts))
+        ]
+        mixture = grain.MapDataset.mix(drawn, self.weights)
+        owners, draws = np.array([mixture[place] for place in places]).reshape(-1, 2).T
+        numbers = np.zeros(len(places), np.int64)
+        for number, part in enumerate(self.parts):
+            places_of_part = owners == number
+            shuffled = shuffled_numbers(
+                part.counts.pairs, seed + number, draws[places_of_part].tolist()
+            )
+            numbers[places_of_part] = self._begins[number] + shuffled
+        return numbers
+
+    def side_lengths(self, pairs: Integer[np.ndarray, pairs]) -> Int64[np.ndarray, "pairs 2"]:
+        """Return the columns that source and target of each pair need, EOS included.
+
+        Raises:
+            InputError: The index is damaged.
+        """
+        rows = self._rows(*self._places(pairs))
+        return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
+
+    def read(self, pairs: Integer[np.ndarray, pairs]) -> Tokens:
+        """Return the ids of some pairs.
+
+        Raises:
+            InputError: A pair differs from its checksum.
+        """
+        owners, numbers = self._places(pairs)
+        rows = self._rows(owners, numbers)
+        ids = [
+            self.parts[owner].pair_ids(number, row)
+            for owner, number, row in zip(
+                owners.tolist(), numbers.tolist(), rows.tolist(), strict=True
+            )
+        ]
+        lengths = rows["source"].astype(np.int64), rows["target"].astype(np.int64)
+        return Tokens(np.concatenate(ids or [np.zeros(0, np.uint8)]), *lengths)
+
+    def _places(
+        self, pairs: Integer[np.ndarray, pairs]
+    ) -> tuple[Int64[np.ndarray, pairs], Int64[np.ndarray, pairs]]:
+        """Return the part of each pair, and its number there."""
+        owners = np.searchsorted(self._ends, pairs, side="right")
+        return owners, pairs - self._begins[owners]
+
+    def _rows(
+        self, owners: Int64[np.ndarray, pairs], numbers: Int64[np.ndarray, pairs]
+    ) -> Shaped[np.ndarray, pairs]:
+        rows = np.empty(len(owners), INDEX_TYPE)
+        for owner, part in enumerate(self.parts):
+            rows[owners == owner] = part.rows(numbers[owners == owner])
+        return rows
+
+    def _shares(self) -> Float[np.ndarray, parts]:
+        """Return how often a pair of each part occurs in an epoch, on average."""
+        sizes = self._ends - self._begins
+        return np.array(self.weights) / sum(self.weights) * len(self) / sizes
+
+
+def packed_part(
+    pairs: Iterable[tuple[Integer[np.ndarray, _], int]],
+    seed: int = 0,
+    dtype: np.dtype | None = None,
+) -> Part:
+    """Return pairs in memory, and count them.
 
     Args:
-        source_paths: A file with one source sentence on each line, or several; see `ParallelText`.
-        target_paths: For each of them, the file with the translations on the same lines; none if
-            the sources are .tsv files.
-
-    Returns:
-        The pairs with text on both sides, in the order of the files.
-
-    Raises:
-        InputError: A file is unreadable, the numbers of lines differ, a line is above
-            `LONGEST_LINE` bytes, or every pair was dropped.
+        pairs: The ids of source and target of each pair, and how many of them are the source.
+        seed: What the checksums begin with.
+        dtype: Of the ids, where there are no pairs.
     """
-    text = ParallelText(_paths(source_paths), _paths(target_paths))
-    kept: list[tuple[str, str]] = []
-    read = 0
-    for block in text.blocks(PAIRS_AT_ONCE):
-        if block.overlong:
-            number = block.first_line + min(block.overlong)
-            names = " or ".join(filter(None, (block.source_name, block.target_name)))
-            raise overlong_line(names, number, LONGEST_LINE)
-        kept += filter(has_text, decode_pairs(block))
-        read += len(block.sources)
-    if not kept:
-        raise InputError(
-            f"{text.names} hold no pair with text on both sides in {read:,} lines; name other files"
-        )
-    sources, targets = zip(*kept, strict=True)
-    return ParallelCorpus(sources, targets, dropped_empty=read - len(kept))
+    content, sources = [], []
+    for pair, source in pairs:
+        content.append(pair)
+        sources.append(source)
+    ids = np.concatenate(content or [np.zeros(0, dtype)])
+    sizes = np.array([len(pair) for pair in content], np.int64)
+    index = np.zeros(len(content), INDEX_TYPE)
+    index["start"], index["source"] = sizes.cumsum() - sizes, sources
+    index["target"] = sizes - sources
+    index["crc32"] = [
+        checksum(ids[start : start + source + target], source, target, seed)
+        for start, source, target, _ in index.tolist()
+    ]
+    lengths = Counter(np.maximum(sources, sizes - sources - 1).tolist())
+    counts = Counts(len(content), len(ids) - len(content), 0, Counter(), lengths)
+    return Part(index, ids, counts, seed)
 
 
-def _paths(files: Files) -> tuple[Path, ...]:
-    return tuple(map(Path, [files] if isinstance(files, str | os.PathLike) else files))
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    """Return the sums of the counts of parts."""
+    total = NOTHING
+    for part in counts:
+        total = total.plus(part)
+    return total
+
+
+def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, places]:
+    """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
+
+    Each epoch has an order of its own, which is computed number by number: it takes no memory.
+
+    Args:
+        count: How many numbers an epoch has, at most 2**32.
+        seed: Decides the orders.
+        places: Places from 0; place count is the first one of the second epoch.
+    """
+    # As grain does, the number of the epoch is added to the seed; neighbouring seeds must not share
+    # orders.
+    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    shuffle, last, rounds = grain.experimental.index_shuffle, count - 1, 4
+    numbers = [
+        shuffle(place % count, last, (spread + place // count) % 2**32, rounds) for place in places
+    ]
+    return np.array(numbers, np.int64)
+
+
+def checksum(ids: Integer[np.ndarray, _], source: int, target: int, seed: int) -> int:
+    """Return the checksum of the ids of a pair and of their numbers."""
+    return zlib.crc32(ids.data, seed ^ source << 16 ^ target)
+
+
+def again(folder: Path) -> str:
+    """Return what to do about a damaged file of a prepared corpus."""
+    return f"delete {folder} and start again: the text is encoded once more"
+
+
+def _labelled(part: int, draw: int) -> tuple[int, int]:
+    return part, draw

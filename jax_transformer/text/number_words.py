@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import ParallelCorpus
+from jax_transformer.text.parallel_text import Text
 
 NUMBERS = 10_000  # the corpus contains every number from 0 to NUMBERS - 1
 HELD_OUT = 1_000  # numbers that are held out for validation
@@ -77,7 +77,7 @@ def german(number: int) -> str:
     return word
 
 
-def corpus(seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
+def corpus(seed: int) -> tuple[Text, Text]:
     """Return the training pairs and the held-out pairs of all numbers below `NUMBERS`.
 
     No number is in both. Zero is always a training pair, because its word occurs in no other
@@ -90,9 +90,9 @@ def corpus(seed: int) -> tuple[ParallelCorpus, ParallelCorpus]:
     return _pairs([0, *order[HELD_OUT:].tolist()]), _pairs(order[:HELD_OUT].tolist())
 
 
-def _pairs(numbers: list[int]) -> ParallelCorpus:
+def _pairs(numbers: list[int]) -> Text:
     numbers = sorted(numbers)
-    return ParallelCorpus(tuple(map(english, numbers)), tuple(map(german, numbers)))
+    return Text(tuple(map(english, numbers)), tuple(map(german, numbers)))
 
 
 def _as_prefix(word: str) -> str:

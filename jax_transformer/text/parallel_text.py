@@ -1,4 +1,4 @@
-"""A parallel text in files of any size: read in blocks of lines, and described by its facts."""
+"""A parallel text in memory, or in files of any size, which are read in blocks of lines."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.text_files import (
+    LONGEST_LINE,
     LineReader,
     count_line_ends,
     decode_line,
     open_text,
+    overlong_line,
     reading,
 )
 
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 FILE_CHUNK = 2**18  # bytes of a file that are digested at once
+BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Block(NamedTuple):
@@ -46,12 +52,37 @@ class Block(NamedTuple):
     target_name: str | None
     sources: list[bytes]
     targets: list[bytes]
-    overlong: frozenset[int]
+    overlong: frozenset[int] = frozenset()
+
+    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str]]:
+        """Return the source and the target of some pairs, or of all; see `decode_lines`.
+
+        Both are "" for the pairs that are overlong, whose other line may not be text.
+
+        Raises:
+            InputError: A line is not UTF-8 or contains a NUL character, or a line of a .tsv file
+                does not have exactly one tab; the message names it by file and number.
+        """
+        places = range(len(self.sources)) if places is None else places
+        return [("", "") if place in self.overlong else self._pair(place) for place in places]
+
+    def _pair(self, place: int) -> tuple[str, str]:
+        number = self.first_line + place
+        source = decode_line(self.sources[place], self.source_name, number)
+        if self.target_name is not None:
+            return source, decode_line(self.targets[place], self.target_name, number)
+        sides = source.split("\t")
+        if len(sides) != 2:
+            raise InputError(
+                f"{self.source_name}:{number}: has {len(sides) - 1} tabs; "
+                "write a source, one tab and a target on each line"
+            )
+        return sides[0], sides[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class FileFacts:
-    """What tells whether a file of a text has changed.
+    """What shows whether a file of a text has changed.
 
     Attributes:
         path: Absolute path.
@@ -67,32 +98,67 @@ class FileFacts:
     sha256: str
     lines: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the attributes by name, of types that JSON has."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, attributes: dict[str, Any]) -> FileFacts:
-        """Return the facts of which `to_json` made the attributes.
+        """Return the facts whose attributes JSON contained.
 
         Raises:
             InputError: The attributes are not those.
         """
         types = {"path": str, "bytes": int, "mtime_ns": int, "sha256": str, "lines": int}
-        found = {name: type(value) for name, value in attributes.items()}
-        if found != types:
+        if {name: type(value) for name, value in dict(attributes).items()} != types:
             raise InputError(f"{attributes!r} are not the facts of a file; prepare the text again")
         return cls(**attributes)
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelText:
+class Text:
+    """Sentences and their translations in memory: `targets[i]` translates `sources[i]`.
+
+    Attributes:
+        sources: Source sentences.
+        targets: Target sentences, as many as sources.
+        dropped_empty: Number of pairs that were dropped because a side was blank.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    dropped_empty: int = 0
+
+    names = "the sources and targets"  # for messages
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs."""
+        return len(self.sources)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the lines, as 64 hex digits."""
+        return digest([self.sources, self.targets])
+
+    def blocks(self, pairs: int) -> Iterator[Block]:
+        """Yield the text in blocks of so many pairs."""
+        for first in range(0, self.pairs, pairs):
+            sides = (
+                [line.encode() for line in side[first : first + pairs]]
+                for side in (self.sources, self.targets)
+            )
+            yield Block(first, first + 1, "sources", "targets", *sides)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: the lines cannot change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles:
     """Files of a parallel text, whose pairs are numbered in the order of the files.
 
     Attributes:
         sources: Files with one source sentence on each line; without targets, .tsv files, each line
-            of which holds a source, one tab and a target. UTF-8, plain or compressed.
+            of which contains a source, one tab and a target. UTF-8, plain or compressed.
         targets: For each source file, the file with the translations on the same lines.
+        facts: The facts of the sources, then of the targets; see `with_facts`.
 
     Raises:
         InputError: There are no sources, the numbers of files differ, or a .tsv file has a target
@@ -101,6 +167,7 @@ class ParallelText:
 
     sources: tuple[Path, ...]
     targets: tuple[Path, ...] = ()
+    facts: tuple[FileFacts, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -111,9 +178,9 @@ class ParallelText:
                 "many target files as source files, in the same order"
             )
         for path in self.sources + self.targets:
-            if self.targets and _is_tsv(path):
+            if self.targets and is_tsv(path):
                 raise InputError(f"{path}: a .tsv file holds pairs; name it without target files")
-            if not self.targets and not _is_tsv(path):
+            if not self.targets and not is_tsv(path):
                 raise InputError(
                     f"{path}: has no target file; name one, or a .tsv file of sources and targets"
                 )
@@ -123,17 +190,21 @@ class ParallelText:
         """The names of the files, for messages."""
         return " and ".join(", ".join(map(str, side)) for side in self._sides())
 
+    @property
+    def pairs(self) -> int:
+        """Number of lines of the sources, by their facts."""
+        return sum(fact.lines for fact in self.facts[: len(self.sources)])
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the files, by their facts, as 64 hex digits."""
+        return digest([fact.sha256 for fact in self.facts])
+
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the lines in blocks, which depend on nothing but the text and `pairs`.
 
         A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
         block, none of them above `LONGEST_LINE` bytes.
-
-        Args:
-            pairs: Most pairs of a block.
-
-        Yields:
-            The blocks in the order of the text; none for a file without lines.
 
         Raises:
             InputError: A file cannot be read or decompressed, or two files differ in their numbers
@@ -145,84 +216,66 @@ class ParallelText:
                 yield block
                 first = block.first + len(block.sources)
 
-    def facts(
-        self, known: Sequence[FileFacts] = (), progress: Callable[[int], None] | None = None
-    ) -> tuple[FileFacts, ...]:
-        """Return the facts of each file: of the sources, then of the targets.
+    def with_facts(self, earlier: Sequence[FileFacts] = ()) -> TextFiles:
+        """Return the text with the facts of its files.
 
         Args:
-            known: Earlier facts. A file is not read again if its size and time have not changed.
-            progress: Is called with the number of bytes of a file that were read or found known
-                since the last call; their sum is the size of all files.
+            earlier: Earlier facts. A file is not read again if its size and time have not changed.
 
         Raises:
             InputError: A file cannot be read or decompressed, is not a regular file or changes
                 while it is read, or two files differ in their numbers of lines.
         """
-        earlier = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in known}
-        found = {}
+        known = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
+        facts = {}
         for path in self.sources + self.targets:
-            size, mtime_ns = _size_and_time(path)
-            fact = earlier.get((str(path.absolute()), size, mtime_ns))
-            if fact is None:
-                fact = _read_facts(path, progress)
-            elif progress is not None:
-                progress(size)
-            found[path] = fact
-            earlier[fact.path, fact.bytes, fact.mtime_ns] = fact
+            fact = known.get((str(path.absolute()), *_size_and_time(path)))
+            facts[path] = fact = fact or _read_facts(path)
+            known[fact.path, fact.bytes, fact.mtime_ns] = fact
         for files in zip(*self._sides(), strict=True):
-            lines = [found[path].lines for path in files]
+            lines = [facts[path].lines for path in files]
             if len(set(lines)) > 1:
                 raise _misaligned(files, lines)
-        return tuple(found[path] for path in self.sources + self.targets)
+        ordered = tuple(facts[path] for path in self.sources + self.targets)
+        return dataclasses.replace(self, facts=ordered)
+
+    def check_unchanged(self) -> None:
+        """Refuse files that have changed since their facts were read.
+
+        Raises:
+            InputError: The size or the time of a file differs.
+        """
+        for fact in self.facts:
+            if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
+                raise InputError(
+                    f"{fact.path}: changed while it was encoded; start again when it is complete"
+                )
 
     def _sides(self) -> list[tuple[Path, ...]]:
         return [self.sources, self.targets] if self.targets else [self.sources]
 
 
-def check_unchanged(facts: Sequence[FileFacts]) -> None:
-    """Refuse files that have changed since their facts were found.
+def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
+    """Read files as `TextFiles` names them; drop and count the pairs with a blank side.
 
     Raises:
-        InputError: The size or the time of a file is another one.
+        InputError: A file is unreadable, the numbers of lines differ, a line is above
+            `LONGEST_LINE` bytes, or every pair was dropped.
     """
-    for fact in facts:
-        if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
-            raise InputError(
-                f"{fact.path}: changed while it was encoded; start again when it is complete"
-            )
-
-
-def decode_pairs(block: Block, places: Sequence[int] | None = None) -> list[tuple[str, str]]:
-    """Return the source and the target of pairs of a block; see `text_files.decode_lines`.
-
-    Both are "" for the pairs that are overlong, whose other line may not be text.
-
-    Args:
-        block: The block.
-        places: Indices of the pairs in the block; None decodes all.
-
-    Raises:
-        InputError: A line is not UTF-8 or contains a NUL character, or a line of a .tsv file has
-            not exactly one tab; the message names it by file and number.
-    """
-    places = range(len(block.sources)) if places is None else places
-    if block.target_name is None:
-        return [
-            _split_at_tab(block.sources[index], block.source_name, block.first_line + index)
-            if index not in block.overlong
-            else ("", "")
-            for index in places
-        ]
-    return [
-        (
-            decode_line(block.sources[index], block.source_name, block.first_line + index),
-            decode_line(block.targets[index], block.target_name, block.first_line + index),
-        )
-        if index not in block.overlong
-        else ("", "")
-        for index in places
-    ]
+    files = TextFiles(_as_paths(source_paths), _as_paths(target_paths))
+    pairs: list[tuple[str, str]] = []
+    lines = 0
+    for block in files.blocks(BLOCK_PAIRS):
+        if block.overlong:
+            number = block.first_line + min(block.overlong)
+            names = " or ".join(filter(None, (block.source_name, block.target_name)))
+            raise overlong_line(names, number, LONGEST_LINE)
+        pairs += filter(has_text, block.pairs())
+        lines += len(block.sources)
+    if not pairs:
+        raise no_pairs(files.names, lines)
+    sources, targets = zip(*pairs, strict=True)
+    return Text(sources, targets, dropped_empty=lines - len(pairs))
 
 
 def has_text(pair: tuple[str, str]) -> bool:
@@ -230,42 +283,47 @@ def has_text(pair: tuple[str, str]) -> bool:
     return all(map(str.strip, pair))
 
 
-def _is_tsv(path: Path) -> bool:
+def no_pairs(names: str, lines: int) -> InputError:
+    """Return the error for a text in which each pair has a blank side."""
+    return InputError(
+        f"{names} hold no pair with text on both sides in {lines:,} lines; name other files"
+    )
+
+
+def is_tsv(path: Path) -> bool:
+    """Return whether a file contains pairs, by its name."""
     name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
     return name.suffix == ".tsv"
 
 
+def digest(value: Any) -> str:
+    """Return the sha256 of a value as JSON, as 64 hex digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _as_paths(paths: Paths) -> tuple[Path, ...]:
+    return tuple(map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths))
+
+
 def _file_blocks(files: tuple[Path, ...], first: int, pairs: int) -> Iterator[Block]:
-    """Yield the blocks of two line-aligned files or of one .tsv file; see `ParallelText.blocks`."""
-    names = [str(path) for path in files]
+    """Yield the blocks of two line-aligned files or of one .tsv file; see `TextFiles.blocks`."""
+    names = [*map(str, files), None]
     with contextlib.ExitStack() as opened:
         readers = [LineReader(opened.enter_context(open_text(path)), str(path)) for path in files]
         for done in itertools.count(step=pairs):
             sides = [reader.take(pairs) for reader in readers]
             counts = [len(side) for side in sides]
             if len(set(counts)) > 1:
-                rest = [reader.drop_rest() for reader in readers]
-                totals = [done + count + more for count, more in zip(counts, rest, strict=True)]
+                unread = [reader.drop_rest() for reader in readers]
+                totals = [done + count + more for count, more in zip(counts, unread, strict=True)]
                 raise _misaligned(files, totals)
             if not counts[0]:
                 return
             overlong = frozenset(
-                index
-                for side in sides
-                if None in side
-                for index, line in enumerate(side)
-                if line is None
+                place for side in sides for place, line in enumerate(side) if line is None
             )
-            kept = [[line or b"" for line in side] if overlong else side for side in sides]
-            yield Block(
-                first + done,
-                done + 1,
-                source_name=names[0],
-                target_name=names[1] if len(names) > 1 else None,
-                sources=kept[0],
-                targets=kept[1] if len(names) > 1 else [],
-                overlong=overlong,
-            )
+            lines = [[line or b"" for line in side] if overlong else side for side in (*sides, [])]
+            yield Block(first + done, done + 1, *names[:2], *lines[:2], overlong)
 
 
 def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
@@ -273,16 +331,6 @@ def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
     return InputError(
         f"{source} and {target} must be line-aligned but have {lines[0]:,} and {lines[1]:,} lines"
     )
-
-
-def _split_at_tab(line: bytes, name: str, number: int) -> tuple[str, str]:
-    sides = decode_line(line, name, number).split("\t")
-    if len(sides) != 2:
-        raise InputError(
-            f"{name}:{number}: has {len(sides) - 1} tabs; "
-            "write a source, one tab and a target on each line"
-        )
-    return sides[0], sides[1]
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -295,30 +343,24 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _read_facts(path: Path, progress: Callable[[int], None] | None) -> FileFacts:
+def _read_facts(path: Path) -> FileFacts:
     with open_text(path) as file:
         before = os.fstat(file.fileno())
-        digested = _Digested(file, progress)
-        stream = io.BufferedReader(digested, FILE_CHUNK)
-        lines = count_line_ends(stream, str(path))
+        digested = _Digested(file)
+        lines = count_line_ends(io.BufferedReader(digested, FILE_CHUNK), str(path))
         after = os.fstat(file.fileno())
     unchanged = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     if not unchanged or digested.bytes != after.st_size:
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
-    return FileFacts(
-        path=str(path.absolute()),
-        bytes=after.st_size,
-        mtime_ns=after.st_mtime_ns,
-        sha256=digested.sha256.hexdigest(),
-        lines=lines,
-    )
+    sha256 = digested.sha256.hexdigest()
+    return FileFacts(str(path.absolute()), after.st_size, after.st_mtime_ns, sha256, lines)
 
 
 class _Digested(io.RawIOBase):
     """The bytes of a file, which are digested and counted as they are read."""
 
-    def __init__(self, file: io.BufferedReader, progress: Callable[[int], None] | None) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
         self.sha256 = hashlib.sha256()
         self.bytes = 0
 
@@ -331,6 +373,4 @@ class _Digested(io.RawIOBase):
         count = self._file.readinto(buffer)
         self.sha256.update(buffer[:count])
         self.bytes += count
-        if self._progress is not None and count:
-            self._progress(count)
         return count

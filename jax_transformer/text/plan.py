@@ -12,30 +12,11 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from jax_transformer.text.bucketing import bucket_lengths
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.packing import check_fits, pack_rows
 
 WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
 WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
-
-
-@runtime_checkable
-class PairNumbers(Protocol):
-    """What a plan asks of a corpus.
-
-    Attributes:
-        length_counts: Number of pairs by the columns of their longer side [longest + 1].
-    """
-
-    length_counts: Int64[np.ndarray, "lengths"]
-
-    def __len__(self) -> int:
-        """Return the number of pairs of an epoch."""
-
-    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
-        """Return the pairs at some places of all epochs, shuffled by a seed."""
-
-    def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
-        """Return the columns that source and target of each pair need, EOS included."""
 
 
 @runtime_checkable
@@ -89,15 +70,11 @@ class EpochLayout(NamedTuple):
     shapes: tuple[tuple[int, int], ...]
 
 
-def epoch_layout(corpus: PairNumbers, settings: BatchSettings) -> EpochLayout:
+def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
     """Return the windows of every epoch and the shapes of its batches.
 
     The batches of a bucket have equally many members where the corpus is one window: if each were
     filled up to `max_tokens`, the last one would be mostly padding.
-
-    Args:
-        corpus: The pairs.
-        settings: A `TrainingConfig`.
 
     Raises:
         InputError: A pair does not fit into a packed row.
@@ -120,22 +97,15 @@ def epoch_layout(corpus: PairNumbers, settings: BatchSettings) -> EpochLayout:
 
 
 def plan_window(
-    corpus: PairNumbers,
+    corpus: Corpus,
     settings: BatchSettings,
     layout: EpochLayout,
     epoch: int,
     window: int,
 ) -> list[PlannedBatch]:
-    """Plan the batches of a window. A pure function of its arguments.
+    """Plan the batches of a window of an epoch, both numbered from 0; a pure function.
 
-    Every pair occurs in one window of an epoch, once.
-
-    Args:
-        corpus: The pairs.
-        settings: A `TrainingConfig`.
-        layout: What `epoch_layout` returned for them.
-        epoch: Number of the pass over the corpus, from 0.
-        window: Number of the window in the epoch, from 0.
+    Every pair occurs in one window of an epoch, once. The settings are a `TrainingConfig`.
     """
     begin = window * layout.window_pairs
     end = min(begin + layout.window_pairs, len(corpus))
@@ -150,7 +120,7 @@ def plan_window(
     return [plan[index] for index in generator.permutation(len(plan))]
 
 
-def plan_epoch(corpus: PairNumbers, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
+def plan_epoch(corpus: Corpus, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
     """Return the batches of all windows of an epoch, for a corpus that is small.
 
     Raises:
@@ -194,12 +164,12 @@ def _buckets(
     plan, left = [], np.array([], np.int64)
     for index, (rows, length) in enumerate(shapes):
         members = np.concatenate([left, numbers[bucket_of == index]])
-        rest = len(members) % rows
+        surplus = len(members) % rows
         left = members[:0]
-        if rest and index + 1 < len(shapes):
+        if surplus and index + 1 < len(shapes):
             longer = shapes[index + 1][1]
-            if rest * (longer - length) < (rows - rest) * length:
-                members, left = members[: len(members) - rest], members[len(members) - rest :]
+            if surplus * (longer - length) < (rows - surplus) * length:
+                members, left = np.split(members, [len(members) - surplus])
         if len(members):
             parts = np.array_split(members, math.ceil(len(members) / rows))
             plan += [PlannedBatch(rows, length, part) for part in parts]

@@ -72,16 +72,6 @@ def reading(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error.strerror or error}; name a readable text file") from error
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read the lines of a UTF-8 text file, plain or compressed; see `decode_lines`.
-
-    Raises:
-        InputError: The file cannot be read, or `decode_lines` refuses it.
-    """
-    with open_text(path) as file:
-        return list(decode_lines(file, os.fspath(path)))
-
-
 def count_lines(path: str | os.PathLike[str]) -> int:
     """Return the number of lines that `decode_lines` yields of a file, which it need not accept."""
     with open_text(path) as file:

@@ -18,7 +18,7 @@ from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params
 from jax_transformer.runtime.sharding import replicated, row_sharding, row_shards
 from jax_transformer.text.batches import Batch, epoch_batches, training_batches
-from jax_transformer.text.encoded import EncodedPairs
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, PlannedBatch, take_rows
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import (
@@ -127,7 +127,7 @@ def filled_rows(rows: int, mesh: Mesh | AbstractMesh, num_microbatches: int) -> 
 
 def sharded_epoch(
     mesh: Mesh,
-    corpus: EncodedPairs,
+    corpus: Corpus,
     training_config: TrainingConfig,
     layout: EpochLayout,
     epoch: int,
@@ -154,7 +154,7 @@ def sharded_epoch(
         yield window, number, jax.tree.map(partial(_spread, mesh, rows, own_rows(rows)), part)
 
 
-def sharded_batches(mesh: Mesh, encoded: EncodedPairs, plan: list[PlannedBatch]) -> Iterator[Batch]:
+def sharded_batches(mesh: Mesh, encoded: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order, sharded over the mesh.
 
     Each process builds only the rows that its own devices hold.

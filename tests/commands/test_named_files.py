@@ -22,19 +22,18 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest
 from jax_transformer.storage.settings_file import read_mapping
 from jax_transformer.storage.weights.shards import read_weights
-from jax_transformer.text.corpus import read_parallel
-from jax_transformer.text.parallel_text import ParallelText
-from jax_transformer.text.prepared.corpus import open_folder
-from jax_transformer.text.prepared.store import known_text
-from jax_transformer.text.text_files import count_lines, open_stream, open_text, read_lines
+from jax_transformer.text.parallel_text import TextFiles, read_text
+from jax_transformer.text.prepare import open_folder
+from jax_transformer.text.store import with_known_facts
+from jax_transformer.text.text_files import count_lines, open_stream, open_text
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.model_folder import load
 from jax_transformer.translation.resumable_file import resumable_file
 
 
 def training_text(path):
-    text = ParallelText((path,), (path,))
-    known_text(path.parent / "store", text, Console(quiet=True))
+    text = TextFiles((path,), (path,))
+    with_known_facts(path.parent / "store", text, Console(quiet=True))
 
 
 def unfinished_output(path):
@@ -60,11 +59,10 @@ READERS = {
     "config of Hugging Face": ("config.json", lambda path: read_origin(path.parent)),
     "tokenizer": ("tokenizer.json", lambda path: BytePairTokenizer.load(path.parent)),
     "tokenizer of train": ("tokenizer.json", read_tokenizer),
-    "text": ("text", read_lines),
     "lines": ("text", count_lines),
     "open text": ("text", open_text),
     "training text": ("text", training_text),
-    "validation text": ("text", lambda path: read_parallel(path, path)),
+    "validation text": ("text", lambda path: read_text(path, path)),
     "manifest": ("manifest.json", lambda path: open_folder(path.parent)),
     "log": ("metrics.jsonl", read_metrics),
     "nonfinite batches": ("nonfinite_batches.json", lambda path: read_nonfinite(path.parent)),

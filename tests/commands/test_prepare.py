@@ -8,7 +8,7 @@ import pytest
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.runs import evaluation
-from jax_transformer.text.prepared import store
+from jax_transformer.text import store
 from jax_transformer.tokenizers import BytePairTokenizer
 from tests.commands.training import FILES, WORDS, arguments, program
 
@@ -29,7 +29,7 @@ def refusal(*argv):
     return left.value.code
 
 
-def shards():
+def prepared_files():
     return sorted(Path("prepared").glob("corpora/*/*"))
 
 
@@ -40,8 +40,8 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     assert printed[0].startswith("training: 6 pairs read; 6 pairs of ")
     assert printed[1].startswith("validation: 6 pairs")
     assert printed[2:] == ["kept in prepared; train with the same arguments"]
-    kept = {path: path.stat().st_mtime_ns for path in shards()}
-    assert len(kept) == 4  # one shard and the manifest
+    kept = {path: path.stat().st_mtime_ns for path in prepared_files()}
+    assert len(kept) == 3  # ids, index and manifest
 
     monkeypatch.setattr(store, "prepare", None)  # nothing is encoded again
     monkeypatch.setattr(store.BytePairTokenizer, "train", None)
@@ -49,17 +49,17 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
     program(*options, "--output=model")
     assert printed[0] in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in shards()} == kept
+    assert {path: path.stat().st_mtime_ns for path in prepared_files()} == kept
     prepare(*options)
     assert capsys.readouterr().out.splitlines() == printed
 
 
 def test_arguments_that_do_not_concern_the_text_change_nothing(corpus, monkeypatch):
     prepare(*arguments(corpus, *OPTIONS))
-    kept = shards()
+    kept = prepared_files()
     monkeypatch.setattr(store, "prepare", None)
     prepare(*arguments(corpus, *OPTIONS, "--dropout=0.3", "--bpe-dropout=0.1"))
-    assert shards() == kept
+    assert prepared_files() == kept
     with pytest.raises(TypeError):  # other pairs are kept: this is another corpus
         prepare(*arguments(corpus, *OPTIONS, "--max-ratio=8"))
 
@@ -68,7 +68,7 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
     options = arguments(corpus, *OPTIONS)
     prepare(*options, "--dry-run")
     reported = capsys.readouterr().out.splitlines()
-    assert shards() == []
+    assert prepared_files() == []
     prepare(*options)
     assert reported == capsys.readouterr().out.splitlines()[:1]
 
@@ -87,7 +87,7 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
 def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):
     files = corpus if "--weights=1" not in options else {"source": "source"}
     assert named in refusal(*arguments(files, *OPTIONS, *options))
-    assert shards() == []
+    assert prepared_files() == []
 
 
 def test_a_misspelt_argument_is_refused(corpus, capsys):
@@ -114,7 +114,7 @@ def test_a_tokenizer_without_bpe_dropout_is_refused_before_the_text_is_read(corp
     given = {**corpus, "tokenizer": "en.json", "target_tokenizer": "de.json"}
     options = [one for one in arguments(given, *OPTIONS) if not one.startswith("--vocab")]
     options += ["--token-embeddings=separate", "--bpe-dropout=0.1"]
-    monkeypatch.setattr(store, "known_text", None)
+    monkeypatch.setattr(store, "with_known_facts", None)
     monkeypatch.setattr(train, "read_corpora", None)
     message = refusal(*options)
     assert "BPE-dropout works on a" in message

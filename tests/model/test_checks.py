@@ -30,7 +30,7 @@ from jax_transformer.model.checks import check_ids
 from jax_transformer.model.functional import dot_product_attention
 from jax_transformer.model.masks import SegmentMask
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
@@ -50,9 +50,7 @@ def batch_of(side, ids):
     """Return the batch of one pair, of which one side holds these ids."""
     fine = np.array([1, 5, 2])
     sides = {"sources": (fine,), "targets": (fine,)} | {side: (ids,)}
-    corpus = EncodedCorpus(
-        **sides, src_vocab_size=41, tgt_vocab_size=41, dropped_overlong=0, unknown_tokens=0
-    )
+    corpus = Corpus.in_memory(*sides.values(), src_vocab_size=41, tgt_vocab_size=41)
     return make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
 
 
@@ -85,14 +83,7 @@ def test_an_id_outside_the_vocabulary_is_refused_everywhere(enter):
 
 def test_ids_of_a_large_vocabulary_are_not_wrapped():
     ids = np.array([1, 70_000, 65_536, 2])
-    corpus = EncodedCorpus(
-        (ids,),
-        (ids,),
-        src_vocab_size=70_001,
-        tgt_vocab_size=70_001,
-        dropped_overlong=0,
-        unknown_tokens=0,
-    )
+    corpus = Corpus.in_memory((ids,), (ids,), src_vocab_size=70_001, tgt_vocab_size=70_001)
     batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
     assert batch.src[0].tolist() == ids.tolist()
     assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]

@@ -12,7 +12,7 @@ import torch_reference
 from jax_transformer import TransformerConfig, convert, generate, init_params
 from jax_transformer.text import number_words
 from jax_transformer.text.batches import training_batches
-from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
@@ -43,7 +43,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
     """
     training, validation = number_words.corpus(settings.seed)
     tokenizer = BytePairTokenizer.train(training.sources + training.targets, config.src_vocab_size)
-    corpus = encode_corpus(training, tokenizer, config.max_length)
+    corpus = encode_text(training, tokenizer, config.max_length)
     batches = itertools.chain.from_iterable(
         training_batches(corpus, plan_epoch(corpus, settings, epoch)) for epoch in itertools.count()
     )

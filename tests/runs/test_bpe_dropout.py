@@ -5,7 +5,7 @@ import dataclasses
 from benchmarks.kill_resume import Task, losses, state_digest, tiny_task
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
-from jax_transformer.text.resampled import ResampledPairs
+from jax_transformer.text.resampled import ResampledCorpus
 from tests.runs.runs import quiet
 
 STOPPED, STEPS = 8, 12  # batches in an epoch: 5 or 6
@@ -24,9 +24,9 @@ def test_a_resumed_run_with_bpe_dropout_is_bitwise_the_unbroken_one(tmp_path, mo
 
     def noted(*arguments):
         epochs.append(arguments[-1])
-        return ResampledPairs(*arguments)
+        return ResampledCorpus(*arguments)
 
-    monkeypatch.setattr(loop, "ResampledPairs", noted)
+    monkeypatch.setattr(loop, "ResampledCorpus", noted)
     unbroken, stopped = (tmp_path / name for name in ("unbroken", "stopped"))
     train(unbroken, STEPS)
     train(stopped, STOPPED)

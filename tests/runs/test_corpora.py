@@ -1,7 +1,6 @@
 """The text of a run: what is held out, mixed, kept and prepared only once."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,25 +14,25 @@ from jax_transformer.runs.corpora import (
     read_corpora,
     try_corpora,
 )
-from jax_transformer.text.mixed import MixedCorpus
-from jax_transformer.text.prepared import store as prepared_store
-from jax_transformer.text.prepared.prepare import Filters
-from jax_transformer.text.prepared.store import MemoryText, held_out, known_text
+from jax_transformer.text import store as prepared_store
+from jax_transformer.text.encoding import Filters
+from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.store import held_out
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
 
 
-def known(pairs, blank=()):
+def numbered(pairs, blank=()):
     sources = ["" if number in blank else str(number) for number in range(pairs)]
     targets = [f"<{number}>" for number in range(pairs)]
-    return known_text(Path("unused"), MemoryText(tuple(sources), tuple(targets)), QUIET)
+    return Text(tuple(sources), tuple(targets))
 
 
 @pytest.mark.parametrize(("pairs", "count"), [(2, 1), (60, 40), (3000, 1000)])
 def test_each_held_out_pair_has_text_on_both_sides(tmp_path, pairs, count):
     blank = range(0, pairs, 7)[1:]
     count = min(count, pairs - len(blank) - 1)
-    numbers, validation = held_out(tmp_path, known(pairs, blank), count, 3, QUIET)
+    numbers, validation = held_out(tmp_path, numbered(pairs, blank), count, 3, QUIET)
     assert len(numbers) == count == len(set(numbers.tolist()))
     assert numbers.tolist() == sorted(numbers.tolist())
     assert not set(numbers.tolist()) & set(blank)
@@ -42,7 +41,7 @@ def test_each_held_out_pair_has_text_on_both_sides(tmp_path, pairs, count):
 
 
 def test_the_seed_alone_chooses_and_the_choice_is_kept(tmp_path, monkeypatch):
-    text = known(200)
+    text = numbered(200)
     chosen = {seed: held_out(tmp_path, text, 20, seed, QUIET)[0].tolist() for seed in (3, 4)}
     assert chosen[3] != chosen[4]
     monkeypatch.setattr(prepared_store, "chosen_pairs", None)  # the text is not read again
@@ -52,7 +51,7 @@ def test_the_seed_alone_chooses_and_the_choice_is_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("pairs", "count"), [(1, 1), (5, 5), (5, 6)])
 def test_a_split_without_training_pairs_is_refused(tmp_path, pairs, count):
     with pytest.raises(InputError, match=f"valid_pairs={count} leaves none of {pairs} pairs"):
-        held_out(tmp_path, known(pairs), count, 0, QUIET)
+        held_out(tmp_path, numbered(pairs), count, 0, QUIET)
 
 
 @pytest.fixture
@@ -84,8 +83,8 @@ def test_filters_drop_and_count_pairs(settings):
             **{name: changes.pop(name) for name in set(changes) & set(Filters._fields)}
         )
         found = encode(settings._replace(filters=filters, **changes)).training
-        assert len(found) == 300 - sum(found.facts.dropped.values())
-        return found.facts.dropped
+        assert len(found) == 300 - sum(found.counts.dropped.values())
+        return found.counts.dropped
 
     plain = {"dropped for an empty side": 1, "dropped as too long": 1}
     assert dropped() == plain
@@ -133,25 +132,21 @@ def test_held_out_pairs_are_not_trained_on(settings):
     files = Files(settings.files.source, settings.files.target)
     found = encode(settings._replace(files=files, valid_pairs=20))
     assert len(found.validation_text.sources) == 20
-    assert found.training.facts.dropped["held out for validation"] == 20
+    assert found.training.counts.dropped["held out for validation"] == 20
 
 
 def test_files_with_weights_are_mixed_by_them(settings):
     source, target = settings.files.source * 2, settings.files.target * 2
     files = settings.files._replace(source=source, target=target)
     corpus = encode(settings._replace(files=files, weights=(3.0, 1.0))).training
-    assert isinstance(corpus, MixedCorpus)
     assert len(corpus) == 2 * 298
     numbers = corpus.order(0, range(400))
     assert np.count_nonzero(numbers < 298) == 300
-    own = numbers[numbers < 298]
-    assert len(set(own[:298].tolist())) == 298  # every pair before one occurs again
-    tokens = corpus.read(numbers)
-    sizes = tokens.source_lengths + tokens.target_lengths
+    of_first = numbers[numbers < 298].tolist()
+    assert len(set(of_first[:298])) == 298  # every pair before one occurs again
     place = int(np.flatnonzero(numbers >= 298)[0])
     single = encode(settings).training.read(numbers[[place]] - 298)
-    start = sizes[:place].sum()
-    np.testing.assert_array_equal(tokens.ids[start : start + sizes[place]], single.ids)
+    np.testing.assert_array_equal(np.concatenate(corpus.read(numbers).sides()[place]), single.ids)
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan"))])

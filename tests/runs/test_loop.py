@@ -15,8 +15,8 @@ from rich.console import Console
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.runs import loop, progress
 from jax_transformer.runs.state import RunSettings
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
@@ -50,8 +50,8 @@ def task():
         num_decoder_layers=1,
         dropout=0.0,
     )
-    corpora = ParallelCorpus(words[:60], words[:60]), ParallelCorpus(words[60:], words[60:])
-    pairs = (encode_corpus(corpus, tokenizer, max_length=10) for corpus in corpora)
+    corpora = Text(words[:60], words[:60]), Text(words[60:], words[60:])
+    pairs = (encode_text(corpus, tokenizer, max_length=10) for corpus in corpora)
     return config, tokenizer, *pairs
 
 

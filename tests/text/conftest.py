@@ -1,5 +1,7 @@
 import pytest
 
+from jax_transformer.text import prepare, store
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -9,3 +11,16 @@ def write(tmp_path):
         return path
 
     return write_file
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 40 pairs of the text."""
+    monkeypatch.setattr(prepare, "BLOCK_PAIRS", 40)
+    monkeypatch.setattr(store, "BLOCK_PAIRS", 40)
+
+
+@pytest.fixture
+def one_process(small_blocks, monkeypatch):
+    """Encode in this process: others would import for seconds."""
+    monkeypatch.setattr(prepare, "_on_all_cores", lambda works: (work() for work in works))

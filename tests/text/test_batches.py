@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import random
 import threading
@@ -12,11 +11,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.text import batches
 from jax_transformer.text.batches import padding_share, training_batches
 from jax_transformer.text.bucketing import bucket_lengths
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
+from tests.text.texts import sides
 
 SHAPES = {"bucket_count": 4, "max_tokens": 200}
 
@@ -35,12 +36,12 @@ def corpus():
         "".join(generator.choices("ab", k=1 + int(generator.expovariate(0.15)) % 40))
         for _ in range(1000)
     ]
-    return ParallelCorpus(tuple(words[:500]), tuple(words[500:]))
+    return Text(tuple(words[:500]), tuple(words[500:]))
 
 
 @pytest.fixture(scope="module")
 def encoded(corpus, tokenizer):
-    return encode_corpus(corpus, tokenizer, max_length=100)
+    return encode_text(corpus, tokenizer, max_length=100)
 
 
 def tokens_of(word):
@@ -48,10 +49,10 @@ def tokens_of(word):
 
 
 def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded):
-    assert len(encoded.sources) == len(encoded.targets) == len(corpus.sources)
-    for source, ids in zip(corpus.sources, encoded.sources, strict=True):
+    sources, targets = zip(*sides(encoded), strict=True)
+    for source, ids in zip(corpus.sources, sources, strict=True):
         assert ids.tolist() == [*tokenizer.encode(source), tokenizer.eos_id]
-    for target, ids in zip(corpus.targets, encoded.targets, strict=True):
+    for target, ids in zip(corpus.targets, targets, strict=True):
         assert ids.tolist() == [tokenizer.bos_id, *tokenizer.encode(target), tokenizer.eos_id]
     expected = [
         max(tokens_of(source), tokens_of(target))
@@ -66,27 +67,27 @@ def test_a_pair_with_an_overlong_side_is_dropped_and_counted(tokenizer):
     max_length = 20
     words = {length: "a" * (length - 2) for length in (19, 20, 21, 200)}
     pairs = list(itertools.product(words.values(), repeat=2))
-    encoded = encode_corpus(ParallelCorpus(*zip(*pairs, strict=True)), tokenizer, max_length)
-    kept = [(len(s), len(t) - 1) for s, t in zip(encoded.sources, encoded.targets, strict=True)]
+    encoded = encode_text(Text(*zip(*pairs, strict=True)), tokenizer, max_length)
+    kept = [(len(s), len(t) - 1) for s, t in sides(encoded)]
     assert kept == [(19, 19), (19, 20), (20, 19), (20, 20)]
-    assert encoded.dropped_overlong == 12
+    assert encoded.counts.dropped == {"dropped as too long": 12}
     assert encoded.tokens == 4 * 19 + 4 * 20
-    print(f"\n{len(pairs)} pairs: {len(kept)} kept, {encoded.dropped_overlong} dropped")
 
 
 def test_the_report_counts_what_is_kept_dropped_and_unknown(tokenizer):
-    corpus = ParallelCorpus(("aa", "ax", "a" * 50), ("bb", "yz", "b"))
-    encoded = encode_corpus(corpus, tokenizer, max_length=10)
-    assert encoded.unknown_tokens == 3
-    assert encoded.report() == (
-        "2 pairs of 16 tokens kept, 1 dropped as too long, 18.75% of the tokens unknown"
+    corpus = Text(("aa", "ax", "a" * 50), ("bb", "yz", "b"))
+    encoded = encode_text(corpus, tokenizer, max_length=10)
+    assert encoded.counts.unknown == 3
+    assert encoded.counts.report() == (
+        "3 pairs read, 1 dropped as too long; 2 pairs of 16 tokens kept, 18.75% of the tokens "
+        "unknown"
     )
 
 
 @pytest.mark.parametrize("sides", [((), ()), (("aaaa",), ("b",)), (("a",), ("bbbb",))])
 def test_a_corpus_of_which_nothing_is_left_is_refused(tokenizer, sides):
     with pytest.raises(InputError, match="max_length=5 leaves none of"):
-        encode_corpus(ParallelCorpus(*sides), tokenizer, max_length=5)
+        encode_text(Text(*sides), tokenizer, max_length=5)
 
 
 def test_a_plan_of_nothing_has_no_batches(encoded):
@@ -114,7 +115,7 @@ def test_an_epoch_holds_every_pair_once(encoded):
     for epoch in range(3):
         plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch)
         members = np.concatenate([planned.members for planned in plan])
-        assert sorted(members.tolist()) == list(range(len(encoded.sources)))
+        assert sorted(members.tolist()) == list(range(len(encoded)))
 
 
 def test_an_epoch_is_a_function_of_seed_and_number(encoded):
@@ -146,7 +147,7 @@ def test_few_shapes_serve_every_epoch(encoded):
 def test_a_pair_longer_than_the_budget_has_a_batch_of_its_own(encoded):
     plan = plan_epoch(encoded, TrainingConfig(bucket_count=4, max_tokens=1), epoch=0)
     assert {planned.rows for planned in plan} == {1}
-    assert len(plan) == len(encoded.sources)
+    assert len(plan) == len(encoded)
 
 
 def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
@@ -158,7 +159,7 @@ def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
         shape = (planned.rows, planned.length)
         assert batch.src.shape == batch.tgt_in.shape == batch.tgt_out.shape == shape
         for row, member in enumerate(planned.members):
-            source, target = encoded.sources[member], encoded.targets[member]
+            ((source, target),) = encoded.read(np.array([member])).sides()
             for array, ids in (
                 (batch.src, source),
                 (batch.tgt_in, target[:-1]),
@@ -181,7 +182,7 @@ def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
     class OtherPadding(BytePairTokenizer):
         pad_id = 3
 
-    encoded = encode_corpus(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
+    encoded = encode_text(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
     plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
     assert not any((array == 0).any() for array in ids)
@@ -212,12 +213,12 @@ def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
 
 def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
     plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
-    too_large = dataclasses.replace(encoded, src_vocab_size=tokenizer.vocab_size - 1)
+    too_large = Corpus(encoded.parts, tokenizer.vocab_size - 1, tokenizer.vocab_size)
     with pytest.raises(InputError, match=r"src\[\d+, \d+\]=6 "):
         list(training_batches(too_large, plan))
-    for name in ("sources", "targets"):
-        sequences = list(getattr(encoded, name))
-        sequences[3] = np.array([5, -1, 2], np.int32)
-        negative = dataclasses.replace(encoded, **{name: tuple(sequences)})
+    for side in (0, 1):
+        sequences = [list(side) for side in zip(*sides(encoded), strict=True)]
+        sequences[side][3] = np.array([5, -1, 2], np.int32)
+        negative = Corpus.in_memory(*sequences, tokenizer.vocab_size, tokenizer.vocab_size)
         with pytest.raises(InputError, match=r"(src|tgt_in)\[\d+, 1\]=-1 "):
             list(training_batches(negative, plan))

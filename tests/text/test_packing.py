@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.batches import make_batch, padding_share, training_batches
-from jax_transformer.text.encoded import EncodedCorpus
 from jax_transformer.text.packing import LOOK_AHEAD, pack_rows
 from jax_transformer.text.plan import plan_epoch, take_rows
 from jax_transformer.training.config import TrainingConfig
+from tests.text.texts import random_corpus
 
 PACKED = TrainingConfig(batching="packed", pack_length=64, max_tokens=256)
 
@@ -24,14 +24,7 @@ def encoded():
     random = np.random.default_rng(0)
     source_lengths = 5 + random.poisson(random.gamma(3, 4, size=2000)).clip(0, 35)
     target_lengths = (source_lengths + random.integers(-3, 4, size=2000)).clip(5, 40)
-    return EncodedCorpus(
-        sources=tuple(random.integers(4, 90, n).astype(np.int32) for n in source_lengths),
-        targets=tuple(random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths),
-        src_vocab_size=90,
-        tgt_vocab_size=90,
-        dropped_overlong=0,
-        unknown_tokens=0,
-    )
+    return random_corpus(random, source_lengths, target_lengths)
 
 
 @given(
@@ -91,7 +84,7 @@ def test_every_epoch_has_every_pair_once_in_one_shape(encoded):
     for epoch in range(3):
         plan = plan_epoch(encoded, PACKED, epoch)
         members = np.concatenate([batch.members for batch in plan])
-        assert sorted(members.tolist()) == list(range(len(encoded.sources)))
+        assert sorted(members.tolist()) == list(range(len(encoded)))
         assert {(batch.rows, batch.length) for batch in plan} == {(4, 64)}
         assert {batch.src.shape for batch in training_batches(encoded, plan)} == {(4, 64)}
 
@@ -110,9 +103,10 @@ def test_pairs_lie_side_by_side_in_segments_of_the_same_number(encoded):
     for planned, batch in zip(plan, training_batches(encoded, plan), strict=True):
         for row in range(planned.rows):
             members = planned.members[planned.member_rows == row]
-            targets = [encoded.targets[member] for member in members]
+            pairs = encoded.read(members).sides()
+            sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
             for array, segments, sequences in (
-                (batch.src, batch.src_segments, [encoded.sources[member] for member in members]),
+                (batch.src, batch.src_segments, sources),
                 (batch.tgt_in, batch.tgt_segments, [ids[:-1] for ids in targets]),
                 (batch.tgt_out, batch.tgt_segments, [ids[1:] for ids in targets]),
             ):

@@ -1,5 +1,6 @@
 """Blocks of a parallel text are its lines, whatever the files; its facts tell what has changed."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
-from jax_transformer.text.parallel_text import FileFacts, ParallelText, decode_pairs
-from jax_transformer.text.text_files import LONGEST_LINE, count_lines, read_lines
-from tests.text.compression import PACK
+from jax_transformer.text.parallel_text import FileFacts, TextFiles
+from jax_transformer.text.text_files import LONGEST_LINE, count_lines
+from tests.text.compression import PACK, read_lines
 
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\t"), max_size=8)
 PAIRS = st.lists(st.tuples(LINES, LINES), max_size=12)
@@ -55,11 +56,11 @@ def test_blocks_hold_every_line_once_in_order(tmp_path_factory, files, tsv, pair
                 list(zip(read_lines(sources[-1]), read_lines(targets[-1]), strict=True))
             )
         assert len(expected[-1]) == len(content)
-    text = ParallelText(tuple(sources), tuple(targets))
+    text = TextFiles(tuple(sources), tuple(targets))
 
     blocks = list(text.blocks(pairs))
 
-    found = [decode_pairs(block) for block in blocks]
+    found = [block.pairs() for block in blocks]
     assert [*chain(*found)] == [*chain(*expected)]
     starts = [(first, len(lines)) for lines in expected for first in range(0, len(lines), pairs)]
     sizes = [min(pairs, lines - first) for first, lines in starts]
@@ -74,7 +75,7 @@ def test_blocks_hold_every_line_once_in_order(tmp_path_factory, files, tsv, pair
 def test_files_of_different_line_counts_are_refused_with_both_counts(write, pairs, source, target):
     aligned = write("aligned", b"a\n" * 7)
     paths = write("source", b"a\n" * source), write("target", b"b\n" * target)
-    text = ParallelText((aligned, paths[0]), (aligned, paths[1]))
+    text = TextFiles((aligned, paths[0]), (aligned, paths[1]))
     blocks = []
     with pytest.raises(InputError) as refusal:
         blocks.extend(text.blocks(pairs))
@@ -85,7 +86,7 @@ def test_files_of_different_line_counts_are_refused_with_both_counts(write, pair
     assert all(len(block.sources) == len(block.targets) for block in blocks)
     assert sum(len(block.sources) for block in blocks) <= 7 + min(source, target)
     with pytest.raises(InputError) as refusal:
-        text.facts()
+        text.with_facts()
     assert str(refusal.value) == expected
 
 
@@ -93,21 +94,21 @@ def test_a_place_is_that_in_its_file(write):
     first = write("first", b"\xef\xbb\xbfa\nb\n")
     source = write("source", b"a\n\xef\xbb\xbfb\nc\n")
     target = write("target", b"a\nb\nc\xff\n")
-    *blocks, last = ParallelText((first, source), (first, target)).blocks(2)
-    pairs = [pair for block in blocks for pair in decode_pairs(block)]
+    *blocks, last = TextFiles((first, source), (first, target)).blocks(2)
+    pairs = [pair for block in blocks for pair in block.pairs()]
     assert pairs == [("a", "a"), ("b", "b"), ("a", "a"), ("\ufeffb", "b")]
     with pytest.raises(InputError) as refusal:
-        decode_pairs(last)
+        last.pairs()
     assert str(refusal.value).startswith(f"{target}:3:2: byte 0xff is not UTF-8")
 
 
 @pytest.mark.parametrize("line", [b"", b"a", b"a\tb\tc", b"a\t\t"])
 def test_a_line_without_exactly_one_tab_is_refused_by_place(write, line):
     path = write("pairs.tsv", b"a\tb\r\nc\td\n" + line + b"\n")
-    first, second = ParallelText((path,)).blocks(2)
-    assert decode_pairs(first) == [("a", "b"), ("c", "d")]
+    first, second = TextFiles((path,)).blocks(2)
+    assert first.pairs() == [("a", "b"), ("c", "d")]
     with pytest.raises(InputError) as refusal:
-        decode_pairs(second)
+        second.pairs()
     tabs = line.count(b"\t")
     assert str(refusal.value).startswith(f"{path}:3: has {tabs} tabs; ")
 
@@ -116,24 +117,24 @@ def test_pairs_with_an_overlong_line_are_marked(write):
     long = b"x" * LONGEST_LINE
     sources = write("source", b"a\n" + long + b"x\n" + long + b"\n\xff\ne")
     targets = write("target", b"A\nB\nC\n" + long + b"x\nE\n")
-    (block,) = ParallelText((sources,), (targets,)).blocks(10)
+    (block,) = TextFiles((sources,), (targets,)).blocks(10)
     assert block.overlong == {1, 3}
     assert block.sources == [b"a", b"", long, b"\xff", b"e"]
     assert block.targets == [b"A", b"B", b"C", b"", b"E"]
     expected = [("a", "A"), ("", ""), (long.decode(), "C"), ("", ""), ("e", "E")]
-    assert decode_pairs(block) == expected
+    assert block.pairs() == expected
 
     pairs = write("pairs.tsv", b"a\tA\n" + long + b"\tB\n")
-    (block,) = ParallelText((pairs,)).blocks(10)
+    (block,) = TextFiles((pairs,)).blocks(10)
     assert block.overlong == {1}
-    assert decode_pairs(block) == [("a", "A"), ("", "")]
+    assert block.pairs() == [("a", "A"), ("", "")]
 
 
 def test_blocks_take_the_memory_of_one(write):
     path = write("text", b"".join(b"%099d\n" % number for number in range(100_000)))
     tracemalloc.start()
     try:
-        read = sum(len(block.sources) for block in ParallelText((path,), (path,)).blocks(1000))
+        read = sum(len(block.sources) for block in TextFiles((path,), (path,)).blocks(1000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -155,7 +156,7 @@ def test_blocks_take_the_memory_of_one(write):
 )
 def test_files_that_make_no_pairs_are_refused(sources, targets, named):
     with pytest.raises(InputError) as refusal:
-        ParallelText(tuple(map(Path, sources)), tuple(map(Path, targets)))
+        TextFiles(tuple(map(Path, sources)), tuple(map(Path, targets)))
     assert named in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -164,66 +165,62 @@ def test_files_that_make_no_pairs_are_refused(sources, targets, named):
 def test_facts_are_those_of_the_file(write, kind):
     content = packed(kind, ["a", "", "b" * 3_000_000], last_end=False)
     path = write("text", content)
-    parts = []
-    source, target = ParallelText((path,), (path,)).facts(progress=parts.append)
+    source, target = TextFiles((path,), (path,)).with_facts().facts
     assert source == target
     status = path.stat()
     assert source.path == str(path.absolute())
     assert (source.bytes, source.mtime_ns) == (len(content), status.st_mtime_ns)
     assert source.lines == count_lines(path) == 3
     assert source.sha256 == hashlib.sha256(content).hexdigest()
-    assert sum(parts) == 2 * len(content)
-    assert FileFacts.from_json(json.loads(json.dumps(source.to_json()))) == source
+    assert FileFacts.from_json(json.loads(json.dumps(dataclasses.asdict(source)))) == source
 
 
 def test_only_files_that_may_have_changed_are_read_again(write, monkeypatch):
     sources, targets = write("source", b"a\nb\n"), write("target", b"c\nd\n")
-    text = ParallelText((sources,), (targets,))
-    known = text.facts()
+    text = TextFiles((sources,), (targets,))
+    known = text.with_facts().facts
     read = []
     monkeypatch.setattr(
         parallel_text,
         "_read_facts",
-        lambda path, progress, original=parallel_text._read_facts: (
-            read.append(path) or original(path, progress)
-        ),
+        lambda path, original=parallel_text._read_facts: read.append(path) or original(path),
     )
-    parts = []
-    assert text.facts(known, parts.append) == known
-    assert (read, sum(parts)) == ([], 8)
+    assert text.with_facts(known).facts == known
+    assert read == []
 
     time = targets.stat().st_mtime_ns
     targets.write_bytes(b"c\nD\n")  # of the same size
     os.utime(targets, ns=(time, time + 1))
-    changed = text.facts(known)
+    changed = text.with_facts(known).facts
     assert (read, changed[0]) == ([targets], known[0])
     assert changed[1].sha256 != known[1].sha256
 
     targets.write_bytes(b"c\n\nD")  # of the same size, with one more line
     os.utime(targets, ns=(time, time + 2))
     with pytest.raises(InputError, match="2 and 3 lines"):
-        text.facts(known)
+        text.with_facts(known)
 
     targets.write_bytes(b"c\ndd\n")
     os.utime(targets, ns=(time, time))  # another size at the same time
-    assert text.facts(known)[1].bytes == 5
+    assert text.with_facts(known).facts[1].bytes == 5
 
-    known_elsewhere = [FileFacts(**{**known[0].to_json(), "path": "/elsewhere"}), known[1]]
+    known_elsewhere = [dataclasses.replace(known[0], path="/elsewhere"), known[1]]
     read.clear()
-    text.facts(known_elsewhere)
+    text.with_facts(known_elsewhere)
     assert read == [sources, targets]
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(write):
+def test_a_file_that_changes_while_it_is_read_is_refused(write, monkeypatch):
     path = write("text", b"a line\n" * 100_000)
 
-    def grow(_):
-        if path.stat().st_size == 700_000:
-            with path.open("ab") as file:
-                file.write(b"one more\n")
+    def count_and_grow(file, name, count=parallel_text.count_line_ends):
+        lines = count(file, name)
+        path.write_bytes(path.read_bytes() + b"one more\n")
+        return lines
 
+    monkeypatch.setattr(parallel_text, "count_line_ends", count_and_grow)
     with pytest.raises(InputError, match="changed while it was read"):
-        ParallelText((path,), (path,)).facts(progress=grow)
+        TextFiles((path,), (path,)).with_facts()
 
 
 def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
@@ -231,7 +228,7 @@ def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError) as refusal:
-            ParallelText((path,), (path,)).facts()
+            TextFiles((path,), (path,)).with_facts()
         assert str(refusal.value).startswith(f"{path}: ")
 
 
@@ -241,4 +238,4 @@ def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
 def test_facts_of_other_attributes_are_refused(change):
     facts = FileFacts("/text", 1, 2, "00", 3)
     with pytest.raises(InputError, match="not the facts of a file"):
-        FileFacts.from_json({**facts.to_json(), **change})
+        FileFacts.from_json({**dataclasses.asdict(facts), **change})

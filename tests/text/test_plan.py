@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from jax_transformer.text import plan as planning
 from jax_transformer.text.batches import epoch_batches, padding_share
-from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import epoch_layout, plan_epoch
 from jax_transformer.training.config import TrainingConfig
+from tests.text.texts import random_corpus, sides
 
 BUCKETS = TrainingConfig(max_tokens=256, bucket_count=3)
 PACKED = dataclasses.replace(BUCKETS, batching="packed", pack_length=64)
@@ -26,14 +27,7 @@ def captions(pairs, seed=0):
     source_lengths = 4 + random.gamma(5, 2.2, size=pairs).round().astype(int).clip(0, 46)
     target_lengths = (source_lengths + random.normal(0, 2.5, pairs).round()).clip(4, 50).astype(int)
     source_lengths[0] = target_lengths[0] = 50
-    return EncodedCorpus(
-        sources=tuple(random.integers(4, 90, n).astype(np.int32) for n in source_lengths),
-        targets=tuple(random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths),
-        src_vocab_size=90,
-        tgt_vocab_size=90,
-        dropped_overlong=0,
-        unknown_tokens=0,
-    )
+    return random_corpus(random, source_lengths, target_lengths)
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +81,7 @@ def test_windows_hold_every_pair_once_in_the_shapes_of_the_layout(corpus, settin
 )
 @examples(deadline=None, max_examples=60)
 def test_no_pair_is_lost_whatever_the_sizes(corpus, pairs, window, buckets, max_tokens, packed):
-    some = dataclasses.replace(
-        corpus, sources=corpus.sources[:pairs], targets=corpus.targets[:pairs]
-    )
+    some = Corpus.in_memory(*zip(*sides(corpus)[:pairs], strict=True), 90, 90)
     settings = TrainingConfig(
         batching="packed" if packed else "buckets",
         max_tokens=max_tokens,

@@ -10,14 +10,14 @@ import pytest
 
 from jax_transformer.text import resampled
 from jax_transformer.text.batches import epoch_batches
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import epoch_layout
-from jax_transformer.text.resampled import ResampledPairs
+from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
-from tests.text.prepared.texts import WORDS, lines
+from tests.text.texts import WORDS, lines, sides
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = BytePairTokenizer.train(WORDS * 3, vocab_size=60)
@@ -26,11 +26,11 @@ SETTINGS = TrainingConfig(max_tokens=200, bucket_count=2, bpe_dropout=0.3)
 
 
 def encoded():
-    return encode_corpus(ParallelCorpus(*map(tuple, SIDES)), TOKENIZER, 60)
+    return encode_text(Text(*map(tuple, SIDES)), TOKENIZER, 60)
 
 
 def pairs_of(seed=0, epoch=0, rate=0.3):
-    return ResampledPairs(encoded(), BPEDropout(TOKENIZER, rate), seed, epoch)
+    return ResampledCorpus(encoded(), BPEDropout(TOKENIZER, rate), seed, epoch)
 
 
 def ids_by_pair(pairs, order):
@@ -44,9 +44,9 @@ def test_the_order_of_reading_changes_nothing(monkeypatch):
     whole = pairs_of().read(np.arange(120))
     assert whole.ids.tolist() == [token for pair in range(120) for token in expected[pair][0]]
     few = pairs_of()
-    monkeypatch.setattr(resampled, "MOST_KEPT", 5)
+    monkeypatch.setattr(resampled, "MOST_CACHED", 5)
     assert ids_by_pair(few, [*order, *order]) == expected
-    assert len(few._kept) == 5
+    assert len(few._cache) == 5
     at_once = few.read(np.arange(120))  # more than are kept
     np.testing.assert_array_equal(at_once.ids, whole.ids)
     lengths = few.side_lengths(order)
@@ -75,10 +75,7 @@ def test_seed_and_epoch_decide_and_the_text_stays():
     assert len({str(ids) for ids in read.values()}) == 4
     assert read[1, 0] != read[0, 1]
     tokens = pairs_of(1, 1).read(np.arange(120))
-    ends = np.stack([tokens.source_lengths, tokens.target_lengths], axis=1).ravel().cumsum()
-    sides = np.split(tokens.ids, ends[:-1])
-    for pair in range(120):
-        source, target = sides[2 * pair], sides[2 * pair + 1]
+    for pair, (source, target) in enumerate(tokens.sides()):
         assert source[-1] == target[-1] == TOKENIZER.eos_id
         assert target[0] == TOKENIZER.bos_id
         assert TOKENIZER.decode(source[:-1].tolist()) == SIDES[0][pair]
@@ -106,17 +103,15 @@ def test_a_pair_that_would_be_too_long_keeps_its_ids():
         if tokens[0] == corpus.read(np.array([pair])).ids.tolist()
     ]
     merges = BPEDropout(TOKENIZER, 0.4)
-    sides = list(zip(corpus.sources, corpus.targets, strict=True))
     too_long = [
         pair
-        for pair, (source, target) in enumerate(sides)
+        for pair, (source, target) in enumerate(sides(corpus))
         if len(merges.encode(source, (0, 0, pair, 0))) > longest
         or len(merges.encode(target, (0, 0, pair, 1))) - 1 > longest
     ]
     assert 5 < len(too_long) < 115
     assert set(too_long) <= set(kept)
     assert len(kept) < len(too_long) + 20
-    assert found.read(every).ids.dtype == np.int32
 
 
 @pytest.mark.parametrize("batching", ["buckets", "packed"])

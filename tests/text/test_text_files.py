@@ -14,9 +14,8 @@ from jax_transformer.text.text_files import (
     count_lines,
     open_stream,
     open_text,
-    read_lines,
 )
-from tests.text.compression import PACK
+from tests.text.compression import PACK, read_lines
 
 
 @pytest.mark.parametrize("last_end", [b"", b"\n"])

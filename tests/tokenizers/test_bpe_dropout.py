@@ -121,8 +121,8 @@ def test_other_entropy_gives_other_subwords(tokenizer):
 PROGRAM = """
 import sys
 import numpy as np
-from jax_transformer.data.tokenizers import BytePairTokenizer
-from jax_transformer.data.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 tokenizer = BytePairTokenizer.from_json(sys.stdin.read(), "stdin")
 dropout = BPEDropout(tokenizer, 0.3)
 ids = np.array(tokenizer.encode(sys.argv[1]))

@@ -40,7 +40,7 @@ from jax_transformer.runtime.sharding import (
     row_sharding,
 )
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
@@ -102,13 +102,7 @@ def corpus():
         tuple(random.integers(3, VOCABULARY, random.integers(3, LENGTH + 1)) for _ in range(PAIRS))
         for _ in range(2)
     ]
-    return EncodedCorpus(
-        *sides,
-        src_vocab_size=VOCABULARY,
-        tgt_vocab_size=VOCABULARY,
-        dropped_overlong=0,
-        unknown_tokens=0,
-    )
+    return Corpus.in_memory(*sides, src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
 
 
 def devices(sizes):
@@ -251,7 +245,9 @@ def compare_resumed(directory):
     quiet = Console(file=io.StringIO(), soft_wrap=True)
     words = [chr(ord("a") + number) for number in range(26)]
     tokenizer = BytePairTokenizer.train(words, vocab_size=31)
-    held_out = EncodedCorpus(encoded.sources[:5], encoded.targets[:5], VOCABULARY, VOCABULARY, 0, 0)
+    held_out = Corpus.in_memory(
+        *zip(*encoded.read(np.arange(5)).sides(), strict=True), VOCABULARY, VOCABULARY
+    )
     go_on("one", "data=1", 12)
     unequal, parts = [], ("data=2,fsdp=2,tensor=2", "data=1", "fsdp=4", "fsdp=2")
     for steps, sizes in zip((3, 6, 9, 12), parts, strict=True):

@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import InputError, apply
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss, decode_packed
@@ -44,7 +44,7 @@ def make_corpus(config, pairs=11, seed=0):
     vocab_size = min(config.src_vocab_size, config.tgt_vocab_size)
     sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(pairs)]
     targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(pairs)]
-    return EncodedCorpus(tuple(sources), tuple(targets), vocab_size, vocab_size, 0, 0)
+    return Corpus.in_memory(tuple(sources), tuple(targets), vocab_size, vocab_size)
 
 
 @pytest.fixture(params=["float32", "float64"])
@@ -70,13 +70,14 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
         for index, (member, row) in enumerate(zip(*planned[2:], strict=True)):
             number = 1 + np.count_nonzero(planned.member_rows[:index] == row)
             own = logits[row, batch.tgt_segments[row] == number]
-            source, target = corpus.sources[member], corpus.targets[member][:-1]
+            ((source, target),) = corpus.read(np.array([member])).sides()
+            target = target[:-1]
             src = np.pad(source, (0, LONGEST - len(source)))[None]
             tgt = np.pad(target, (0, LONGEST - len(target)))[None]
             expected = alone(params, config, src, tgt)[0, : len(target)]
             worst, compared = max(worst, error(own, expected)), compared + 1
     print(f"\n{preset} {dtype}: {compared} packed pairs, logits differ by at most {worst:.1e}")
-    assert compared == len(corpus.sources)
+    assert compared == len(corpus)
     assert worst <= bound("logits", dtype)
 
 
@@ -92,7 +93,7 @@ def test_gradients_are_those_of_the_same_pairs_in_buckets(preset, dtype):
         ]
         results.append(jax.tree.map(lambda *leaves: sum(leaves), *sums))
     ((loss, count), gradients), ((wanted_loss, wanted_count), wanted) = results
-    assert count == wanted_count == sum(len(target) - 1 for target in corpus.targets)
+    assert count == wanted_count == corpus.side_lengths(np.arange(len(corpus)))[:, 1].sum()
     leaves = zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True)
     worst = max(gradient_error(one / count, other / count) for one, other in leaves)
     print(f"\n{preset} {dtype}: gradients differ by at most {worst:.1e} of a leaf's largest")

@@ -10,7 +10,7 @@ import pytest
 
 from jax_transformer import apply
 from jax_transformer.text.batches import make_batch
-from jax_transformer.text.encoded import EncodedCorpus
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
@@ -45,7 +45,7 @@ def corpus():
     sources = tuple(sentence(length) for length, _ in LENGTHS)
     targets = tuple(sentence(length, [CONFIG.bos_id]) for _, length in LENGTHS)
     sizes = (CONFIG.src_vocab_size, CONFIG.tgt_vocab_size)
-    return EncodedCorpus(sources, targets, *sizes, 0, 0, pad_id=PAD)
+    return Corpus.in_memory(sources, targets, *sizes, pad_id=PAD)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def alone(corpus):
                 pad_id=-1,  # every target counts
                 label_smoothing=SETTINGS.label_smoothing,
             )
-            for source, target in zip(corpus.sources, corpus.targets, strict=True)
+            for source, target in corpus.read(np.arange(len(corpus))).sides()
         ]
         totals, counts = zip(*sums, strict=True)
         return sum(totals) / sum(counts)

@@ -12,8 +12,8 @@ from jax_transformer.convert.families import tokenizer_files
 from jax_transformer.convert.languages import generating, language_files
 from jax_transformer.errors import InputError
 from jax_transformer.text.batches import make_batch
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.encoded import encode_corpus
+from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import (
     LineError,
@@ -166,7 +166,7 @@ def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
     """The start id first, or the last token of the target rotated to the front."""
     languages = folder.codes[:2]
     own, theirs = folder.read(languages)
-    encoded = encode_corpus(ParallelCorpus(tuple(LINES), tuple(LINES), 0), own, 64)
+    encoded = encode_text(Text(tuple(LINES), tuple(LINES)), own, 64)
     settings = TrainingConfig(batching="packed", pack_length=64)
     plan = plan_epoch(encoded, settings, epoch=0)
     members = np.arange(len(LINES))
@@ -174,7 +174,7 @@ def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
         encoded, plan[0]._replace(rows=len(LINES), members=members, member_rows=members)
     )
     rows = labels_of(folder, theirs, LINES)
-    assert len(encoded.targets) == len(rows)
+    assert len(encoded) == len(rows)
     labels = np.full((len(rows), 64), folder.config.pad_id)
     for row, ids in zip(labels, rows, strict=True):
         row[: len(ids)] = ids

@@ -3,11 +3,13 @@
 import io
 import random
 
+import numpy as np
 from rich.console import Console
 
-from jax_transformer.text.parallel_text import ParallelText
-from jax_transformer.text.prepared.prepare import Filters
-from jax_transformer.text.prepared.store import corpus_task, known_text, prepared_corpus
+from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.encoding import Filters
+from jax_transformer.text.parallel_text import TextFiles
+from jax_transformer.text.store import corpus_task, prepared_corpus, with_known_facts
 from jax_transformer.tokenizers import BytePairTokenizer
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
@@ -34,12 +36,12 @@ def write(folder, sources, targets, name="text"):
     paths = [folder / f"{name}.{side}" for side in ("de", "en")]
     for path, side in zip(paths, (sources, targets), strict=True):
         path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
-    return ParallelText((paths[0],), (paths[1],))
+    return TextFiles((paths[0],), (paths[1],))
 
 
 def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=False):
-    known = known_text(store, text, quiet())
-    return corpus_task(store, known, tokenizer, filters, {}, drop_duplicates, quiet())
+    text = with_known_facts(store, text, quiet())
+    return corpus_task(store, text, tokenizer, filters, {}, drop_duplicates, quiet())
 
 
 def corpus(store, text, **options):
@@ -49,3 +51,18 @@ def corpus(store, text, **options):
 def contents(folder):
     """Return the bytes of each file of a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def sides(corpus):
+    """Return the ids of the source and the target of each pair."""
+    return corpus.read(np.arange(len(corpus))).sides()
+
+
+def random_corpus(random, source_lengths, target_lengths):
+    """Return a corpus of random ids; the lengths are in tokens, EOS included."""
+    return Corpus.in_memory(
+        [random.integers(4, 90, n).astype(np.int32) for n in source_lengths],
+        [random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths],
+        src_vocab_size=90,
+        tgt_vocab_size=90,
+    )

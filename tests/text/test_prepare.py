@@ -1,9 +1,10 @@
-"""A text becomes shards: the right ids, whatever kills the work, fills the disk or comes twice."""
+"""A text becomes a corpus on disk, whatever kills the work, fills the disk or comes twice."""
 
 import contextlib
 import errno
 import gzip
 import io
+import json
 import multiprocessing
 import os
 import resource
@@ -19,33 +20,24 @@ import pytest
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import read_parallel
-from jax_transformer.text.encoded import encode_corpus
-from jax_transformer.text.parallel_text import ParallelText
-from jax_transformer.text.prepared import prepare as preparing
-from jax_transformer.text.prepared import store as prepared_store
-from jax_transformer.text.prepared.store import (
-    KnownText,
-    MemoryText,
+from jax_transformer.text import duplicates
+from jax_transformer.text import prepare as preparing
+from jax_transformer.text import store as prepared_store
+from jax_transformer.text.encoding import Filters, encode_text
+from jax_transformer.text.parallel_text import Text, TextFiles, read_text
+from jax_transformer.text.prepare import MANIFEST, UNFINISHED
+from jax_transformer.text.store import (
     chosen_pairs,
     corpus_folder,
+    corpus_task,
     held_out,
-    known_text,
     prepared_corpus,
     trained_tokenizer,
+    with_known_facts,
 )
-from tests.text.prepared.texts import (
-    FILTERS,
-    TOKENIZER,
-    contents,
-    corpus,
-    lines,
-    quiet,
-    task,
-    write,
-)
+from tests.text.texts import FILTERS, TOKENIZER, contents, corpus, lines, quiet, task, write
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def one_line(refusal):
@@ -67,7 +59,7 @@ def assert_same_pairs(prepared, expected):
     assert prepared.pad_id == expected.pad_id
 
 
-def test_shards_hold_what_is_encoded_in_memory(tmp_path, small_shards):
+def test_a_prepared_corpus_is_what_is_encoded_in_memory(tmp_path, small_blocks):
     paths = []
     for number, count in enumerate((90, 50)):
         text = write(tmp_path, *lines(count, number), name=f"part{number}")
@@ -75,15 +67,16 @@ def test_shards_hold_what_is_encoded_in_memory(tmp_path, small_shards):
     packed = tmp_path / "part1.de.gz"
     packed.write_bytes(gzip.compress(paths[1][0].read_bytes()))
     paths[1][0] = packed
-    text = ParallelText(*zip(*paths, strict=True))
+    text = TextFiles(*zip(*paths, strict=True))
     prepared = corpus(tmp_path / "store", text)
-    expected = encode_corpus(read_parallel(text.sources, text.targets), TOKENIZER, 30)
+    expected = encode_text(read_text(text.sources, text.targets), TOKENIZER, 30)
     assert_same_pairs(prepared, expected)
-    assert len(list(prepared.folder.glob("*.ids.npy"))) == 3 + 2  # a shard ends with its file
+    manifest = json.loads((prepared.parts[0].folder / MANIFEST).read_text())["content"]
+    assert manifest["blocks"] == 3 + 2  # a block ends with its file
     assert prepared.read(np.arange(3)).ids.dtype == np.uint8
     shuffled = np.random.default_rng(0).permutation(len(prepared))
     np.testing.assert_array_equal(prepared.read(shuffled).ids, expected.read(shuffled).ids)
-    assert prepared.facts.unknown == expected.unknown_tokens
+    assert prepared.counts == expected.counts
 
 
 def test_a_tsv_file_holds_the_same_pairs(tmp_path, one_process):
@@ -93,11 +86,11 @@ def test_a_tsv_file_holds_the_same_pairs(tmp_path, one_process):
     path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     expected = corpus(tmp_path / "store", write(tmp_path, sources, targets))
     assert_same_pairs(
-        corpus(tmp_path / "store", ParallelText((path,))),
-        encode_corpus(read_parallel((path,), ()), TOKENIZER, 30),
+        corpus(tmp_path / "store", TextFiles((path,))),
+        encode_text(read_text((path,), ()), TOKENIZER, 30),
     )
-    tsv = corpus(tmp_path / "store", ParallelText((path,)))
-    assert tsv.folder != expected.folder
+    tsv = corpus(tmp_path / "store", TextFiles((path,)))
+    assert tsv.parts[0].folder != expected.parts[0].folder
     np.testing.assert_array_equal(tsv.read(np.arange(90)).ids, expected.read(np.arange(90)).ids)
 
 
@@ -105,12 +98,12 @@ def test_a_tsv_file_holds_the_same_pairs(tmp_path, one_process):
 CRASHES = """
 import os, signal, sys
 from pathlib import Path
-from jax_transformer.data.prepared import prepare, store
-from tests.data.prepared.texts import corpus, write, lines, contents
+from jax_transformer.text import prepare, store
+from tests.text.texts import corpus, write, lines, contents
 
 folder, moments = Path(sys.argv[1]), 0
-prepare.SHARD_PAIRS = store.SHARD_PAIRS = 40
-prepare._on_all_cores = lambda works: map(prepare._do, works)
+prepare.BLOCK_PAIRS = store.BLOCK_PAIRS = 40
+prepare._on_all_cores = lambda works: (work() for work in works)
 
 def killed_at(function, moment):
     def killed(*arguments):
@@ -129,9 +122,9 @@ def child(moment):
     corpus(folder / "store", write_once)
     os._exit(0)
 
-write_once = write(folder, *lines(90))
+write_once = write(folder, *lines(250))
 deaths = 0
-while code := child(1 + deaths % 11):  # of 11 calls: in the midst of the shard after the next
+while code := child(1 + deaths % 8):  # of 5 calls a block: in the midst of the next one
     assert code == -signal.SIGKILL, code
     deaths += 1
     assert deaths < 200
@@ -140,25 +133,25 @@ print(deaths)
 
 
 def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_path, one_process):
-    text = write(tmp_path, *lines(90))
-    expected = contents(corpus(tmp_path / "undisturbed", text).folder)
+    text = write(tmp_path, *lines(250))
+    expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
     command = [sys.executable, "-c", CRASHES, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 7
+    assert int(done.stdout) > 10
     found = contents(corpus_folder(tmp_path / "store", task(tmp_path / "store", text).key))
-    assert len(expected) == 3 * 3 + 1
+    assert len(expected) == 3
     assert found == expected  # no *.writing either
 
 
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from jax_transformer.data.prepared import prepare, store
-from tests.data.prepared.texts import corpus, write, lines
+from jax_transformer.text import prepare, store
+from tests.text.texts import corpus, write, lines
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker
-prepare.SHARD_PAIRS = store.SHARD_PAIRS = 40
+prepare.BLOCK_PAIRS = store.BLOCK_PAIRS = 40
 folder = Path(sys.argv[1])
 corpus(folder / "store", write(folder, *lines(4_000)))
 """
@@ -185,30 +178,43 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-def test_workers_end_with_a_killed_process_and_the_next_goes_on(tmp_path, one_process):
+def blocks_done(folder):
+    manifest = folder / UNFINISHED
+    return json.loads(manifest.read_text())["content"]["blocks"] if manifest.exists() else 0
+
+
+def test_workers_end_with_a_killed_process_and_the_next_goes_on(tmp_path, one_process, monkeypatch):
     folder = tmp_path / "store" / "corpora"
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT) as process:
-        wait_until(lambda: len(list(folder.glob("*/*.json"))) > 3 or process.poll() is not None)
+        wait_until(
+            lambda: (
+                any(blocks_done(path) > 3 for path in folder.glob("*"))
+                or process.poll() is not None
+            )
+        )
         workers = children(process.pid)
         process.kill()
     assert len(workers) >= 1
     wait_until(lambda: not any(map(is_running, workers)), 5)
     (left,) = folder.iterdir()
-    done = {path.name: path.stat().st_mtime_ns for path in left.glob("*.json")}
-    assert 3 < len(done) < 100
-    assert not (left / "manifest.json").exists()
-    text = ParallelText((tmp_path / "text.de",), (tmp_path / "text.en",))
-    found = corpus(tmp_path / "store", text).folder
-    assert found == left
-    assert {name: (left / name).stat().st_mtime_ns for name in done} == done  # not done again
-    assert contents(found) == contents(corpus(tmp_path / "undisturbed", text).folder)
+    done = blocks_done(left)
+    assert 3 < done < 100
+    assert not (left / MANIFEST).exists()
+    encoded, encode = [], preparing.encode_block
+    monkeypatch.setattr(
+        preparing, "encode_block", lambda *args: encoded.append(args[0].first) or encode(*args)
+    )
+    text = TextFiles((tmp_path / "text.de",), (tmp_path / "text.en",))
+    assert corpus(tmp_path / "store", text).parts[0].folder == left
+    assert encoded == list(range(40 * done, 4_000, 40))  # what is done is not done again
+    assert contents(left) == contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
 
 
-def test_a_killed_worker_is_one_line(tmp_path, small_shards, monkeypatch):
+def test_a_killed_worker_is_one_line(tmp_path, small_blocks, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     text = write(tmp_path, *lines(400))
-    blocks = ParallelText.blocks
+    blocks = TextFiles.blocks
 
     def killing(*arguments):
         for number, block in enumerate(blocks(*arguments)):
@@ -217,65 +223,45 @@ def test_a_killed_worker_is_one_line(tmp_path, small_shards, monkeypatch):
                     worker.kill()
             yield block
 
-    monkeypatch.setattr(ParallelText, "blocks", killing)
+    monkeypatch.setattr(TextFiles, "blocks", killing)
     with pytest.raises(InputError, match="a process that encodes was killed") as refusal:
         corpus(tmp_path / "store", text)
     assert "what is done stays" in one_line(refusal)
     assert not multiprocessing.active_children()
 
 
-class WaitingText:
-    """A text whose blocks wait until another one is refused the folder."""
-
-    def __init__(self, text, ready):
-        self.text, self.ready, self.read = text, ready, 0
-        self.names = text.names
-
-    def blocks(self, pairs):
-        self.read += 1
-        assert self.ready.wait(30)
-        yield from self.text.blocks(pairs)
-
-
 @pytest.mark.parametrize("drop_duplicates", [False, True])
-def test_of_two_at_once_one_prepares_and_one_waits(tmp_path, one_process, drop_duplicates):
-    known = known_text(tmp_path, MemoryText(*map(tuple, lines(90))), quiet())
-    ready, found, said = threading.Event(), [], []
-    text = WaitingText(known.text, ready)
+def test_of_two_at_once_one_prepares_and_one_waits(
+    tmp_path, one_process, monkeypatch, drop_duplicates
+):
+    text = Text(*map(tuple, lines(90)))
+    ready, reads, corpora, said, read_blocks = threading.Event(), [], [], [], Text.blocks
 
-    class Telling:
-        """A console that tells when someone waits."""
-
-        is_terminal = False
-
-        def print(self, line):
-            said.append(line)
-            ready.set()
+    def blocks(text, pairs):
+        reads.append(pairs)
+        assert ready.wait(30)  # until the other thread is refused the folder
+        yield from read_blocks(text, pairs)
 
     def run():
         console = quiet()
-        console.print = Telling().print
-        same = KnownText(text, known.sha256, known.pairs)
-        arguments = (same, TOKENIZER, FILTERS, {}, drop_duplicates, console)
-        prepared = prepared_corpus(
-            tmp_path, prepared_store.corpus_task(tmp_path, *arguments), console
-        )
-        found.append(prepared)
+        console.print = lambda line: (said.append(line), ready.set())
+        work = corpus_task(tmp_path, text, TOKENIZER, FILTERS, {}, drop_duplicates, console)
+        corpora.append(prepared_corpus(tmp_path, work, console))
 
+    monkeypatch.setattr(Text, "blocks", blocks)
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 2
-    assert text.read == 1 if not drop_duplicates else text.read in (2, 3)
-    assert said
+    first, second = corpora
+    assert len(reads) in ((2, 3) if drop_duplicates else (1,))
     assert "waiting for it" in said[0]
-    every = np.arange(len(found[0]))
-    np.testing.assert_array_equal(found[0].read(every).ids, found[1].read(every).ids)
-    assert found[0].facts == found[1].facts
-    pairs = set(zip(*known.text, strict=True)) if drop_duplicates else known.text.sources
-    assert len(every) == len(pairs)
+    every = np.arange(len(first))
+    np.testing.assert_array_equal(first.read(every).ids, second.read(every).ids)
+    assert first.counts == second.counts
+    pairs = list(zip(text.sources, text.targets, strict=True))
+    assert len(every) == len(set(pairs) if drop_duplicates else pairs)
 
 
 @contextlib.contextmanager
@@ -289,38 +275,35 @@ def largest_file(size):
 
 
 def test_a_full_disk_is_one_line_and_what_is_done_stays(tmp_path, one_process, monkeypatch):
-    sources, targets = lines(120)
-    sources[80:] = [f"{line} {line}" for line in sources[80:]]  # the last shard is larger
-    text = write(tmp_path, sources, targets)
-    expected = contents(corpus(tmp_path / "undisturbed", text).folder)
-    most = max(len(expected[f"00000{number}.ids.npy"]) for number in (0, 1))
-    assert most < len(expected["000002.ids.npy"])
+    text = write(tmp_path, *lines(120))
+    expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
     work = task(tmp_path / "store", text)
-    with largest_file(most), pytest.raises(InputError, match="File too large") as refusal:
+    folder = corpus_folder(tmp_path / "store", work.key)
+    with (
+        largest_file(len(expected["index"]) - 100),
+        pytest.raises(InputError, match="File too large") as refusal,
+    ):
         prepared_corpus(tmp_path / "store", work, quiet())
     one_line(refusal)
-    folder = corpus_folder(tmp_path / "store", work.key)
-    done = {path.name for path in folder.glob("*.json")}
-    assert done == {"000000.json", "000001.json"}
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(InputError, match="GB are free; make room") as refusal:
-        prepared_corpus(tmp_path / "store", work, quiet())
+    assert blocks_done(folder) == 2
+    assert not (folder / MANIFEST).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        with pytest.raises(InputError, match="GB are free; make room") as refusal:
+            prepared_corpus(tmp_path / "store", work, quiet())
     assert "what is done stays" in one_line(refusal)
-    monkeypatch.undo()
-    monkeypatch.setattr(preparing, "SHARD_PAIRS", 40)
-    monkeypatch.setattr(preparing, "_on_all_cores", lambda works: map(preparing._do, works))
-    assert contents(corpus(tmp_path / "store", text).folder) == expected
+    assert contents(corpus(tmp_path / "store", text).parts[0].folder) == expected
 
 
 def no_space(_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_disk_that_is_full_before_a_shard_is_one_line(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_before_a_block_is_one_line(tmp_path, monkeypatch):
     text = write(tmp_path, *lines(9))
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(InputError, match="No space left on device") as refusal:
-        known_text(tmp_path / "store", text, quiet())
+        with_known_facts(tmp_path / "store", text, quiet())
     assert str(tmp_path / "store") in one_line(refusal)
 
 
@@ -334,12 +317,11 @@ def test_a_changed_text_is_encoded_again(tmp_path, one_process):
     path.write_text(content[:place] + "vier" + content[place + 4 :])  # of the same size
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     second = corpus(tmp_path / "store", text)
-    assert second.folder != first.folder
-    assert second.manifest["key"] != first.manifest["key"]
+    assert second.parts[0].folder != first.parts[0].folder
     every = np.arange(90)
     assert second.read(every).ids.tobytes() != first.read(every).ids.tobytes()
     os.utime(path, ns=(0, 0))  # the content is the same: only its digest is made again
-    assert corpus(tmp_path / "store", text).folder == second.folder
+    assert corpus(tmp_path / "store", text).parts[0].folder == second.parts[0].folder
 
 
 def test_a_text_that_changes_while_it_is_encoded_is_refused(tmp_path, one_process):
@@ -350,8 +332,8 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(tmp_path, one_proces
     with pytest.raises(InputError, match="changed while it was encoded") as refusal:
         prepared_corpus(tmp_path / "store", work, quiet())
     assert str(text.sources[0]) in one_line(refusal)
-    assert not (corpus_folder(tmp_path / "store", work.key) / "manifest.json").exists()
-    expected = encode_corpus(read_parallel(text.sources, text.targets), TOKENIZER, 30)
+    assert not (corpus_folder(tmp_path / "store", work.key) / MANIFEST).exists()
+    expected = encode_text(read_text(text.sources, text.targets), TOKENIZER, 30)
     assert_same_pairs(corpus(tmp_path / "store", text), expected)
 
 
@@ -375,20 +357,18 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
         with path.open("w") as file:
             for source, target in zip(sources, targets, strict=True):
                 file.write(f"{source}\t{target}\n")
-        text = ParallelText((path,))
+        text = TextFiles((path,))
     del sources
     store = tmp_path / "store"
     tracemalloc.start()
-    known = known_text(store, text, quiet())
-    tokenizer = trained_tokenizer(
-        store, [known], np.zeros(0, np.int64), 40, 10**6, 1000, 0, quiet()
-    )
+    text = with_known_facts(store, text, quiet())
+    tokenizer = trained_tokenizer(store, [text], np.zeros(0, np.int64), 40, 10**6, 1000, 0, quiet())
     prepared = corpus(store, text, tokenizer=tokenizer)
     lines_read = dict(chosen_pairs(text, np.array([50, 51])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 6e6  # blocks of 2**18 bytes, and what Python needs
-    assert prepared.facts.dropped == {"dropped as too long": 1}
+    assert prepared.counts.dropped == {"dropped as too long": 1}
     assert len(prepared) == 89
     assert lines_read[50] == ("", "")
     assert lines_read[51][1] == targets[51]
@@ -400,24 +380,24 @@ def test_of_a_text_of_newlines_a_bounded_number_of_pairs_is_looked_at(tmp_path, 
     paths = tmp_path / "text.de.gz", tmp_path / "text.en.gz"
     for path in paths:
         path.write_bytes(gzip.compress(content, compresslevel=1))
-    text = ParallelText(paths[:1], paths[1:])
+    text = TextFiles(paths[:1], paths[1:])
     monkeypatch.setattr(prepared_store, "MOST_CANDIDATES", 2**12)
-    known = known_text(tmp_path / "store", text, quiet())
+    text = with_known_facts(tmp_path / "store", text, quiet())
     with pytest.raises(InputError, match=r"text on both sides in 4,096 lines; name other files"):
-        held_out(tmp_path / "store", known, 10, 0, quiet())
+        held_out(tmp_path / "store", text, 10, 0, quiet())
     with pytest.raises(InputError, match=r"leaves none|no pair with text on both sides in 20,000"):
-        held_out(tmp_path / "store", known, 10_000, 0, quiet())  # 4 for each that is wanted
-    repeats = prepared_store._repeated_pairs(text, tmp_path / "scratch")
+        held_out(tmp_path / "store", text, 10_000, 0, quiet())  # 4 for each that is wanted
+    repeats = duplicates.repeated_pairs(text.blocks(10**6), tmp_path)
     assert repeats.tolist() == list(range(20_001, 20_000 + texts))
 
 
 def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
     sources, targets = lines(90)
     sources[50] = "ä" * 1001
-    known = known_text(tmp_path / "store", write(tmp_path, sources, targets), quiet())
+    text = with_known_facts(tmp_path / "store", write(tmp_path, sources, targets), quiet())
     console = Console(file=io.StringIO(), width=200)
     tokenizer = trained_tokenizer(
-        tmp_path / "store", [known], np.zeros(0, np.int64), 40, 10**6, 2000, 0, console
+        tmp_path / "store", [text], np.zeros(0, np.int64), 40, 10**6, 2000, 0, console
     )
     assert console.file.getvalue() == (
         "1 lines left out of the training of the tokenizer: of more than 2,000 characters, or with "
@@ -435,7 +415,7 @@ def test_a_bad_line_of_a_sample_has_its_own_number(tmp_path):
         list(chosen_pairs(text, np.array([2, 6])))
 
 
-def test_text_that_is_not_utf8_is_one_line_from_a_worker(tmp_path, small_shards, monkeypatch):
+def test_text_that_is_not_utf8_is_one_line_from_a_worker(tmp_path, small_blocks, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     text = write(tmp_path, *lines(90))
     with text.targets[0].open("ab") as file, text.sources[0].open("a") as other:
@@ -444,3 +424,12 @@ def test_text_that_is_not_utf8_is_one_line_from_a_worker(tmp_path, small_shards,
     with pytest.raises(InputError, match=r"text\.en:91:1: byte 0xff") as refusal:
         corpus(tmp_path / "store", text)
     one_line(refusal)
+
+
+def test_what_is_written_is_as_long_as_what_occurs_whatever_the_limit(tmp_path):
+    prepared = corpus(
+        tmp_path / "store", write(tmp_path, *lines(9)), filters=Filters(max_length=30_000_000)
+    )
+    manifest = prepared.parts[0].folder / MANIFEST
+    assert manifest.stat().st_size < 1000
+    assert len(prepared) == prepared.length_counts.sum() == 9

@@ -4,13 +4,13 @@ Each entry has the digest of all that decides it as its name. An entry that is t
 nothing in it ever changes.
 """
 
+import dataclasses
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -18,30 +18,23 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
-from jax_transformer.text.corpus import ParallelCorpus
-from jax_transformer.text.duplicates import DuplicateFinder, pair_digests
-from jax_transformer.text.encoded import shuffled_numbers
+from jax_transformer.text.corpus import Corpus, shuffled_numbers
+from jax_transformer.text.duplicates import repeated_pairs
+from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import (
-    Block,
+    BLOCK_PAIRS,
     FileFacts,
-    ParallelText,
-    decode_pairs,
-    has_text,
-)
-from jax_transformer.text.prepared.corpus import MANIFEST, PreparedCorpus, open_folder
-from jax_transformer.text.prepared.prepare import (
-    SHARD_PAIRS,
-    Filters,
-    Task,
     Text,
-    locked,
-    prepare,
-    write_whole,
+    TextFiles,
+    digest,
+    has_text,
+    no_pairs,
 )
+from jax_transformer.text.prepare import MANIFEST, Task, locked, open_folder, prepare, write_whole
 from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer, from_text, to_text
 from jax_transformer.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
 
-FORMAT = 1  # of a prepared corpus
+FORMAT = 2  # of a prepared corpus
 DAMAGED = "cannot be read; delete it"
 MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
 MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks for
@@ -53,78 +46,30 @@ def default_store() -> Path:
     return cache / "jax-transformer" / "prepared"
 
 
-class MemoryText(NamedTuple):
-    """A parallel text in memory, which is read like one in files.
-
-    Attributes:
-        sources: Source sentences.
-        targets: Target sentences, as many as sources.
-    """
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-
-    @property
-    def names(self) -> str:
-        """What the text is called in messages."""
-        return "the sources and targets"
-
-    def blocks(self, pairs: int) -> Iterator[Block]:
-        """Yield the text in blocks of so many pairs."""
-        for first in range(0, len(self.sources), pairs):
-            sides = (
-                [line.encode() for line in side[first : first + pairs]]
-                for side in (self.sources, self.targets)
-            )
-            yield Block(first, first + 1, "sources", "targets", *sides, frozenset())
-
-
-class KnownText(NamedTuple):
-    """A text, its digest and its size.
-
-    Attributes:
-        text: The text.
-        sha256: Digest of its files, as 64 hex digits.
-        pairs: Number of its lines.
-        files: Facts of its files, none for a text in memory.
-    """
-
-    text: Text
-    sha256: str
-    pairs: int
-    files: tuple[FileFacts, ...] = ()
-
-
-def known_text(store: Path, text: ParallelText | MemoryText, console: Console) -> KnownText:
-    """Return a text with its digest; a file that did not change since the last time is not read.
+def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
+    """Return a text with its facts; a file that did not change since the last time is not read.
 
     Raises:
         InputError: A file cannot be read, or two files have different numbers of lines.
     """
-    if isinstance(text, MemoryText):
-        content = json.dumps(text).encode()
-        return KnownText(text, hashlib.sha256(content).hexdigest(), len(text.sources))
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
     entry = store / "texts" / f"{digest(paths)}.json"
     with locked(entry.parent, console):
-        known = []
+        earlier = []
         if entry.exists():
-            known = [FileFacts.from_json(one) for one in _read_entry(entry)]
+            earlier = [FileFacts.from_json(fact) for fact in _read_entry(entry)]
         with console.status("reading the text"):
-            facts = text.facts(known)
-        if facts != tuple(known):
-            write_whole(entry, json.dumps([one.to_json() for one in facts]).encode())
-    count = sum(one.lines for one in facts[: len(text.sources)])
-    if not count:
-        raise InputError(
-            f"{text.names} hold no pair with text on both sides in 0 lines; name other files"
-        )
-    return KnownText(text, digest([one.sha256 for one in facts]), count, facts)
+            text = text.with_facts(earlier)
+        if text.facts != tuple(earlier):
+            write_whole(entry, json.dumps([*map(dataclasses.asdict, text.facts)]).encode())
+    if not text.pairs:
+        raise no_pairs(text.names, 0)
+    return text
 
 
 def held_out(
-    store: Path, known: KnownText, count: int, seed: int, console: Console
-) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
+    store: Path, text: Text | TextFiles, count: int, seed: int, console: Console
+) -> tuple[Int64[np.ndarray, "_"], Text]:
     """Choose pairs of a text for validation by a seed; return their numbers and the pairs.
 
     Only pairs with text on both sides are chosen, in the order of a seeded shuffle; they are
@@ -133,38 +78,35 @@ def held_out(
     Raises:
         InputError: The text has too few pairs.
     """
-    entry = store / "held_out" / f"{digest([FORMAT, known.sha256, count, seed])}.json"
+    entry = store / "held_out" / f"{digest([FORMAT, text.sha256, count, seed])}.json"
     with locked(entry.parent, console):
         if not entry.exists():
             with console.status("choosing the validation pairs"):
-                numbers, pairs = _chosen_by_seed(known, count, seed)
+                numbers, pairs = _chosen_by_seed(text, count, seed)
             write_whole(
                 entry, json.dumps([numbers.tolist(), pairs.sources, pairs.targets]).encode()
             )
         numbers, *sides = _read_entry(entry)
-    return np.array(numbers, np.int64), ParallelCorpus(*map(tuple, sides))
+    return np.array(numbers, np.int64), Text(*map(tuple, sides))
 
 
 def _chosen_by_seed(
-    known: KnownText, count: int, seed: int
-) -> tuple[Int64[np.ndarray, "_"], ParallelCorpus]:
-    asked, most = count, min(known.pairs, max(MOST_CANDIDATES, 4 * count))
+    text: Text | TextFiles, count: int, seed: int
+) -> tuple[Int64[np.ndarray, "_"], Text]:
+    asked, most = count, min(text.pairs, max(MOST_CANDIDATES, 4 * count))
     while True:
         asked = min(2 * asked + 64, most)
-        candidates = shuffled_numbers(known.pairs, seed, range(asked))
-        chosen = chosen_pairs(known.text, np.sort(candidates))
+        candidates = shuffled_numbers(text.pairs, seed, range(asked))
+        chosen = chosen_pairs(text, np.sort(candidates))
         lines = {number: pair for number, pair in chosen if has_text(pair)}
         usable = [int(number) for number in candidates if int(number) in lines]
         if len(usable) > count or asked == most:
             break
     if not usable:
+        raise no_pairs(text.names, asked)
+    if len(usable) <= count and asked < text.pairs:
         raise InputError(
-            f"{known.text.names} hold no pair with text on both sides in {asked:,} lines; "
-            "name other files"
-        )
-    if len(usable) <= count and asked < known.pairs:
-        raise InputError(
-            f"{known.text.names} hold text on both sides in {len(usable):,} of {asked:,} pairs, "
+            f"{text.names} hold text on both sides in {len(usable):,} of {asked:,} pairs, "
             f"too few to choose valid_pairs={count}; remove the blank lines, or name valid_source "
             "and valid_target"
         )
@@ -175,23 +117,22 @@ def _chosen_by_seed(
         )
     numbers = np.sort(np.array(usable[:count], np.int64))
     sources, targets = zip(*(lines[number] for number in numbers.tolist()), strict=True)
-    return numbers, ParallelCorpus(sources, targets)
+    return numbers, Text(sources, targets)
 
 
 def chosen_pairs(
-    text: Text, numbers: Int64[np.ndarray, "_"]
+    text: Text | TextFiles, numbers: Int64[np.ndarray, "_"]
 ) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield some pairs of a text with their numbers, which are ascending."""
-    for block in text.blocks(SHARD_PAIRS):
+    for block in text.blocks(BLOCK_PAIRS):
         begin, end = np.searchsorted(numbers, [block.first, block.first + len(block.sources)])
-        places = [int(number) - block.first for number in numbers[begin:end]]
-        for place, pair in zip(places, decode_pairs(block, places), strict=True):
-            yield block.first + place, pair
+        chosen = numbers[begin:end].tolist()
+        yield from zip(chosen, block.pairs([n - block.first for n in chosen]), strict=True)
 
 
 def trained_tokenizer(
     store: Path,
-    texts: list[KnownText],
+    texts: list[Text | TextFiles],
     without: Int64[np.ndarray, "_"],
     vocab_size: int,
     most_pairs: int,
@@ -216,7 +157,7 @@ def trained_tokenizer(
     """
     recipe = {
         "format": FORMAT,
-        "texts": [known.sha256 for known in texts],
+        "texts": [text.sha256 for text in texts],
         "without": hashlib.sha256(without.tobytes()).hexdigest(),
         "vocab_size": vocab_size,
         "pairs": most_pairs,
@@ -225,20 +166,17 @@ def trained_tokenizer(
         "seed": seed,
     }
     entry = store / "tokenizers" / f"{digest(recipe)}.json"
-    total = sum(known.pairs for known in texts)
+    total = sum(text.pairs for text in texts)
 
     def lines() -> Iterator[str]:
-        for place, known in enumerate(texts):
-            share = max(1, round(most_pairs * known.pairs / total))
-            numbers = sampled(share, known.pairs, seed % 2**32)
+        for place, text in enumerate(texts):
+            share = max(1, round(most_pairs * text.pairs / total))
+            numbers = sampled(share, text.pairs, seed % 2**32)
             if not place:
                 numbers = np.setdiff1d(numbers, without, assume_unique=True)
-            for block in known.text.blocks(SHARD_PAIRS):
-                end = block.first + len(block.sources)
-                chosen = numbers[slice(*np.searchsorted(numbers, [block.first, end]))]
-                for pair in decode_pairs(block, (chosen - block.first).tolist()):
-                    if has_text(pair):
-                        yield from pair
+            for _, pair in chosen_pairs(text, numbers):
+                if has_text(pair):
+                    yield from pair
 
     with locked(entry.parent, console):
         if entry.exists():
@@ -257,7 +195,7 @@ def trained_tokenizer(
 
 def corpus_task(
     store: Path,
-    known: KnownText,
+    text: Text | TextFiles,
     tokenizer: Tokenizer,
     filters: Filters,
     left_out: dict[str, Int64[np.ndarray, "_"]],
@@ -268,7 +206,7 @@ def corpus_task(
 
     Args:
         store: Where the duplicates are sorted.
-        known: The text.
+        text: The text, with its facts.
         tokenizer: The tokenizer of both sides.
         filters: Which pairs are kept.
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
@@ -280,7 +218,7 @@ def corpus_task(
     """
     recipe = {
         "format": FORMAT,
-        "text": known.sha256,
+        "text": text.sha256,
         "tokenizer": tokenizer.digest(),
         "filters": filters._asdict(),
         "left_out": {
@@ -293,12 +231,12 @@ def corpus_task(
     if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
         scratch = store / "duplicates" / key
         with locked(scratch, console):
-            repeats = _repeated_pairs(known.text, scratch)
-        left_out = {**left_out, "dropped as duplicates": repeats}
-    return Task(known.text, known.files, known.pairs, left_out, filters, tokenizer, key)
+            repeated = repeated_pairs(text.blocks(BLOCK_PAIRS), scratch)
+        left_out = {**left_out, "dropped as duplicates": repeated}
+    return Task(text, left_out, filters, tokenizer, key)
 
 
-def prepared_corpus(store: Path, task: Task, console: Console) -> PreparedCorpus:
+def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
     """Return a prepared corpus; prepare it, if it is not there.
 
     Raises:
@@ -323,32 +261,11 @@ def _read_entry(entry: Path) -> list[Any]:
     Raises:
         InputError: The file is damaged.
     """
+    content = read_bytes(entry, DAMAGED, MAX_HELD_OUT)
     try:
-        read = json.loads(read_bytes(entry, DAMAGED, MAX_HELD_OUT))
-    except InputError:
-        raise
+        value = json.loads(content)
+        if not isinstance(value, list):
+            raise ValueError("not a list")
+        return value
     except (ValueError, RecursionError) as error:
         raise InputError(f"{entry}: is damaged ({error}); delete it") from error
-    if not isinstance(read, list):
-        raise InputError(f"{entry}: is damaged (no list); delete it")
-    return read
-
-
-def digest(value: Any) -> str:
-    """Return the sha256 of a value as JSON, as 64 hex digits."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _repeated_pairs(text: Text, scratch: Path) -> Int64[np.ndarray, "_"]:
-    """Return the numbers of the pairs that repeat an earlier one, ascending."""
-    finder = DuplicateFinder(scratch)
-    for block in text.blocks(SHARD_PAIRS):
-        # Blank pairs, which are dropped in any case, would all have one digest.
-        runs = itertools.groupby(enumerate(decode_pairs(block)), lambda item: has_text(item[1]))
-        for with_text, run in runs:
-            if with_text:
-                places, pairs = zip(*run, strict=True)
-                finder.add(block.first + places[0], pair_digests(pairs))
-    repeats = np.flatnonzero(finder.repeats())
-    finder.remove()
-    return repeats

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import ParallelCorpus, read_parallel
+from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.text_files import LONGEST_LINE
 
 
@@ -21,7 +21,7 @@ def test_pairs_are_never_shifted_by_an_empty_side(write):
         if side != "source":
             targets[place] = blank
 
-    corpus = read_parallel(
+    corpus = read_text(
         write("source", "\n".join(sources).encode()), write("target", "\n".join(targets).encode())
     )
 
@@ -35,13 +35,12 @@ def test_pairs_are_never_shifted_by_an_empty_side(write):
     assert corpus.sources == tuple(f"source {number}" for number in kept)
     assert corpus.targets == tuple(f"target {number}" for number in kept)
     assert corpus.dropped_empty == 100
-    assert corpus.report() == "1,000 pairs read, 100 dropped for an empty side"
 
 
 def test_files_of_different_line_counts_are_refused_with_both_counts(write):
     source, target = write("source", b"a\n" * 1200), write("target", b"b\n" * 1199)
     with pytest.raises(InputError) as refusal:
-        read_parallel(source, target)
+        read_text(source, target)
     for named in (str(source), str(target), "1,200", "1,199"):
         assert named in str(refusal.value)
 
@@ -49,25 +48,21 @@ def test_files_of_different_line_counts_are_refused_with_both_counts(write):
 @pytest.mark.parametrize(("source", "target"), [(b"", b""), (b"a\n\n", b" \nb\n"), (b"\n", b"\n")])
 def test_files_without_a_pair_are_refused(write, source, target):
     with pytest.raises(InputError, match="no pair"):
-        read_parallel(write("source", source), write("target", target))
-
-
-def test_a_corpus_made_by_code_reports_no_drops():
-    assert ParallelCorpus(("a",), ("b",)).report() == "1 pairs read, 0 dropped for an empty side"
+        read_text(write("source", source), write("target", target))
 
 
 def test_several_files_and_pairs_of_a_tsv_file_read_alike(write):
     sources = [write("source1", b"a\n"), write("source2", b" \nc\n")]
     targets = [write("target1", b"A\n"), write("target2", b"B\nC\n")]
     pairs = [write("pairs1.tsv", b"a\tA\n"), write("pairs2.tsv", b" \tB\nc\tC\n")]
-    expected = ParallelCorpus(("a", "c"), ("A", "C"), dropped_empty=1)
-    assert read_parallel(sources, targets) == expected
-    assert read_parallel(pairs) == expected
-    assert read_parallel(str(pairs[0])) == ParallelCorpus(("a",), ("A",))
+    expected = Text(("a", "c"), ("A", "C"), dropped_empty=1)
+    assert read_text(sources, targets) == expected
+    assert read_text(pairs) == expected
+    assert read_text(str(pairs[0])) == Text(("a",), ("A",))
 
 
 def test_an_overlong_line_is_refused_by_place(write):
     source, target = write("source", b"a\nb\n"), write("target", b"a\n" + b"b" * (LONGEST_LINE + 1))
     with pytest.raises(InputError) as refusal:
-        read_parallel(source, target)
+        read_text(source, target)
     assert str(refusal.value).startswith(f"{source} or {target}:2: is longer than 1,048,576 bytes")

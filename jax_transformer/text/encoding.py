@@ -1,0 +1,113 @@
+"""From lines to ids: which pairs of a text are kept, and what became of the others."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.corpus import Corpus, Part, packed_part
+from jax_transformer.text.parallel_text import Text
+from jax_transformer.tokenizers import Tokenizer
+
+CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
+
+
+class Filters(NamedTuple):
+    """Which pairs of a text are kept.
+
+    Attributes:
+        max_length: Most tokens of a side that the model takes, EOS (or BOS) included.
+        longest_side: Most tokens of a side, EOS included; None is `max_length`.
+        max_ratio: Most tokens of the longer side for each token of the shorter one; None is any.
+    """
+
+    max_length: int
+    longest_side: int | None = None
+    max_ratio: float | None = None
+
+    def check(self) -> None:
+        """Refuse values that keep nothing.
+
+        Raises:
+            InputError: A value is out of range.
+        """
+        if self.longest_side is not None and self.longest_side < 1:
+            raise InputError(f"longest_side={self.longest_side} must be at least 1")
+        if self.max_ratio is not None and not 1 <= self.max_ratio < math.inf:
+            raise InputError(f"max_ratio={self.max_ratio} must be a number of at least 1")
+
+    def reason_to_drop(self, source: int, target: int) -> str | None:
+        """Return why a pair of sides with so many tokens, EOS included, is not kept."""
+        longer, shorter = max(source, target), min(source, target)
+        if longer > self.max_length or longer > (self.longest_side or longer):
+            return "dropped as too long"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return "dropped for unequal lengths"
+        return None
+
+
+def encode_pairs(
+    lines: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
+    filters: Filters,
+    dropped: Counter[str],
+    seed: int = 0,
+) -> Part:
+    """Encode both sides of pairs; drop and count those that the filters do not keep.
+
+    Args:
+        lines: Source and target of each pair, with text on both sides.
+        tokenizer: The tokenizer of both sides.
+        filters: Which pairs are kept.
+        dropped: Pairs that were dropped before, by reason.
+        seed: What the checksums begin with.
+
+    Raises:
+        InputError: A line cannot be encoded.
+    """
+    smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
+    dropped, unknown = Counter(dropped), 0
+
+    def encoded() -> Iterator[tuple[Integer[np.ndarray, "_"], int]]:
+        nonlocal unknown
+        for start in range(0, len(lines), CHUNK):
+            sources, targets = zip(*lines[start : start + CHUNK], strict=True)
+            pairs = zip(
+                tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True
+            )
+            for source, target in pairs:
+                if reason := filters.reason_to_drop(len(source), len(target)):
+                    dropped[reason] += 1
+                    continue
+                unknown += source.count(tokenizer.unk_id) + target.count(tokenizer.unk_id)
+                yield np.array([*source, tokenizer.bos_id, *target], smallest), len(source)
+
+    part = packed_part(encoded(), seed=seed, dtype=smallest)
+    return part._replace(counts=part.counts._replace(dropped=dropped, unknown=unknown))
+
+
+def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
+    """Encode a text in memory; drop and count the pairs with a side that is too long.
+
+    Args:
+        text: The text.
+        tokenizer: The tokenizer of both sides.
+        max_length: Most tokens of a side, EOS (or BOS) included.
+
+    Raises:
+        InputError: Every pair was dropped.
+    """
+    lines = list(zip(text.sources, text.targets, strict=True))
+    dropped = Counter({"dropped for an empty side": text.dropped_empty}) + Counter()
+    part = encode_pairs(lines, tokenizer, Filters(max_length), dropped)
+    if not part.counts.pairs:
+        raise InputError(
+            f"max_length={max_length} leaves none of {len(lines):,} pairs; "
+            "raise it or name a corpus with shorter lines"
+        )
+    vocabularies = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
+    return Corpus([part], *vocabularies, tokenizer.pad_id)

@@ -1,0 +1,345 @@
+"""Preparing a corpus: its text is encoded once, on all cores, into a folder.
+
+The folder contains the ids of all pairs, an index of them, and a manifest, which is written last.
+Until then the manifest has another name, and counts the blocks of the text that are done.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import fcntl
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import MAX_RECORDS, read_bytes
+from jax_transformer.storage.writing import staged_file, to_disk
+from jax_transformer.text.corpus import (
+    INDEX_TYPE,
+    NOTHING,
+    Corpus,
+    Counts,
+    FileArray,
+    Part,
+    again,
+)
+from jax_transformer.text.encoding import Filters, encode_pairs
+from jax_transformer.text.parallel_text import (
+    BLOCK_PAIRS,
+    Block,
+    Text,
+    TextFiles,
+    has_text,
+    no_pairs,
+)
+from jax_transformer.tokenizers import Tokenizer, from_text, to_text
+
+IDS, INDEX = "ids", "index"
+MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+# A side with more characters for each token of max_length is too long; it is not encoded.
+CHARACTERS_OF_A_TOKEN = 64
+
+
+class Task(NamedTuple):
+    """A corpus to prepare.
+
+    Attributes:
+        text: The text.
+        left_out: Numbers of pairs that are not kept, ascending, by the reason.
+        filters: Which of the others are kept.
+        tokenizer: The tokenizer of both sides.
+        key: Digest of all this.
+    """
+
+    text: Text | TextFiles
+    left_out: dict[str, Int64[np.ndarray, "_"]]
+    filters: Filters
+    tokenizer: Tokenizer
+    key: str
+
+
+def prepare(task: Task, folder: Path, console: Console) -> Corpus:
+    """Encode a text into a folder; go on where an earlier call was killed.
+
+    Memory is bounded by two blocks for each worker, whatever the text. The caller holds `locked`.
+
+    Raises:
+        InputError: The text cannot be used, no pair is kept, or the disk is full.
+    """
+    unfinished = folder / UNFINISHED
+    blocks, counts = 0, NOTHING
+    if unfinished.exists():
+        manifest = _read_manifest(unfinished)
+        blocks, counts = manifest["blocks"], _counts(manifest)
+    with _one_line(folder):
+        for part in _encoded(task, blocks, counts.read, console):
+            start = counts.tokens + counts.pairs
+            part.index["start"] += np.uint64(start)
+            _append(folder / IDS, start, part.ids)
+            _append(folder / INDEX, counts.pairs, part.index)
+            blocks, counts = blocks + 1, counts.plus(part.counts)
+            manifest = {
+                "key": task.key,
+                "src_vocab_size": task.tokenizer.src_vocab_size,
+                "tgt_vocab_size": task.tokenizer.tgt_vocab_size,
+                "pad_id": task.tokenizer.pad_id,
+                "dtype": part.ids.dtype.str,
+                "blocks": blocks,
+                **counts._replace(lengths=sorted(counts.lengths.items()))._asdict(),
+            }
+            write_whole(unfinished, _sealed(manifest))
+        _check_kept(task, counts)
+        os.replace(unfinished, folder / MANIFEST)
+        to_disk(folder)
+    return open_folder(folder)
+
+
+def dry_run(task: Task, console: Console) -> Counts:
+    """Encode a text and write nothing; return what would be kept.
+
+    Raises:
+        InputError: As `prepare`.
+    """
+    counts = NOTHING
+    for part in _encoded(task, 0, 0, console):
+        counts = counts.plus(part.counts)
+    _check_kept(task, counts)
+    return counts
+
+
+def open_folder(folder: Path) -> Corpus:
+    """Return the corpus that `prepare` has written.
+
+    Raises:
+        InputError: The folder is not whole, or a file in it is damaged.
+    """
+    manifest = _read_manifest(folder / MANIFEST)
+    counts = _counts(manifest)
+    ids = FileArray(folder / IDS, np.dtype(manifest["dtype"]), counts.tokens + counts.pairs)
+    index = FileArray(folder / INDEX, INDEX_TYPE, counts.pairs)
+    part = Part(index, ids, counts, zlib.crc32(manifest["key"].encode()), folder)
+    vocabularies = manifest["src_vocab_size"], manifest["tgt_vocab_size"]
+    return Corpus([part], *vocabularies, manifest["pad_id"])
+
+
+@contextlib.contextmanager
+def locked(folder: Path, console: Console) -> Iterator[None]:
+    """Make a folder, and keep other processes out of it; wait for one that is in it."""
+    with _one_line(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"another process prepares {folder}; waiting for it")
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InputError: The disk is full, or the folder cannot be written.
+    """
+    with _one_line(path.parent), staged_file(path) as scratch:
+        scratch.write_bytes(content)
+
+
+def _sealed(content: Any) -> bytes:
+    text = json.dumps(content)
+    return json.dumps({"crc32": zlib.crc32(text.encode()), "content": content}).encode()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return what `_sealed` was given.
+
+    Raises:
+        InputError: The file is missing or differs from its checksum.
+    """
+    try:
+        sealed = json.loads(read_bytes(path, "cannot be read", MAX_RECORDS))
+        if sealed == json.loads(_sealed(sealed["content"])):
+            return sealed["content"]
+    except (ValueError, LookupError, TypeError, RecursionError, InputError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); {again(path.parent)}") from error
+    raise InputError(f"{path}: differs from its checksum; {again(path.parent)}")
+
+
+def _counts(manifest: dict[str, Any]) -> Counts:
+    counts = Counts(*(manifest[name] for name in Counts._fields))
+    lengths = Counter(dict(counts.lengths))
+    return counts._replace(dropped=Counter(counts.dropped), lengths=lengths)
+
+
+def _append(path: Path, size: int, content: np.ndarray) -> None:
+    """Write after the first elements of a file; what a killed process left after them is cut."""
+    with path.open("ab") as file:
+        file.truncate(size * content.itemsize)
+        file.write(content.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_kept(task: Task, counts: Counts) -> None:
+    if counts.pairs:
+        return
+    if counts.dropped.keys() <= {"dropped for an empty side"}:
+        raise no_pairs(task.text.names, task.text.pairs)
+    filters = ", ".join(f"{name}={value}" for name, value in task.filters._asdict().items())
+    raise InputError(
+        f"{filters} leave none of {task.text.pairs:,} pairs; raise them or name a corpus with "
+        "shorter lines"
+    )
+
+
+def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[Part]:
+    """Encode the blocks of a text after the first ones, in order.
+
+    Args:
+        task: The corpus.
+        blocks: Blocks that are done.
+        pairs: Their pairs.
+        console: Shows the progress.
+    """
+    tokenizer, seed = to_text(task.tokenizer), zlib.crc32(task.key.encode())
+
+    def works() -> Iterator[Callable[[], Part]]:
+        for block in itertools.islice(task.text.blocks(BLOCK_PAIRS), blocks, None):
+            task.text.check_unchanged()  # nothing of another text gets the key of this one
+            yield functools.partial(
+                encode_block, block, _places(task, block), task.filters, tokenizer, seed
+            )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    shown = console.is_terminal and task.text.pairs > BLOCK_PAIRS
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown) as progress:
+        bar = progress.add_task("encoding", total=task.text.pairs, completed=pairs)
+        for part in _on_all_cores(works()):
+            progress.advance(bar, part.counts.read)
+            yield part
+
+
+def _places(task: Task, block: Block) -> dict[int, str]:
+    """Return the places of a block that are left out, and why."""
+    span = [block.first, block.first + len(block.sources)]
+    return {
+        int(number) - block.first: reason
+        for reason, numbers in task.left_out.items()
+        for number in numbers[slice(*np.searchsorted(numbers, span))]
+    }
+
+
+def encode_block(
+    block: Block, left_out: dict[int, str], filters: Filters, tokenizer: str, seed: int
+) -> Part:
+    """Return the ids of the pairs of a block that are kept; runs in a worker.
+
+    Args:
+        block: Lines of the text.
+        left_out: Pairs that are not kept, by their place in the block, and why.
+        filters: Which of the others are kept.
+        tokenizer: What `to_text` returned for the tokenizer.
+        seed: What the checksums begin with.
+
+    Raises:
+        InputError: A line is not UTF-8 text or cannot be encoded.
+    """
+    dropped, lines = Counter(), []
+    most = CHARACTERS_OF_A_TOKEN * filters.max_length
+    try:
+        for place, pair in enumerate(block.pairs()):
+            if place in left_out:
+                dropped[left_out[place]] += 1
+            elif place in block.overlong or max(map(len, pair)) > most:
+                dropped["dropped as too long"] += 1
+            elif not has_text(pair):
+                dropped["dropped for an empty side"] += 1
+            else:
+                lines.append(pair)
+        return encode_pairs(lines, _tokenizer(tokenizer), filters, dropped, seed)
+    except InputError as error:
+        raise InputError(str(error)) from None  # one that a process can hand to another one
+
+
+@functools.lru_cache(maxsize=1)  # a worker reads it once; each copy would take memory anew
+def _tokenizer(text: str) -> Tokenizer:
+    return from_text(text, "tokenizer")
+
+
+def _on_all_cores(works: Iterator[Callable[[], Part]]) -> Iterator[Part]:
+    """Do all work, in several processes if there is more than one piece; yield results in order."""
+    first = list(itertools.islice(works, 2))
+    if len(first) < 2:
+        yield from (work() for work in first)
+        return
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    with concurrent.futures.ProcessPoolExecutor(workers, spawn, _begin_worker) as pool:
+        running: deque[concurrent.futures.Future[Part]] = deque()
+        try:
+            for work in itertools.chain(first, works):
+                running.append(pool.submit(work))
+                if len(running) > workers + 1:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _begin_worker() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process too
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one has ended, also by SIGKILL."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    """Turn failures of the disk and of workers into one line.
+
+    Raises:
+        InputError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = "name a folder that can be written with --prepared"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(folder.parent).free
+            remedy = (
+                f"{free / 1e9:.1f} GB are free; make room, or name another disk with --prepared"
+            )
+        raise InputError(f"{folder}: {error.strerror}; {remedy}; what is done stays") from error
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"{folder}: a process that encodes was killed, as when memory is full; start again: "
+            "what is done stays"
+        ) from error

@@ -1,1 +1,0 @@
-"""A parallel text, encoded once into shards on disk, and read at random from there."""
