@@ -165,15 +165,9 @@ def _write(
     window: int,
     done: int,
 ) -> None:
-    """Write translations; commit them at the end of each window.
+    """Write the translations of the lines after the first `done`; commit at the end of each window.
 
-    Args:
-        translations: The translations of each line.
-        write: Writes bytes to the output.
-        commit: Hands over to the reader, or puts on the disk, what was written.
-        scores: Whether each line begins with its score.
-        window: Lines of the largest window.
-        done: Number of lines before the first translation.
+    `commit` hands over to the reader, or puts on the disk, what was written.
     """
     ends = (end for end in itertools.accumulate(window_sizes(window)) if end > done)
     end = next(ends)

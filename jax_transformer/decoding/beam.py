@@ -67,22 +67,10 @@ def beam_search(
       length, does not exceed the worst finished hypothesis that is returned. Log-probabilities
       only fall, so this rule is exact: a longer search finds the same hypotheses.
 
-    Args:
-        advance: Function of a cache and tokens; returns the logits of the next tokens and the new
-            cache.
-        cache: An empty cache, for N hypotheses of each source.
-        config: Names the id of padding.
-        rules: Start, end and length of the targets, and which tokens may be chosen.
-        length_penalty: Divisor of the scores of finished targets.
-        num_hypotheses: Number K of returned targets.
-        early_stopping: The rule by which a source is done.
-        top_k: How the next tokens are ranked, as in `Execution`.
-
-    Returns:
-        The targets, and the step at which a source's logits were not finite, or -1.
+    Returns the K best targets, and the step at which a source's logits were not finite, or -1.
     """
     batch, count, length = cache.ancestors.shape
-    kept = num_hypotheses if early_stopping == "never" else count  # F
+    most_finished = num_hypotheses if early_stopping == "never" else count  # F
     num_candidates = (1 + len(rules.eos_ids)) * count
 
     def unfinished(state: _State) -> Bool[Array, ""]:
@@ -117,11 +105,8 @@ def beam_search(
         counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
         scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf)
         scores = scores / length_penalty(counted)[:, None]
-        new = _Finished(
-            sequences[:, :count, 1:],
-            scores[:, :count],
-            jnp.broadcast_to(step + 1, (batch, count)),
-        )
+        lengths = jnp.broadcast_to(step + 1, (batch, count))
+        new = _Finished(sequences[:, :count, 1:], scores[:, :count], lengths)
         finished = _best(state.finished, new)
         scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
         parents = jnp.take_along_axis(parents, order, axis=1)
@@ -146,9 +131,9 @@ def beam_search(
             # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
             scores=scores.at[:, 1:].set(-jnp.inf),
             finished=_Finished(
-                jnp.full((batch, kept, length), config.pad_id, jnp.int32),
-                jnp.full((batch, kept), -jnp.inf, scores.dtype),
-                jnp.zeros((batch, kept), jnp.int32),
+                jnp.full((batch, most_finished, length), config.pad_id, jnp.int32),
+                jnp.full((batch, most_finished), -jnp.inf, scores.dtype),
+                jnp.zeros((batch, most_finished), jnp.int32),
             ),
             done=jnp.zeros(batch, bool),
             failed_at=jnp.full(batch, -1, jnp.int32),

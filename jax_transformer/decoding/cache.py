@@ -76,11 +76,11 @@ def init_cache(
         params: Parameters, as from `init_params`.
         config: Their shape.
         memory: What `encode` returned [B, S, D].
-        max_new_tokens: Number L of positions of the cache.
+        max_new_tokens: Number L of positions.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None attends to the whole
             memory, as in `decode`.
         beam_size: Number N of hypotheses of a source, which share one memory.
-        execution: How the model is executed; names the layout of the cache.
+        execution: Names the layout of the cache.
 
     Raises:
         InputError: An argument has another type than this, a size is below 1, the positions exceed

@@ -65,7 +65,6 @@ def generate(
     key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     beam_size: int = 1,
-    num_hypotheses: int = 1,
     length_penalty: Scalar = 0.0,
     **options: Any,
 ) -> Hypotheses:
@@ -87,8 +86,8 @@ def generate(
         params: Parameters, as from `init_params`.
         config: Their shape.
         src: Source ids [B, S].
-        max_new_tokens: As the further options, a field of `GenerationConfig`. The result has
-            L = P + `max_new_tokens` positions.
+        max_new_tokens: A field of `GenerationConfig`. The result has L = P + `max_new_tokens`
+            positions.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
         prefix: First tokens of each target [B, P], without the start token. The prefix of a row
             ends at its first padding; the search continues there. A prefix adds nothing to the
@@ -99,7 +98,6 @@ def generate(
             row's index.
         execution: How the model is executed; the default suits a CPU.
         beam_size: A field of `GenerationConfig`.
-        num_hypotheses: A field of `GenerationConfig`.
         length_penalty: A field of `GenerationConfig`.
         **options: The other fields of `GenerationConfig`, which describes them all.
 
@@ -116,7 +114,6 @@ def generate(
     chosen = GenerationConfig(
         max_new_tokens=max_new_tokens,
         beam_size=beam_size,
-        num_hypotheses=num_hypotheses,
         length_penalty=length_penalty,
         **options,
     )

@@ -31,6 +31,11 @@ Scalar = float | int | Float[Array | np.ndarray, ""]
 StartToken = int | Integer[Array | np.ndarray, ""] | Integer[Array | np.ndarray, " _"]
 EarlyStopping = bool | Literal["never"]
 
+CHOICES = {
+    "early_stopping": "True, False or 'never'",
+    "length_normalization": "'gnmt' or 'power'",
+}
+
 
 @dataclass(frozen=True)
 class GenerationConfig:
@@ -197,7 +202,10 @@ def _checked(option: Field, value: Any) -> Any:
     try:
         return convert(_plain(value), option.metadata.get("declared", option.type))
     except ValidationError as error:
-        raise InputError(f"{name}={shown(value)}: {error}") from error
+        reason = str(error).replace("Expected", "must be").replace("$", name)
+        if "enum" in reason:
+            reason = f"must be {CHOICES[name]}"
+        raise InputError(f"{name}={shown(value)} {reason}") from error
 
 
 def _plain(value: Any) -> Any:

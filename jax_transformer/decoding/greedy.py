@@ -42,17 +42,8 @@ def greedy_search(
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Extend each target by its most likely next token, or by a drawn token, until all have ended.
 
-    Args:
-        advance: Function of a cache and tokens; returns the logits of the next tokens and the new
-            cache.
-        cache: An empty cache, for one hypothesis of each source.
-        config: Names the id of padding.
-        rules: Start, end and length of the targets, and which tokens may be chosen.
-        sampling: How tokens are drawn; None takes the most likely token, the lowest id of a tie.
-        length_penalty: Divisor of the scores.
-
-    Returns:
-        The targets (K = 1), and the step at which a source's logits were not finite, or -1.
+    Without `sampling`, the lowest id wins a tie. Returns the targets (K = 1), and the step at which
+    a source's logits were not finite, or -1.
     """
     batch, _, length = cache.ancestors.shape
 

@@ -29,6 +29,8 @@ class Rules:
 
     Positions count the tokens of a target, from 0; the start token is not one of them.
 
+    The others are the options of `GenerationConfig` as data.
+
     Attributes:
         start: First decoder input of each row [B].
         eos_ids: Tokens that end a target [E].
@@ -36,19 +38,10 @@ class Rules:
         limits: Largest number of tokens of each row's target, the prefix included [B].
         banned: True = the token is never chosen [V].
         prefix: Tokens that each target begins with [B, P]; only the first `prefix_lengths` count.
-        forced_first: Token at position 0 of a row without prefix.
-        forced_last: Token at the last position that `limits` allows.
         begin_suppressed: True = the token is not chosen at the first free position [V].
-        min_new_tokens: Number of tokens after the prefix before a target may end.
-        repetition_penalty: Factor by which the score of a token falls after its first use.
-        banned_sequences: Sequences that are never completed, one in each row, filled on the left
-            with `WILDCARD`.
+        banned_sequences: One in each row, filled on the left with `WILDCARD`.
         source: Source ids [B, S] for `encoder_no_repeat_ngram_size`. Padding is replaced by
             `tgt_vocab_size`, which equals no token.
-        no_repeat_ngram_size: Length n: no sequence of n tokens occurs twice in a target.
-        encoder_no_repeat_ngram_size: Length n: no sequence of n tokens of the source occurs in
-            the target.
-        renormalize: Whether the scores of the allowed tokens become log-probabilities again.
     """
 
     start: Int32[Array | np.ndarray, " B"]
@@ -136,13 +129,8 @@ def apply_rules(
 ) -> Float[Array, "B N V"]:
     """Return the scores of the next token with -inf where the rules forbid it.
 
-    The order is that of transformers; a later rule wins over an earlier one.
-
-    Args:
-        scores: Logits or log-probabilities [B, N, V].
-        sequences: The start token and the tokens so far, in the first `step + 1` columns.
-        step: Number of tokens so far.
-        rules: The rules.
+    The scores are logits or log-probabilities. The sequences hold the start token and the tokens
+    so far in their first `step + 1` columns. The order is that of transformers; a later rule wins.
     """
     vocab_size = scores.shape[-1]
     if rules.repetition_penalty is not None:

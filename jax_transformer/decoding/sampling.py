@@ -53,12 +53,10 @@ def make_sampling(options: GenerationConfig, key: PRNGKeyArray | None) -> Sampli
 def sample(
     logits: Float[Array, "B V"], step: Int32[Array, ""], sampling: Sampling
 ) -> Int32[Array, " B"]:
-    """Return a token of each row, drawn with the probabilities of its logits.
+    """Return a token of each row, drawn with the probabilities of its logits; never one of -inf.
 
-    Args:
-        logits: Logits [B, V]; -inf is never drawn.
-        step: Number of tokens so far; each step uses its own random numbers.
-        sampling: How to draw: the temperature, then `top_k`, then `top_p` among those candidates.
+    The temperature comes first, then `top_k`, then `top_p` among those candidates. Each step uses
+    its own random numbers.
     """
     if sampling.temperature is not None:
         logits = logits / sampling.temperature.astype(logits.dtype)
@@ -70,8 +68,8 @@ def sample(
         probabilities = jax.nn.softmax(best)
         better = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The most likely token always stays: a small top_p would else leave no candidate.
-        kept = (better < sampling.top_p).at[:, 0].set(True)
-        best = jnp.where(kept, best, -jnp.inf)
+        is_candidate = (better < sampling.top_p).at[:, 0].set(True)
+        best = jnp.where(is_candidate, best, -jnp.inf)
     drawn = _draw(best, step, sampling.key)
     return jnp.take_along_axis(ids, drawn[:, None], axis=-1)[:, 0]
 

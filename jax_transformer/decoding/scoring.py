@@ -103,8 +103,8 @@ def _score(
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
 ) -> Float32[Array, " B"]:
-    src, given, src_mask = _inputs(config, src, tgt, src_mask)
-    logits = apply(params, config, src, given, src_mask)[:, : tgt.shape[1]]
+    src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
+    logits = apply(params, config, src, tgt_input, src_mask)[:, : tgt.shape[1]]
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     chosen = jnp.take_along_axis(logits, tgt[..., None], axis=-1)[..., 0]
     scores = chosen - jax.nn.logsumexp(logits, axis=-1)
@@ -120,13 +120,13 @@ def _weights(
     src_mask: SourceMask | None,
 ) -> Float[Array, "B layers H T S"]:
     source_length = src.shape[1]
-    src, given, src_mask = _inputs(config, src, tgt, src_mask)
+    src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
     _, captured = run_module(
         params,
         config,
         DEFAULT_EXECUTION,
         src,
-        given,
+        tgt_input,
         src_mask,
         capture_intermediates=_drops_cross_attention,
         mutable="intermediates",
@@ -152,14 +152,14 @@ def _inputs(
 ) -> tuple[Int32[Array, "B _"], Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
     """Return the source, the decoder's input for the target, and the source mask."""
     bos = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
-    given = jnp.concatenate([bos, tgt[:, :-1]], axis=1)
+    tgt_input = jnp.concatenate([bos, tgt[:, :-1]], axis=1)
     count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
     # The last token predicts nothing: replace it by padding, so that no position attends to it.
-    given = jnp.where(jnp.arange(given.shape[1]) < count, given, config.pad_id)
+    tgt_input = jnp.where(jnp.arange(tgt_input.shape[1]) < count, tgt_input, config.pad_id)
     src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
     src_mask = jnp.asarray(masks.dense(src_mask, 1, src.shape[1]))
     src, src_mask = pad_source(config, src, src_mask, tgt.shape[1])
     if needs_equal_lengths(config):
         missing = src.shape[1] - tgt.shape[1]
-        given = jnp.pad(given, ((0, 0), (0, missing)), constant_values=config.pad_id)
-    return src, given, src_mask
+        tgt_input = jnp.pad(tgt_input, ((0, 0), (0, missing)), constant_values=config.pad_id)
+    return src, tgt_input, src_mask

@@ -54,7 +54,9 @@ def check_picture(path: Path, overwrite: bool) -> None:
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
         raise InputError(f"{path}: exists already; name another picture or overwrite it")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise InputError(f"{path}: {path.parent} is no writable folder; name another or create it")
+        raise InputError(
+            f"{path}: {path.parent} is not a writable folder; name another or create it"
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"{path}: drawing needs matplotlib; install jax-transformer[train]")
 
@@ -64,10 +66,7 @@ def alignments(
 ) -> list[Alignment]:
     """Return the alignments of the first `MAX_LINES` lines with text and their best translations.
 
-    Args:
-        model: The model.
-        lines: Source lines.
-        translations: The result of `translate` for these lines.
+    The translations are the result of `translate` for these lines.
     """
     config, params, tokenizer, _ = model
     shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
@@ -95,10 +94,8 @@ def alignments(
 def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -> None:
     """Write one picture with a panel for each alignment, source tokens from left to right.
 
-    Args:
-        path: A .png, .pdf or .svg file. A symbolic link there is replaced, not followed.
-        alignments: The alignments; only the first `MAX_TOKENS` tokens of long ones are drawn.
-        overwrite: Whether an existing file may be replaced.
+    Only the first `MAX_TOKENS` tokens of a long line are drawn. A symbolic link at the path is
+    replaced, not followed.
 
     Raises:
         InputError: `check_picture` refuses the file, or there is no alignment.
@@ -140,12 +137,9 @@ def _first_tokens(alignment: Alignment) -> Alignment:
     """Return the first `MAX_TOKENS` tokens of an alignment; the alignment itself if it is short."""
     if max(alignment.weights.shape) <= MAX_TOKENS:
         return alignment
-    return Alignment(
-        alignment.line,
-        alignment.source[:MAX_TOKENS],
-        alignment.target[:MAX_TOKENS],
-        alignment.weights[:MAX_TOKENS, :MAX_TOKENS],
-    )
+    line, source, target, weights = alignment
+    cut = weights[:MAX_TOKENS, :MAX_TOKENS]
+    return Alignment(line, source[:MAX_TOKENS], target[:MAX_TOKENS], cut)
 
 
 def _with_marks(texts: Sequence[str]) -> list[str]:

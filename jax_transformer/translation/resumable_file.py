@@ -43,10 +43,7 @@ class ResumableFile:
         self._read = 0
 
     def rest(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the input lines whose output is missing.
-
-        Args:
-            lines: All lines of the input.
+        """Yield those lines of the whole input whose output is missing.
 
         Raises:
             InputError: The lines before them are not those that the output was made of.
@@ -87,12 +84,7 @@ class ResumableFile:
 
 
 def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse an output that may not be written; changes nothing on the disk.
-
-    Args:
-        path: The finished output.
-        resume: Whether an unfinished output is continued.
-        overwrite: Whether an output, finished or not, may be replaced.
+    """Refuse an output that `resumable_file` would refuse; changes nothing on the disk.
 
     Raises:
         InputError: There is one already, the folder cannot be written, or the name is too long.

@@ -92,8 +92,7 @@ def source_batches(
     Args:
         config: The shape of the model.
         sources: Ids of each source; none for a source that is left out.
-        target_length: Returns the most tokens of the translations of a batch, given the length of
-            its sources.
+        target_length: Returns the most tokens of a translation from the length of its batch.
         most_tokens: Most tokens of a batch of more than one row: rows times the length of the
             sources. If the targets may be longer than `usual_target_length`, that is the length of
             the sources for which it would be usual: the decoder's cache grows with the targets.

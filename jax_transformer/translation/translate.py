@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -48,10 +48,6 @@ def translate(
     model: TrainedModel,
     lines: Iterable[str],
     *,
-    beam_size: int | None = None,
-    num_hypotheses: int | None = None,
-    length_penalty: float | None = None,
-    max_new_tokens: int | None = None,
     overlong: Literal["refuse", "cut"] = "refuse",
     max_tokens: int = 4096,
     window: int | None = None,
@@ -59,6 +55,7 @@ def translate(
     total: int | None = None,
     console: Console | None = None,
     mesh: Mesh | None = None,
+    **options: Any,
 ) -> Iterator[list[Translation]]:
     """Translate a stream of lines; the translation of a line does not depend on the other lines.
 
@@ -66,19 +63,9 @@ def translate(
     first translations are there soon, then four times as many in each window up to `window`. No
     more than a window of lines is in memory. Within a window lines of similar length share a batch.
 
-    Options that are None have the value of `model.generation`.
-
     Args:
         model: The model.
         lines: Source lines.
-        beam_size: Hypotheses of a line that beam search keeps; 1 is greedy search.
-        num_hypotheses: Translations of each line, at most `beam_size`; if the model has no default,
-            one.
-        length_penalty: Exponent alpha of the divisor of a log-probability: of ((5 + n) / 6)**alpha
-            for n tokens (Wu et al. 2016), or of n**alpha where the model's `length_normalization`
-            is "power".
-        max_new_tokens: Most tokens of a translation, EOS included; if the model has no default,
-            ten more than twice the tokens of the line.
         overlong: What happens if a line has more than `config.max_length` tokens, special tokens
             included: "refuse" to translate its window, or "cut" the line.
         max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
@@ -90,6 +77,9 @@ def translate(
         console: Shows live progress if it is a terminal, and the number of lines that were cut.
         mesh: The devices, from `make_mesh`; lines are distributed over the axes data and fsdp.
             None is one device.
+        **options: Fields of `GenerationConfig`; one that is None has the value of
+            `model.generation`. Without any `max_new_tokens`, a translation has at most ten tokens
+            more than twice those of the line.
 
     Returns:
         An iterator: for each line, in order, its translations, best first; a blank line has blank
@@ -102,14 +92,8 @@ def translate(
             the line.
     """
     config, params, _, defaults = model
-    given = {
-        "beam_size": beam_size,
-        "num_hypotheses": num_hypotheses,
-        "length_penalty": length_penalty,
-        "max_new_tokens": max_new_tokens,
-    }
     chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
-    chosen |= {name: value for name, value in given.items() if value is not None}
+    chosen |= {name: value for name, value in options.items() if value is not None}
     GenerationConfig(**{"max_new_tokens": config.max_length} | chosen).check_model(config)
     check_whole_number("max_tokens", max_tokens, least=1)
     if window is not None:

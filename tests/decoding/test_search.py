@@ -1,4 +1,4 @@
-"""Greedy and beam search against a plain search, what ends them, and what they do not depend on."""
+"""Greedy and beam search: what ends them, and what they do not depend on."""
 
 import jax
 import numpy as np
@@ -10,9 +10,7 @@ from tests.compilation import AS_USERS_DO
 from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import (
     STATIC,
-    Plain,
     assert_equal,
-    assert_found,
     biased,
     quick_generate,
     random_model,
@@ -21,86 +19,12 @@ from tests.decoding.plain import (
 REVERSED = LONGEST + 1
 
 
-@pytest.mark.parametrize("preset", ["vaswani2017", "marian", "shared_heads"])
-def test_greedy_is_the_plain_loop(preset):
-    """With more tokens than the sources have."""
-    config, params, src = random_model(preset)
-    found = quick_generate(params, config, src, max_new_tokens=15)
-    assert found.tokens.shape == (len(src), 1, 15)
-    for row, source in enumerate(src):
-        assert_found(found, row, [Plain(params, config, source, 15).greedy()], config)
-
-
-@pytest.fixture
-def reversal_model_64(reversal_model, x64):
-    """Return the model in float64, where sums of many numbers agree closely."""
-    config, params = reversal_model
-    return config, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-
-
-@pytest.mark.parametrize("beam_size", [1, 2, 4, 5, 8])
-def test_a_search_is_the_plain_one_that_goes_on_to_the_end(reversal_model_64, beam_size):
-    config, params = reversal_model_64
-    src, _ = sequences(4, seed=beam_size)
-    for length_penalty in (0.0, 0.6, -0.5):
-        options = {"max_new_tokens": REVERSED, "length_penalty": length_penalty}
-        found = quick_generate(
-            params, config, src, beam_size=beam_size, num_hypotheses=beam_size, **options
-        )
-        assert found.scores.dtype == np.float32
-        for row, source in enumerate(src):
-            plain = Plain(params, config, source, **options)
-            expected = [plain.greedy()] if beam_size == 1 else plain.beam(beam_size)[:beam_size]
-            assert_found(found, row, expected, config, atol=2e-6)
-
-
-@pytest.mark.parametrize("early_stopping", [True, False])
-def test_a_search_that_stops_early_is_the_plain_one(early_stopping):
-    """It depends on all finished hypotheses of the beam, also if fewer are returned."""
-    if early_stopping is True:
-        config, params, src = random_model("vaswani2017")
-    else:  # two short targets come first until the penalty has grown
-        config, params, src = biased(np.log([1e-9, 1e-9, 0.9, 1e-9, 0.1, 1e-9, 1e-9, 1e-9]))
-    options = {"max_new_tokens": 8, "length_penalty": 5.0}
-    found = quick_generate(
-        params, config, src, beam_size=3, num_hypotheses=2, early_stopping=early_stopping, **options
-    )
-    different = 0
-    for row, source in enumerate(src):
-        plain = Plain(params, config, source, early_stopping=early_stopping, **options)
-        expected = plain.beam(3)[:2]
-        assert_found(found, row, expected, config)
-        plain.early_stopping = "never"
-        different += expected != plain.beam(3)[:2]
-    assert different > 0
-
-
-def test_a_beam_stays_open_where_several_tokens_end_a_target():
-    """The first six continuations all end a target, but a longer target wins."""
-    odds = [1e-9, 0.01, 0.3, 0.3, 0.3, 0.04, 0.03, 0.02] + [1e-9] * 4
-    config, params, src = biased(np.log(odds))
-    options = {"max_new_tokens": 8, "length_penalty": 9.0, "eos_ids": (2, 3, 4)}
-    found = quick_generate(params, config, src, beam_size=3, num_hypotheses=3, **options)
-    expected = Plain(params, config, src[0], **options).beam(3)[:3]
-    assert_found(found, 0, expected, config)
-    assert len(expected[0][0]) == 8
-
-
-def test_a_power_of_the_length_is_the_other_penalty(reversal_model_64):
-    config, params = reversal_model_64
-    src, _ = sequences(6, seed=1)
-    options = {"max_new_tokens": REVERSED, "length_penalty": 1.0}
-    options |= {"length_normalization": "power"}
-    found = quick_generate(params, config, src, beam_size=4, num_hypotheses=4, **options)
-    for row, source in enumerate(src):
-        plain = Plain(params, config, source, **options)
-        assert_found(found, row, plain.beam(4)[:4], config, atol=2e-6)
-
-
-def test_fewer_hypotheses_are_the_best_ones(reversal_model):
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_fewer_hypotheses_are_the_best_ones(reversal_model, early_stopping):
     """And the loop, which may stop earlier for them, finds them all the same."""
     config, params = reversal_model
     options = {"max_new_tokens": REVERSED, "beam_size": 4, "length_penalty": 0.6}
+    options["early_stopping"] = early_stopping
     different = 0
     for seed in range(5):
         src, _ = sequences(6, seed=seed)
@@ -216,17 +140,12 @@ def test_a_source_of_padding_gets_a_target_and_leaves_its_neighbours_alone(
     assert np.isfinite(found.scores).all()
     for a, b in zip(without, found, strict=True):
         np.testing.assert_array_equal(np.delete(a, 2, axis=0), np.delete(b, 2, axis=0))
-    alone = Plain(params, config, other[2], REVERSED, length_penalty=0.6)
-    expected = alone.greedy() if beam_size == 1 else alone.beam(beam_size)[0]
-    assert_found(found, 2, [expected], config)
 
 
 def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
     config, params, src = random_model("shared_heads")
-    found = quick_generate(params, config, src, max_new_tokens=3, beam_size=3)
-    assert found.tokens.shape == (len(src), 1, 3)
-    for row, source in enumerate(src):
-        assert_found(found, row, [Plain(params, config, source, 3).beam(3)[0]], config)
+    cut, whole = (quick_generate(params, config, src, max_new_tokens=most) for most in (3, 15))
+    np.testing.assert_array_equal(cut.tokens, whole.tokens[..., :3])
 
 
 @pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads"])

@@ -156,7 +156,7 @@ def test_a_picture_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     for name, message in (
         ("plot.jpg", r"must end in \.png, \.pdf or \.svg"),
         ("plot", r"must end in \.png, \.pdf or \.svg"),
-        ("nowhere/plot.png", "nowhere is no writable folder"),
+        ("nowhere/plot.png", "nowhere is not a writable folder"),
         ("folder.png", "exists already"),
     ):
         with pytest.raises(InputError, match=message):
