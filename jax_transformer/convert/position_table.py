@@ -10,6 +10,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.memory_checks import check_position_table
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -47,6 +48,7 @@ class PositionTable:
                 f"positions={config.positions!r} has no computed table, but the layout has a "
                 "buffer for one; name a sinusoidal kind, or leave the buffer out"
             )
+        check_position_table(self._rows(config), config.d_model)
         table = sinusoidal_positions(self._rows(config), config.d_model, config.positions)
         return table.reshape(self.lengths(config))
 

@@ -14,7 +14,9 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.kernels.cache import cache_layout
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.segments import dense
 from jax_transformer.model.checks import (
     check_floats,
     check_ids,
@@ -25,8 +27,6 @@ from jax_transformer.model.checks import (
     check_whole,
     check_whole_number,
 )
-from jax_transformer.model.layer_cache import cache_layout
-from jax_transformer.model.masks import dense
 from jax_transformer.model.memory_checks import check_cache
 from jax_transformer.model.self_over_memory import needs_equal_lengths
 from jax_transformer.model.transformer import DecoderCache, Params, SourceMask, run_module

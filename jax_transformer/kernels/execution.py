@@ -7,7 +7,8 @@ asks the process which device it has, so one process can trace programs for ever
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from typing import Any, Literal, get_args, get_type_hints
 
 from jax_transformer.errors import InputError
 
@@ -90,6 +91,17 @@ class Execution:
     cache: CacheLayout = "split_heads"
     top_k: TopK = "batched"
 
+    def __post_init__(self) -> None:
+        for name, kinds in _kinds().items():
+            value = getattr(self, name)
+            if kinds[0] is int:
+                right, expected = type(value) is int and value >= 1, "a whole number from 1"
+            else:
+                right = any(type(value) is type(kind) and value == kind for kind in kinds)
+                expected = f"one of {', '.join(map(str, kinds))}"
+            if not right:
+                raise InputError(f"{name}={str(value)[:80]!r} must be {expected}")
+
     @classmethod
     def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
         """Return what suits a platform, with fields replaced.
@@ -142,6 +154,17 @@ class Execution:
         if self.attention != "flash":
             return self.attention
         return "flash" if by_segments and queries * keys >= self.flash_length**2 else "plain"
+
+
+@functools.lru_cache
+def _kinds() -> dict[str, tuple[Any, ...]]:
+    """Return the values that each field may have, or (int,)."""
+    kinds = {}
+    for name, hint in get_type_hints(Execution).items():
+        values = [value for part in get_args(hint) for value in get_args(part) or (part,)]
+        values = [None if value is type(None) else value for value in values]
+        kinds[name] = tuple(values) or ((True, False) if hint is bool else (hint,))
+    return kinds
 
 
 DEFAULT_EXECUTION = Execution()

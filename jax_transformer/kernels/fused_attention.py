@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_transformer.model.masks import SegmentMask, dense
+from jax_transformer.errors import InputError
+from jax_transformer.kernels.execution import Attention
+from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.runtime.sharding import map_rows_and_heads
 
 # Measured for a TPU v5e with heads of 64: longer blocks need fewer cycles, until they take more
@@ -20,6 +22,36 @@ LONGEST_QUERY_BLOCK = 1024
 LONGEST_KEY_BLOCK = 2048
 KEYS_AT_ONCE = 512  # a part of a long block of keys, whose scores are computed together
 LANES = 128  # of a TPU's vectors: the length of a block is a multiple
+
+
+def fused_attention(
+    implementation: Attention,
+    query: Float[Array, "B H T K"],
+    key: Float[Array, "B H S K"],
+    value: Float[Array, "B H S K"],
+    mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
+    bias: Float[Array, "#B H T S"] | None,
+    scaled: bool,
+    dropping: bool = False,
+) -> Float[Array, "B H T K"]:
+    """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels.
+
+    Raises:
+        InputError: Attention weights are dropped, or "flash" is to read a mask that is not by
+            segments or a bias, which the kernels cannot do.
+    """
+    if dropping:
+        raise InputError(
+            f"attention={implementation!r} cannot drop attention weights; use attention='plain', "
+            "or set attention_dropout=0"
+        )
+    if implementation == "cudnn":
+        return cudnn_attention(query, key, value, mask, bias, scaled)
+    if bias is not None or not (mask is None or isinstance(mask, SegmentMask)):
+        raise InputError(
+            "attention='flash' reads masks by segments, and no bias; use attention='plain'"
+        )
+    return flash_attention(query, key, value, mask, scaled)
 
 
 def flash_attention(

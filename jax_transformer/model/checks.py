@@ -6,8 +6,7 @@ anywhere, and a value that is wrong gives NaN.
 """
 
 import operator
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
 from jax.errors import InconclusiveDimensionOperation
+from jax.tree_util import keystr
 from jaxtyping import Integer
 
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.masks import SegmentMask
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.model.memory_checks import check_position_table
+from jax_transformer.model.parameters import LAYER, STACKS, parameter_shapes
 from jax_transformer.storage.faults import shorten
 
 
@@ -301,6 +304,8 @@ def check_inputs(
     if positions is not None:
         table = config.max_length if config.has_position_table else None
         check_positions(f"{name}_positions", positions, tokens.shape[:2], table)
+        if table is not None:  # `jit` or not, all of it is computed
+            check_position_table(table, config.d_model)
     elif config.has_position_table:
         check_length(name, tokens.shape[1], config.max_length)
     if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
@@ -440,10 +445,10 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
 
 
 def check_params(params: Any, config: TransformerConfig) -> None:
-    """Refuse parameters that are no nested dict of arrays, or that have other layers.
+    """Refuse parameters that are not a nested dict of arrays, or that have other layers.
 
     Raises:
-        InputError: Names the type of what was given, the first leaf that is no array of
+        InputError: Names the type of what was given, the first leaf that is not an array of
             floating-point numbers, or the two numbers of layers.
     """
     if not isinstance(params, Mapping):
@@ -452,28 +457,38 @@ def check_params(params: Any, config: TransformerConfig) -> None:
             "init_params returns"
         )
     try:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
+        leaves = jax.tree.leaves(params)
     except (TypeError, ValueError) as error:  # keys that have no order
         raise InputError("params must be a nested dict whose keys are all names") from error
-    for path, leaf in leaves:
-        check_floats(f"params: {_name(path)}", leaf)
-    for stack in params.keys() & {"encoder", "decoder"}:  # a caller may have one of them only
-        found = sum(re.fullmatch(r"layers_\d+", name) is not None for name in params[stack])
-        wanted = getattr(config, f"num_{stack}_layers")
-        if found != wanted:
+    if not all(map(_is_float_array, leaves)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            check_floats(f"params: {keystr(path, simple=True, separator='/')}", leaf)
+    for stack in params.keys() & set(STACKS):  # a caller may have one of them only
+        layers = sum(LAYER.fullmatch(name) is not None for name in params[stack])
+        expected = getattr(config, f"num_{stack}_layers")
+        if layers != expected:
             raise InputError(
-                f"config.num_{stack}_layers={wanted}, but the parameters hold {found} layers of "
+                f"config.num_{stack}_layers={expected}, but the parameters hold {layers} layers of "
                 f"the {stack}; use the config that they were made with"
             )
 
 
-@contextmanager
-def fitting(params: Mapping[str, Any], draw: Callable[[Any], Mapping[str, Any]]) -> Iterator[None]:
-    """Turn flax's error for a missing or misshapen parameter into one line.
+def check_execution(execution: Any) -> None:
+    """Refuse what is not an `Execution`, whose fields are checked where it is made.
 
-    Args:
-        params: The parameters that a module is applied to in this context.
-        draw: Function of a random key that returns parameters of the right shapes.
+    Raises:
+        InputError: Names the type.
+    """
+    if not isinstance(execution, Execution):
+        raise InputError(
+            f"execution={shown(execution)} must be an Execution, for example "
+            'Execution.for_platform("cpu")'
+        )
+
+
+@contextmanager
+def fitting(params: Mapping[str, Any], config: TransformerConfig) -> Iterator[None]:
+    """Turn flax's error for a missing or misshapen parameter into one line.
 
     Raises:
         InputError: Names the first parameter, by path, that is missing or has another shape.
@@ -481,20 +496,23 @@ def fitting(params: Mapping[str, Any], draw: Callable[[Any], Mapping[str, Any]])
     try:
         yield
     except (ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError) as error:
-        difference = _first_difference(params, jax.eval_shape(draw, jax.random.key(0)))
+        shapes = {
+            keystr(path, simple=True, separator="/"): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        }
+        differing = (
+            f"{name} is {shapes.get(name, 'missing')} and must have shape {shape}"
+            for name, shape in parameter_shapes(config).items()
+            if shapes.get(name) != shape
+        )
+        difference = next(differing, "every parameter has the expected shape")
         raise InputError(f"params do not fit the config: {difference}") from error
 
 
-def _first_difference(params: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    found, wanted = (
-        {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (params, expected)
+def _is_float_array(leaf: Any) -> bool:
+    native = not isinstance(leaf, np.ndarray) or leaf.dtype.isnative
+    return (
+        native
+        and isinstance(leaf, np.ndarray | jax.Array)
+        and jnp.issubdtype(leaf.dtype, jnp.floating)
     )
-    for name, shape in wanted.items():
-        if found.get(name) != shape:
-            return f"{name} is {found.get(name, 'missing')} and must have shape {shape}"
-    return "every parameter has the expected shape"
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -5,119 +5,15 @@ Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H he
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
-from jax_transformer.errors import InputError
-from jax_transformer.kernels.execution import Attention, Exponentials, Product
-from jax_transformer.kernels.fused_attention import cudnn_attention, flash_attention
-from jax_transformer.model.checks import check_mask, check_rows
-from jax_transformer.model.masks import SegmentMask, dense
-from jax_transformer.runtime.host_memory import check_memory
-
-FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
-
-
-def linear(
-    x: Float[Array, "*batch inputs"],
-    kernel: Float[Array, "inputs outputs"],
-    bias: Float[Array, " outputs"] | None = None,
-    product: Product = "flattened",
-) -> Float[Array, "*batch outputs"]:
-    """Return `x @ kernel + bias`.
-
-    Args:
-        x: Vectors [*batch, inputs].
-        kernel: Matrix [inputs, outputs].
-        bias: Vector [outputs]; None adds nothing.
-        product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
-            gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
-            "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
-            rows of 0 added where there are fewer than 8.
-    """
-    missing = 0
-    if product == "padded" and not any(map(is_symbolic_dim, x.shape)):
-        missing = FEWEST_ROWS - math.prod(x.shape[:-1])
-    flattened = product in ("flattened", "wide_sums") or missing > 0
-    rows = x.reshape(-1, x.shape[-1]) if flattened else x
-    if product == "wide_sums":
-        kind = jnp.result_type(rows, kernel)
-        wide = jnp.promote_types(kind, jnp.float32)
-        y = jnp.matmul(rows, kernel, preferred_element_type=wide).astype(kind)
-    elif missing > 0:
-        y = (jnp.pad(rows, ((0, missing), (0, 0))) @ kernel)[: len(rows)]
-    else:
-        y = rows @ kernel
-    if bias is not None:
-        y = y + bias
-    return y.reshape(*x.shape[:-1], kernel.shape[-1])
-
-
-def mixed_linear(
-    x: Float[Array, "*batch inputs"],
-    kernel: Float[Array, "inputs outputs"],
-    bias: Float[Array, " outputs"] | None = None,
-) -> Float[Array, "*batch outputs"]:
-    """Return `x @ kernel + bias` in the dtype of `x`, with gradients in those of the parameters.
-
-    A cast of the parameters before the product would give gradients of half precision, which
-    several devices would then add up in half precision.
-    """
-    y = _mixed_product(x, kernel)
-    if bias is not None:
-        y = (y.astype(bias.dtype) + bias).astype(x.dtype)
-    return y
-
-
-@jax.custom_vjp
-def _mixed_product(
-    x: Float[Array, "*batch inputs"], kernel: Float[Array, "inputs outputs"]
-) -> Float[Array, "*batch outputs"]:
-    return x @ kernel.astype(x.dtype)
-
-
-def _mixed_product_forward(
-    x: Float[Array, "*batch inputs"], kernel: Float[Array, "inputs outputs"]
-) -> tuple[Float[Array, "*batch outputs"], tuple[Array, Array]]:
-    return _mixed_product(x, kernel), (x, kernel)
-
-
-def _mixed_product_backward(
-    kept: tuple[Array, Array], gradient: Float[Array, "*batch outputs"]
-) -> tuple[Float[Array, "*batch inputs"], Float[Array, "inputs outputs"]]:
-    x, kernel = kept
-    to_kernel = jnp.einsum("...i,...o->io", x, gradient, preferred_element_type=kernel.dtype)
-    return gradient @ kernel.astype(x.dtype).T, to_kernel
-
-
-_mixed_product.defvjp(_mixed_product_forward, _mixed_product_backward)
-
-
-def linear_by_rows(
-    x: Float[Array, "*batch inputs"],
-    table: Float[Array, "outputs inputs"],
-    bias: Float[Array, " outputs"] | None = None,
-) -> Float[Array, "*batch outputs"]:
-    """Return `x @ table.T + bias`, adding up in at least float32.
-
-    XLA for CPU copies neither a large table nor its transpose for it, also of half precision.
-    """
-    kind = jnp.result_type(x, table)
-    wide = jnp.promote_types(kind, jnp.float32)
-    rows = x.reshape(-1, x.shape[-1])
-    count = len(rows)
-    if count == 1 and wide != kind:  # XLA would copy the table for a product with a vector
-        rows = jnp.concatenate([rows, rows])
-    y = jnp.einsum("vd,rd->vr", table, rows, preferred_element_type=wide).T[:count].astype(kind)
-    if bias is not None:
-        y = y + bias
-    return y.reshape(*x.shape[:-1], len(table))
+from jax_transformer.kernels.execution import Exponentials
+from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.kernels.softmax import masked_softmax
 
 
 def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Array, "*batch D"]:
@@ -137,8 +33,9 @@ def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Ar
 
     A cast alone wraps, and XLA casts indices too: it would read id 2**32 + 5 as id 5.
     """
-    if isinstance(ids, jax.core.Tracer) and ids.dtype.itemsize > 4:
-        ids = jnp.where((ids >= 0) & (ids < count), ids, count)
+    if ids.dtype.itemsize > 4:
+        where = np.where if isinstance(ids, np.ndarray) else jnp.where
+        ids = where((ids >= 0) & (ids < count), ids, count)
     return jnp.asarray(ids, jnp.int32)
 
 
@@ -157,11 +54,7 @@ def sinusoidal_positions(
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
         offset: Position of the first row.
-
-    Raises:
-        InputError: This machine has no memory for the table.
     """
-    check_memory(3 * 8 * length * d_model, f"a table of {length} positions", "set a lower length")
     position = np.arange(offset, offset + length)[:, None]
     if kind == "sinusoidal_tensor2tensor":
         half = d_model // 2
@@ -280,48 +173,6 @@ def clear_unattended(
     return jnp.where(attended[..., None] | (jnp.abs(x) < limit), x, 0)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def softmax(
-    scores: Float[Array, "*batch S"],
-    attends: Bool[Array, "*#batch 1"] | None = None,
-    kept: jnp.dtype | None = None,
-) -> Float[Array, "*batch S"]:
-    """Return exp(scores) over its sum along the last axis.
-
-    `jax.nn.softmax` with another order of operations in its derivative. The gradient of
-    `jax.nn.softmax` is weights * g - weights * sum(weights * g): two products that nearly cancel
-    where the elements of g are alike. Here it is weights * (g - sum(weights * g)), as in torch,
-    which halves the float32 error of the gradients of queries and keys.
-
-    Args:
-        scores: Any finite numbers [*batch, S].
-        attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
-        kept: The dtype that the exponentials are rounded to, after they are summed; None is that
-            of the scores.
-    """
-    if not scores.shape[-1]:
-        return scores
-    # XLA for TPU recognises this order of operations, and keeps the exponentials. A division of
-    # all of them would be repeated in every product that reads the weights.
-    largest = jnp.max(scores, axis=-1, keepdims=True)
-    exponentials = jnp.exp(scores - largest)
-    factor = 1 / jnp.sum(exponentials, axis=-1, keepdims=True)
-    if kept is not None:
-        exponentials = exponentials.astype(kept).astype(scores.dtype)
-    return exponentials * (factor if attends is None else jnp.where(attends, factor, 0))
-
-
-@softmax.defjvp
-def _softmax_jvp(
-    kept: jnp.dtype | None,
-    primals: tuple[Float[Array, "*batch S"], Bool[Array, "*#batch 1"] | None],
-    tangents: tuple[Float[Array, "*batch S"], Any],
-) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
-    weights = softmax(*primals, kept)
-    product = weights * tangents[0]
-    return weights, product - weights * jnp.sum(product, axis=-1, keepdims=True)
-
-
 def attention_weights(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
@@ -336,45 +187,15 @@ def attention_weights(
     nothing has weight 0 everywhere, with finite gradients. Arguments as `dot_product_attention`.
     """
     scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
-    return _weigh(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
-
-
-def _weigh(
-    scores: Float[Array, "B H T S"],
-    head_dim: int,
-    mask: Bool[Array, "#B #H #T #S"] | None,
-    bias: Float[Array, "#B #H #T S"] | None,
-    scaled: bool,
-    by_rows: bool = True,
-    exponentials: Exponentials = "wide",
-) -> Float[Array, "B H T S"]:
-    """Return the weights of scores.
-
-    A row without a visible key gets its zeros by a factor for the whole row where `by_rows`, and
-    else by a selection of each weight, which is faster for the few queries of a decoding step.
-    """
-    if scaled:
-        scores = scores / math.sqrt(head_dim)
-    if bias is not None:
-        scores = scores + bias
-    dtype = scores.dtype
-    scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
-    kept = dtype if exponentials == "as_scores" else None
-    if mask is None:
-        return softmax(scores, None, kept).astype(dtype)
-    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    if not by_rows:
-        return jnp.where(mask, softmax(scores), 0).astype(dtype)
-    return softmax(scores, jnp.any(mask, axis=-1, keepdims=True), kept).astype(dtype)
+    return masked_softmax(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
 
 
 def dot_product_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
     value: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
+    mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
-    implementation: Attention = "plain",
     bias: Float[Array, "#B H T S"] | None = None,
     scaled: bool = True,
     exponentials: Exponentials = "wide",
@@ -388,38 +209,12 @@ def dot_product_attention(
         query: Queries [B, H, T, K].
         key: Keys [B, H, S, K].
         value: Values [B, H, S, K].
-        mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
-            everything.
+        mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         dropout: Applied to the attention weights, where given.
-        implementation: "plain" computes the weights; "flash" runs fused kernels on a TPU, and
-            needs a mask by segments and no bias; "cudnn" runs NVIDIA's fused kernels on a GPU.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
-        exponentials: What "plain" keeps of its softmax, as `Execution.exponentials`.
-
-    Raises:
-        InputError: The mask is not boolean or does not fit, or keys or values are of another batch;
-            or a fused kernel is asked to drop attention weights, or "flash" to read a mask that is
-            not by segments or a bias, which they cannot do.
+        exponentials: As `Execution.exponentials`.
     """
-    batch, num_heads, queries, _ = query.shape
-    check_mask("mask", mask, (batch, num_heads, queries, key.shape[2]))
-    check_rows("keys", key, batch, "queries")
-    check_rows("values", value, batch, "queries")
-    if implementation != "plain" and dropout is not None:
-        raise InputError(
-            f"attention={implementation!r} cannot drop attention weights; use attention='plain', "
-            "or set attention_dropout=0"
-        )
-    if implementation == "flash":
-        if bias is not None or not (mask is None or isinstance(mask, SegmentMask)):
-            raise InputError(
-                "attention='flash' reads masks by segments, and no bias; use attention='plain'"
-            )
-        return flash_attention(query, key, value, mask, scaled)
-    if implementation == "cudnn":
-        return cudnn_attention(query, key, value, mask, bias, scaled)
-    mask = dense(mask, query.shape[2], key.shape[2])
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
@@ -427,58 +222,3 @@ def dot_product_attention(
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)
-
-
-def cached_attention(
-    query: Float[Array, "B H T K"],
-    keys: Float[Array, "B H K S"],
-    values: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None = None,
-    bias: Float[Array, "#B H #T S"] | None = None,
-    scaled: bool = True,
-) -> Float[Array, "B H T K"]:
-    """Return attention over a cache, whose keys lie in columns and whose numbers are all finite.
-
-    With keys in columns, both products of a decoding step read memory row by row. `bias` and
-    `scaled` as for `dot_product_attention`.
-    """
-    scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = _weigh(scores, query.shape[-1], mask, bias, scaled, by_rows=False)
-    return jnp.einsum("bhts,bhsk->bhtk", weights, values)
-
-
-def joined_attention(
-    query: Float[Array, "B H N K"],
-    keys: Float[Array, "B S D"],
-    values: Float[Array, "B S D"],
-    mask: Bool[Array, "#B #H #N #S"] | None = None,
-    bias: Float[Array, "#B H #N S"] | None = None,
-    scaled: bool = True,
-) -> Float[Array, "B H N K"]:
-    """Return attention over a cache whose heads lie side by side: D is H * K.
-
-    The same as `cached_attention`, computed by one product for all heads of a source: the query of
-    a head stands in the head's columns, with 0 in the columns of the others; of the product with
-    the values each head keeps its own columns. The products have H times as many terms, but a
-    matrix unit computes them in the time that it needs for a single row. Sums are in at least
-    float32.
-
-    Args:
-        query: Queries of the N hypotheses of each source [B, H, N, K].
-        keys: Keys [B, S, D], finite everywhere.
-        values: Values [B, S, D], finite everywhere.
-        mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
-        bias: Added to the scores, broadcastable to [B, H, N, S]; None adds nothing.
-        scaled: Whether the scores are divided by sqrt(K), before the bias.
-    """
-    _, num_heads, _, head_dim = query.shape
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    width = num_heads * head_dim
-    own = np.arange(width) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
-    queries = jnp.where(own, merge_heads(query)[:, :, None], 0)  # [B, N, H, D]
-    scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
-    mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
-    weights = _weigh(scores, head_dim, mask, bias, scaled).astype(query.dtype)
-    heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
-    joined = jnp.sum(jnp.where(own, heads, 0), axis=2).astype(query.dtype)
-    return split_heads(joined, num_heads)

@@ -18,21 +18,23 @@ from flax.core.scope import LazyRng
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
-from jax_transformer.model import functional, initialization, norms
-from jax_transformer.model.dropout import dropout
-from jax_transformer.model.layer_cache import (
+from jax_transformer.kernels import cache as kernel_cache
+from jax_transformer.kernels.cache import (
     Keys,
     LayerCache,
     Values,
-    cache_layout,
     cached_keys,
     cached_values,
     empty_slots,
     slot_axes,
     write_slots,
 )
-from jax_transformer.model.masks import SegmentMask
+from jax_transformer.kernels.dropout import dropout
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
+from jax_transformer.kernels.fused_attention import fused_attention
+from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
+from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.model import functional, initialization, norms
 from jax_transformer.model.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.runtime.sharding import constrain
 
@@ -72,8 +74,8 @@ class Linear(nn.Module):
             draw = initialization.bias(self.config, inputs, self.attention)
             bias = self.param("bias", draw, (self.features,))
         if self.execution.compute_dtype is not None:
-            return functional.mixed_linear(x, kernel, bias)
-        return functional.linear(x, kernel, bias, self.execution.product)
+            return mixed_linear(x, kernel, bias)
+        return linear(x, kernel, bias, self.execution.product)
 
 
 class Norm(nn.Module):
@@ -200,21 +202,24 @@ class MultiHeadAttention(nn.Module):
                 everything.
             position_bias: Added to the scores [1, H, T, S]; None adds nothing.
         """
-        by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
-        implementation = self.execution.attention_of(query.shape[1], key.shape[1], by_segments)
-        # Fused kernels take no dropout at all, not even an inactive one.
-        fused = implementation != "plain" and not self.dropout.is_active()
-        heads = functional.dot_product_attention(
+        projected = (
             self.project(self.query, query),
             self.project(self.key, key),
             self.project(self.value, value),
-            mask,
-            None if fused else self.dropout,
-            implementation,
-            position_bias,
-            self.config.attention_scale == "head_dim",
-            self.execution.exponentials,
         )
+        lengths, scaled = (query.shape[1], key.shape[1]), self.config.attention_scale == "head_dim"
+        by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
+        implementation = self.execution.attention_of(*lengths, by_segments)
+        if implementation == "plain":
+            mask = dense(mask, *lengths)
+            heads = functional.dot_product_attention(
+                *projected, mask, self.dropout, position_bias, scaled, self.execution.exponentials
+            )
+        else:
+            dropping = self.dropout.is_active()
+            heads = fused_attention(
+                implementation, *projected, mask, position_bias, scaled, dropping
+            )
         return self.output(functional.merge_heads(heads))
 
     def project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
@@ -242,11 +247,8 @@ class MultiHeadAttention(nn.Module):
             position_bias: Added to the scores [1, H, 1, S]; None adds nothing.
         """
         scaled = self.config.attention_scale == "head_dim"
-        queries, rest = self.project(self.query, query), (mask, position_bias, scaled)
-        if cache_layout(keys) == "joined_heads":
-            heads = functional.joined_attention(queries, keys, values, *rest)
-        else:
-            heads = functional.cached_attention(queries, keys, values, *rest)
+        queries = self.project(self.query, query)
+        heads = kernel_cache.attend_to_cache(queries, keys, values, mask, position_bias, scaled)
         return self.output(functional.merge_heads(heads))
 
 
@@ -478,7 +480,7 @@ class OutputProjection(nn.Module):
             draw = initialization.bias(config, config.d_model)
             bias = self.param("bias", draw, (config.tgt_vocab_size,))
         if self.execution.compute_dtype is not None:
-            return functional.mixed_linear(x, kernel, bias)
+            return mixed_linear(x, kernel, bias)
         if tied and self.execution.product == "wide_sums":
-            return functional.linear_by_rows(x, table, bias)
-        return functional.linear(x, kernel, bias, self.execution.product)
+            return linear_by_rows(x, table, bias)
+        return linear(x, kernel, bias, self.execution.product)

@@ -61,6 +61,11 @@ def check_training(whole: int, trained: int, tokens: int, config: TransformerCon
     )
 
 
+def check_position_table(length: int, d_model: int) -> None:
+    """Refuse a table of sinusoids that this machine cannot compute."""
+    check_memory(3 * 8 * length * d_model, f"a table of {length} positions", "set a lower length")
+
+
 def check_cache(
     config: TransformerConfig,
     batch: int,

@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.layer_cache import Keys, cached_keys, cached_values
+from jax_transformer.kernels.cache import Keys, cached_keys, cached_values
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.layers import DecoderLayer
-from jax_transformer.model.masks import SegmentMask
 
 
 class OverMemoryCache(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jax_transformer.kernels.execution import Remat
-from jax_transformer.model.masks import SegmentMask
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.runtime.sharding import shard_rows
 
 

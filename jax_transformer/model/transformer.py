@@ -14,9 +14,10 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.kernels.cache import LayerCache
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import checks, functional, masks
-from jax_transformer.model.layer_cache import LayerCache
 from jax_transformer.model.layers import (
     Dropout,
     Embedding,
@@ -38,8 +39,8 @@ from jax_transformer.runtime.sharding import shard_rows
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
 Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
-SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | masks.SegmentMask
-TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | masks.SegmentMask
+SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | SegmentMask
+TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
 DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
@@ -65,7 +66,7 @@ class Encoder(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B S D"],
-        src_mask: Bool[Array, "#B #H #S #S"] | masks.SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
         x, position_bias = functional.clear_unattended(x, src_mask), None
@@ -97,8 +98,8 @@ class Decoder(nn.Module):
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | masks.SegmentMask | None = None,
-        src_mask: Bool[Array, "#B #H #T #S"] | masks.SegmentMask | None = None,
+        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the hidden states of embedded targets."""
         x, position_bias = functional.clear_unattended(x, tgt_mask), None
@@ -189,7 +190,6 @@ class Transformer(nn.Module):
         src_positions: SourcePositions | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
-        checks.check_source(self.config, src, src_mask, src_positions)
         if src_mask is None:
             src_mask = masks.source_segments(src, self.config)
         src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
@@ -207,8 +207,6 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
-        checks.check_target(self.config, tgt, tgt_mask, tgt_positions)
-        checks.check_memory(self.config, memory, src_mask, tgt)
         if tgt_mask is None:
             tgt_mask = masks.target_segments(tgt, self.config)
         tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
@@ -228,7 +226,6 @@ class Transformer(nn.Module):
         tgt_positions: TargetPositions | None = None,
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
-        checks.check_source(self.config, src, src_mask, src_positions)
         if src_mask is None:
             src_mask = masks.source_segments(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
@@ -282,10 +279,10 @@ class Transformer(nn.Module):
 
     def _readable(
         self,
-        mask: Bool[Array, "#B #H _ _"] | masks.SegmentMask | None,
+        mask: Bool[Array, "#B #H _ _"] | SegmentMask | None,
         queries: int,
         keys: int,
-    ) -> Bool[Array, "#B #H _ _"] | masks.SegmentMask | None:
+    ) -> Bool[Array, "#B #H _ _"] | SegmentMask | None:
         """Return a mask as attention reads it: without fused kernels, one array for all layers."""
         return masks.dense(mask, queries, keys) if self.execution.attention == "plain" else mask
 
@@ -293,7 +290,7 @@ class Transformer(nn.Module):
         self,
         x: Float[Array, "B L D"],
         side: Literal["source", "target"],
-        mask: Bool[Array, "#B #H _ #L"] | masks.SegmentMask | None,
+        mask: Bool[Array, "#B #H _ #L"] | SegmentMask | None,
     ) -> Float[Array, "B L D"]:
         """Return what enters a stack: `x`, normed where the config says so."""
         if not self.config.embedding_norm:
@@ -395,8 +392,16 @@ def encode(
             traced), one is outside the vocabulary or the table; under `jit` it gives NaN.
     """
     checks.check_source(config, src, src_mask, src_positions)
-    positions = {"src_positions": src_positions}
-    return _run(params, config, execution, dropout_key, src, src_mask, method="encode", **positions)
+    return run_module(
+        params,
+        config,
+        execution,
+        src,
+        src_mask,
+        src_positions=src_positions,
+        dropout_key=dropout_key,
+        method="encode",
+    )
 
 
 def decode(
@@ -436,9 +441,18 @@ def decode(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
-    inputs = (tgt, memory, tgt_mask, src_mask)
-    positions = {"tgt_positions": tgt_positions}
-    return _run(params, config, execution, dropout_key, *inputs, method="decode", **positions)
+    return run_module(
+        params,
+        config,
+        execution,
+        tgt,
+        memory,
+        tgt_mask,
+        src_mask,
+        tgt_positions=tgt_positions,
+        dropout_key=dropout_key,
+        method="decode",
+    )
 
 
 def apply(
@@ -462,28 +476,27 @@ def apply(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_source(config, src, src_mask, src_positions, tgt)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
-    positions = {"src_positions": src_positions, "tgt_positions": tgt_positions}
-    return _run(params, config, execution, dropout_key, src, tgt, src_mask, tgt_mask, **positions)
-
-
-def _run(
-    params: Params,
-    config: TransformerConfig,
-    execution: Execution,
-    dropout_key: PRNGKeyArray | None,
-    *args: Array | np.ndarray | masks.SegmentMask | None,
-    method: str | None = None,
-    **positions: Array | np.ndarray | None,
-) -> Float[Array, "B L _"]:
-    args, positions = jax.tree.map(jnp.asarray, (args, positions))  # NumPy arrays are welcome
-    if dropout_key is not None:
-        checks.check_key("dropout_key", dropout_key)
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    return run_module(params, config, execution, *args, rngs=rngs, method=method, **positions)
+    return run_module(
+        params,
+        config,
+        execution,
+        src,
+        tgt,
+        src_mask,
+        tgt_mask,
+        src_positions=src_positions,
+        tgt_positions=tgt_positions,
+        dropout_key=dropout_key,
+    )
 
 
 def run_module(
-    params: Params, config: TransformerConfig, execution: Execution, *args: Any, **kwargs: Any
+    params: Params,
+    config: TransformerConfig,
+    execution: Execution,
+    *args: Any,
+    dropout_key: PRNGKeyArray | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Return `Transformer(config, execution).apply` with these parameters.
 
@@ -491,13 +504,22 @@ def run_module(
         params: Parameters, as from `init_params`; NumPy arrays are welcome.
         config: Their shape.
         execution: How the model is executed.
-        *args: Arguments of the method, as jax arrays.
+        *args: Arguments of the method; NumPy arrays are welcome.
+        dropout_key: Random key that switches dropout on.
         **kwargs: Further arguments of `apply`.
 
     Raises:
-        InputError: The parameters are no nested dict of arrays, or do not fit the config.
+        InputError: The parameters are not a nested dict of arrays, or do not fit the config.
     """
     checks.check_params(params, config)
-    params = jax.tree.map(jnp.asarray, params)
-    with checks.fitting(params, partial(_draw, config=config)):
+    checks.check_execution(execution)
+    if dropout_key is not None:
+        checks.check_key("dropout_key", dropout_key)
+        kwargs["rngs"] = {"dropout": dropout_key}
+    params, args, kwargs = jax.tree.map(_as_jax, (params, args, kwargs))
+    with checks.fitting(params, config):
         return Transformer(config, execution).apply({"params": params}, *args, **kwargs)
+
+
+def _as_jax(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -20,7 +20,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, get_layout, to_torch
 from jax_transformer.convert.layouts.torch_nn import torch_nn_module
 from jax_transformer.convert.table import Layout, flatten
-from jax_transformer.model.masks import causal_mask
+from jax_transformer.kernels.segments import causal_mask
 from jax_transformer.model.transformer import Transformer
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution, TargetLogit
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.checks import check_array, check_whole
 from jax_transformer.model.functional import segment_positions
-from jax_transformer.model.masks import SegmentMask
 from jax_transformer.model.transformer import Params, Transformer, apply, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
 from jax_transformer.text.batches import Batch

@@ -11,7 +11,6 @@ from jax_transformer import encode, generate, init_cache
 from jax_transformer.decoding.cache import decode_step
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.panels import MOST_ROWS, cut_panels, use_panels
-from jax_transformer.model import masks
 from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
@@ -23,7 +22,7 @@ def test_a_step_over_panels_is_the_plain_one(preset, num_rows, shape):
     config = small_config(preset)  # no kernel of it divides into panels
     params = jax.tree.map(jnp.asarray, random_params(config))
     src, tgt = (jnp.asarray(tokens[:num_rows]) for tokens in random_tokens(config))
-    src_mask = masks.padding_mask(src, config.pad_id)
+    src_mask = (src != config.pad_id)[:, None, None, :]
     memory = encode(params, config, src, src_mask)
     step = jax.jit(decode_step, static_argnames="config")
     plain = cache = init_cache(params, config, memory, tgt.shape[1], src_mask)

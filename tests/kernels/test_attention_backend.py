@@ -14,8 +14,9 @@ from jax_transformer.commands import train
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import Choice, choose, choose_for, execution_on
 from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.fused_attention import fused_attention
+from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import functional
-from jax_transformer.model.masks import SegmentMask
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 
@@ -156,8 +157,11 @@ def attend_and_differentiate(
     @jax.jit
     def run(query, key, value, bias):
         def mapped(query, key, value, bias):
-            inputs = query, key, value, mask, None, implementation
-            return functional.dot_product_attention(*inputs, bias, scaled)
+            inputs = query, key, value
+            if implementation == "plain":
+                visible = dense(mask, query.shape[2], key.shape[2])
+                return functional.dot_product_attention(*inputs, visible, None, bias, scaled)
+            return fused_attention(implementation, *inputs, mask, bias, scaled)
 
         output, transpose = jax.vjp(mapped, query, key, value, bias)
         return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)

@@ -12,8 +12,8 @@ from jax_transformer import apply
 from jax_transformer.errors import InputError
 from jax_transformer.kernels import fused_attention
 from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import functional
-from jax_transformer.model.masks import SegmentMask
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import decode_packed
@@ -34,7 +34,7 @@ def interpreted(monkeypatch):
         lengths.append((query.shape[2], key.shape[2]))
         return attention(query, key, value, mask, scaled, interpret=True)
 
-    monkeypatch.setattr(functional, "flash_attention", by_xla)
+    monkeypatch.setattr(fused_attention, "flash_attention", by_xla)
     return lengths
 
 
@@ -82,8 +82,10 @@ def attend_and_differentiate(query, key, value, cotangent, mask, scaled, impleme
     @jax.jit
     def run(query, key, value):
         def attend(*inputs):
-            attention = functional.dot_product_attention
-            return attention(*inputs, mask, None, implementation, scaled=scaled)
+            if implementation == "plain":
+                visible = dense(mask, query.shape[2], key.shape[2])
+                return functional.dot_product_attention(*inputs, visible, scaled=scaled)
+            return fused_attention.fused_attention(implementation, *inputs, mask, None, scaled)
 
         output, transpose = jax.vjp(attend, query, key, value)
         return output, *transpose(cotangent)
@@ -206,12 +208,12 @@ def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted):
 
 def test_what_the_kernels_cannot_do_is_refused():
     query, key, value, _ = draw(5, 5)
-    attend = functools.partial(functional.dot_product_attention, query, key, value)
+    attend = functools.partial(fused_attention.fused_attention, "flash", query, key, value)
     with pytest.raises(InputError, match="attention='flash' cannot drop attention weights"):
-        attend(dropout=lambda weights: weights, implementation="flash")
-    for others in ({"mask": jnp.ones((1, 1, 5, 5), bool)}, {"bias": jnp.zeros((1, HEADS, 5, 5))}):
+        attend(None, None, True, dropping=True)
+    for others in ((jnp.ones((1, 1, 5, 5), bool), None), (None, jnp.zeros((1, HEADS, 5, 5)))):
         with pytest.raises(InputError, match="reads masks by segments, and no bias"):
-            attend(implementation="flash", **others)
+            attend(*others, True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import torch
 
 from jax_transformer import (
     InputError,
-    Transformer,
     apply,
     cross_attention_weights,
     decode,
@@ -26,9 +25,8 @@ from jax_transformer import (
     select_hypotheses,
 )
 from jax_transformer.decoding import score
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.checks import check_ids
-from jax_transformer.model.functional import dot_product_attention
-from jax_transformer.model.masks import SegmentMask
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
@@ -133,11 +131,6 @@ def search(**options):
     return generate(PARAMS, SMALL, SRC, **{"max_new_tokens": 3} | options)
 
 
-def in_module(src, tgt, *masks):
-    params = jax.tree.map(jnp.asarray, PARAMS)
-    return Transformer(SMALL).apply({"params": params}, src, tgt, *masks)
-
-
 def train(**fields):
     batch = Batch(SRC, SRC, SRC)._replace(**fields)
     return train_step(init_state(SMALL, TrainingConfig()), batch, SMALL, TrainingConfig())
@@ -147,7 +140,6 @@ READERS = {  # of ids [batch, length]
     "encode": lambda ids: encode(PARAMS, SMALL, ids),
     "decode": lambda ids: decode(PARAMS, SMALL, ids, MEMORY),
     "apply": lambda ids: apply(PARAMS, SMALL, SRC, ids),
-    "module": lambda ids: in_module(ids, TGT),
     "generate": lambda ids: generate(PARAMS, SMALL, ids, max_new_tokens=3),
     "prefix": lambda ids: search(prefix=ids),
     "score src": lambda ids: score(PARAMS, SMALL, ids, TGT),
@@ -159,7 +151,6 @@ MASKED = {
     "encode": lambda mask: encode(PARAMS, SMALL, SRC, mask),
     "decode": lambda mask: decode(PARAMS, SMALL, TGT, MEMORY, None, mask),
     "apply": lambda mask: apply(PARAMS, SMALL, SRC, TGT, mask),
-    "module": lambda mask: in_module(SRC, TGT, mask),
     "generate": lambda mask: search(src_mask=mask),
     "score": lambda mask: score(PARAMS, SMALL, SRC, TGT, src_mask=mask),
     "init_cache": lambda mask: init_cache(PARAMS, SMALL, MEMORY, 3, mask),
@@ -235,14 +226,6 @@ WRONG_CALLS = {
         lambda: decode(PARAMS, SMALL, TGT, MEMORY, None, SegmentMask(SRC != 0, causal=True)),
         "src_mask is causal, which needs as many queries as keys; here are 11 queries and 13 keys",
     ),
-    "an additive mask of attention": (
-        lambda: dot_product_attention(*[jnp.ones((1, 1, 2, 3))] * 3, mask=jnp.zeros((1, 1, 2, 2))),
-        "mask of dtype float32 must be boolean",
-    ),
-    "keys of another batch": (
-        lambda: dot_product_attention(*(jnp.ones((n, 1, 2, 3)) for n in (2, 1, 1))),
-        "keys has 1 rows and queries 2",
-    ),
     "a source for two targets": (
         lambda: apply(PARAMS, SMALL, SRC[:1], TGT[:2]),
         "tgt has 2 rows and src 1",
@@ -250,10 +233,6 @@ WRONG_CALLS = {
     "a source for two targets, traced": (
         lambda: jax.jit(lambda src: apply(PARAMS, SMALL, src, TGT[:2]))(SRC[:1]),
         "tgt has 2 rows and src 1",
-    ),
-    "a source for two targets, in the module": (
-        lambda: in_module(SRC[:1], TGT[:2]),
-        "memory has 1 rows and tgt 2",
     ),
     "a source for two scores": (
         lambda: score(PARAMS, SMALL, SRC[:1], TGT[:2]),

@@ -14,7 +14,7 @@ import torch
 
 import torch_reference
 from jax_transformer import TransformerConfig, apply, convert
-from jax_transformer.model.dropout import dropout
+from jax_transformer.kernels.dropout import dropout
 from jax_transformer.model.layers import Dropout
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, random_params, random_tokens, small_config

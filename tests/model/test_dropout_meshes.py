@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jax_transformer import apply
-from jax_transformer.model.dropout import dropout
+from jax_transformer.kernels.dropout import dropout
 from jax_transformer.runtime.sharding import make_mesh, row_sharding
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error

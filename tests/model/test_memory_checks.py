@@ -1,15 +1,15 @@
 """What this machine cannot hold is refused before it is allocated: in one line, at once."""
 
 import time
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
-from jax_transformer import InputError, generate, init_cache, init_params
+from jax_transformer import InputError, encode, generate, init_cache, init_params
 from jax_transformer.config import LARGEST
-from jax_transformer.model.functional import sinusoidal_positions
-from jax_transformer.model.memory_checks import check_cache, check_training
+from jax_transformer.model.memory_checks import check_cache, check_position_table, check_training
 from jax_transformer.runtime import host_memory
 from jax_transformer.runtime.host_memory import check_memory, total_memory
 from tests.models import random_params, small_config
@@ -46,7 +46,11 @@ def test_parameters_that_the_machine_cannot_hold_are_not_drawn():
 
 
 def test_a_position_table_that_the_machine_cannot_hold_is_not_computed():
-    refused("a table of 1000000000 positions needs at least", sinusoidal_positions, 10**9, 512)
+    refused("a table of 1000000000 positions needs at least", check_position_table, 10**9, 512)
+    config = small_config("vaswani2017", max_length=10**9)
+    positions = np.arange(SRC.size)[None]
+    refused("a table of 1000000000 positions needs", partial(encode, src_positions=positions),
+            random_params(config), config, SRC)  # fmt: skip
 
 
 def test_a_training_counts_what_is_trained_and_the_packed_batch(monkeypatch):

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from jax_transformer.kernels import products
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.model import functional
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import _loss_and_gradients
@@ -61,7 +61,7 @@ def test_a_mixed_product_has_the_gradients_of_an_ordinary_one(x64):
     )
     cotangent = jnp.asarray(random.normal(size=(2, 3, 7)))
     results = []
-    for linear in (functional.mixed_linear, functional.linear):
+    for linear in (products.mixed_linear, products.linear):
         y, transpose = jax.vjp(linear, x, kernel, bias)
         results.append((y, *transpose(cotangent)))
     for ours, theirs in zip(*results, strict=True):

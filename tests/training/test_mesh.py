@@ -26,7 +26,7 @@ from rich.console import Console
 
 from jax_transformer import generate
 from jax_transformer.commands import train
-from jax_transformer.model.dropout import dropout
+from jax_transformer.kernels.dropout import dropout
 from jax_transformer.model.parameters import shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore

@@ -9,6 +9,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage, tokenizer_files
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.memory_checks import check_position_table
 
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
 
@@ -18,6 +19,7 @@ class _PositionTable:
 
     def __call__(self, config: TransformerConfig) -> np.ndarray:
         """Return the float64 table for a config."""
+        check_position_table(*self.lengths(config))
         table = sinusoidal_positions(*self.lengths(config), "sinusoidal_tensor2tensor")
         table[config.pad_id : config.pad_id + 1] = 0.0
         return table

@@ -14,8 +14,8 @@ from torch import nn
 
 from jax_transformer import TransformerConfig, apply, convert, decode, encode
 from jax_transformer.convert.layouts import torch_nn
+from jax_transformer.kernels.segments import causal_mask
 from jax_transformer.model.layers import MultiHeadAttention
-from jax_transformer.model.masks import causal_mask
 from tests.convert.foreign import randomized
 from tests.convert.tools import (
     LOGIT_BOUNDS,

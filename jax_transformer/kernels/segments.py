@@ -1,0 +1,88 @@
+"""Masks by segments: padding, packed rows and causal attention as two short arrays.
+
+A fused kernel can read these; `dense` makes the boolean array, True = attend, that says the same.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("keys", "queries"), meta_fields=("causal",))
+@dataclasses.dataclass(frozen=True)
+class SegmentMask:
+    """Which query attends to which key, told by segments: a pytree whose `causal` is static.
+
+    Attributes:
+        keys: Segment of each key, from 1, or True; 0 or False is hidden [batch, keys]. None hides
+            no key.
+        queries: Segment of each query, which attends to the keys of its segment; 0 attends to
+            nothing [batch, queries]. None: every query attends to every key that is not hidden.
+        causal: Whether later positions are hidden too. Queries and keys are then equally many.
+    """
+
+    keys: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None
+    queries: Int[Array, "batch queries"] | None = None
+    causal: bool = False
+
+    def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries keys"]:
+        """Return the boolean mask that says the same.
+
+        Args:
+            queries: Number of queries.
+            keys: Number of keys.
+        """
+        if self.keys is None:
+            visible = jnp.ones((1, 1, 1, keys), bool)
+        elif self.queries is None:
+            visible = self.keys.astype(bool)[:, None, None, :]
+        else:
+            visible = segment_mask(self.queries, self.keys)
+        if not self.causal:
+            return visible
+        return causal_mask(queries) if self.keys is None else visible & causal_mask(queries)
+
+    def attended(self, keys: int) -> Bool[Array, "#batch keys"]:
+        """Return which keys some query attends to, given the number of keys."""
+        if self.queries is not None:
+            return jnp.any(self.dense(self.queries.shape[1], keys), axis=(1, 2))
+        # In causal attention a key is attended to from its own position.
+        return jnp.ones((1, keys), bool) if self.keys is None else self.keys.astype(bool)
+
+    def attending(self, queries: int, keys: int) -> Bool[Array, "#batch #queries"]:
+        """Return which queries attend to some key; arguments as `dense`."""
+        return jnp.any(self.dense(queries, keys), axis=(1, 3))
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
+    """Return the mask that hides later positions from earlier ones (section 3.2.3)."""
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def segment_mask(
+    queries: Int[Array, "batch queries"], keys: Int[Array, "batch keys"]
+) -> Bool[Array, "batch 1 queries keys"]:
+    """Return the mask that keeps attention inside a segment of a packed row.
+
+    Args:
+        queries: Segment of each query, from 1; 0 is padding, which attends to nothing.
+        keys: Segment of each key.
+    """
+    same = queries[:, :, None] == keys[:, None, :]
+    return (same & (queries > 0)[:, :, None])[:, None]
+
+
+def dense(
+    mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
+) -> Bool[Array, "#batch #heads _ _"] | None:
+    """Return a mask as a boolean array; one that is none by segments stays as it is.
+
+    Args:
+        mask: A mask of attention, or None.
+        queries: Number of queries.
+        keys: Number of keys.
+    """
+    return mask.dense(queries, keys) if isinstance(mask, SegmentMask) else mask
