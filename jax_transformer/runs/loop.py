@@ -43,19 +43,16 @@ from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, pla
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import (
+from jax_transformer.training.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
+from jax_transformer.training.step import (
     EvaluationStep,
+    TrainState,
     TrainStep,
-    fill_rows,
-    filled_rows,
-    sharded_batches,
-    sharded_epoch,
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
     state_shardings,
 )
-from jax_transformer.training.step import TrainState
 
 STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
 CHECKPOINTS = "run"  # folder of the run's checkpoints in its directory

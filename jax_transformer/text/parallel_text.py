@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -26,7 +25,6 @@ from jax_transformer.text.text_files import (
 )
 
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
-FILE_CHUNK = 2**18  # bytes of a file that are digested at once
 BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -41,36 +39,37 @@ class Block(NamedTuple):
         source_name: Name of the source file in error messages.
         target_name: Name of the target file, or None where a source is a line of a .tsv file.
         sources: The source lines, or the whole lines of a .tsv file.
-        targets: The target lines, as many as sources; none for a .tsv file.
-        overlong: Indices of the pairs with a line above `LONGEST_LINE` bytes of `text_files`, in
-            place of which b"" stands.
+        targets: The target lines, as many as sources; none for a .tsv file. A line above
+            `LONGEST_LINE` bytes of `text_files` is None.
     """
 
     first: int
     first_line: int
     source_name: str
     target_name: str | None
-    sources: list[bytes]
-    targets: list[bytes]
-    overlong: frozenset[int] = frozenset()
+    sources: list[bytes | None]
+    targets: list[bytes | None]
 
-    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str]]:
+    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | None]:
         """Return the source and the target of some pairs, or of all; see `decode_lines`.
 
-        Both are "" for the pairs that are overlong, whose other line may not be text.
+        A pair with a line that is too long is None: its other line may not be text.
 
         Raises:
             InputError: A line is not UTF-8 or contains a NUL character, or a line of a .tsv file
                 does not have exactly one tab; the message names it by file and number.
         """
         places = range(len(self.sources)) if places is None else places
-        return [("", "") if place in self.overlong else self._pair(place) for place in places]
+        return [self._pair(place) for place in places]
 
-    def _pair(self, place: int) -> tuple[str, str]:
+    def _pair(self, place: int) -> tuple[str, str] | None:
         number = self.first_line + place
-        source = decode_line(self.sources[place], self.source_name, number)
+        sides = [side[place] for side in (self.sources, self.targets) if side]
+        if None in sides:
+            return None
+        source = decode_line(sides[0], self.source_name, number)
         if self.target_name is not None:
-            return source, decode_line(self.targets[place], self.target_name, number)
+            return source, decode_line(sides[1], self.target_name, number)
         sides = source.split("\t")
         if len(sides) != 2:
             raise InputError(
@@ -266,11 +265,11 @@ def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
     pairs: list[tuple[str, str]] = []
     lines = 0
     for block in files.blocks(BLOCK_PAIRS):
-        if block.overlong:
-            number = block.first_line + min(block.overlong)
+        decoded = block.pairs()
+        if None in decoded:
             names = " or ".join(filter(None, (block.source_name, block.target_name)))
-            raise overlong_line(names, number, LONGEST_LINE)
-        pairs += filter(has_text, block.pairs())
+            raise overlong_line(names, block.first_line + decoded.index(None), LONGEST_LINE)
+        pairs += filter(has_text, decoded)
         lines += len(block.sources)
     if not pairs:
         raise no_pairs(files.names, lines)
@@ -278,9 +277,9 @@ def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
     return Text(sources, targets, dropped_empty=lines - len(pairs))
 
 
-def has_text(pair: tuple[str, str]) -> bool:
-    """Return whether neither side of a pair is blank."""
-    return all(map(str.strip, pair))
+def has_text(pair: tuple[str, str] | None) -> bool:
+    """Return whether a pair is not too long and neither of its sides is blank."""
+    return pair is not None and all(map(str.strip, pair))
 
 
 def no_pairs(names: str, lines: int) -> InputError:
@@ -319,11 +318,7 @@ def _file_blocks(files: tuple[Path, ...], first: int, pairs: int) -> Iterator[Bl
                 raise _misaligned(files, totals)
             if not counts[0]:
                 return
-            overlong = frozenset(
-                place for side in sides for place, line in enumerate(side) if line is None
-            )
-            lines = [[line or b"" for line in side] if overlong else side for side in (*sides, [])]
-            yield Block(first + done, done + 1, *names[:2], *lines[:2], overlong)
+            yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2])
 
 
 def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
@@ -346,31 +341,11 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 def _read_facts(path: Path) -> FileFacts:
     with open_text(path) as file:
         before = os.fstat(file.fileno())
-        digested = _Digested(file)
-        lines = count_line_ends(io.BufferedReader(digested, FILE_CHUNK), str(path))
+        with reading(str(path)):
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+        lines = count_line_ends(file, str(path))
         after = os.fstat(file.fileno())
-    unchanged = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    if not unchanged or digested.bytes != after.st_size:
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
-    sha256 = digested.sha256.hexdigest()
     return FileFacts(str(path.absolute()), after.st_size, after.st_mtime_ns, sha256, lines)
-
-
-class _Digested(io.RawIOBase):
-    """The bytes of a file, which are digested and counted as they are read."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-        self.bytes = 0
-
-    def readable(self) -> bool:
-        """Return True: the stream is for reading."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill the start of the buffer; return the number of bytes, 0 at the end of the file."""
-        count = self._file.readinto(buffer)
-        self.sha256.update(buffer[:count])
-        self.bytes += count
-        return count

@@ -271,7 +271,7 @@ def encode_block(
         for place, pair in enumerate(block.pairs()):
             if place in left_out:
                 dropped[left_out[place]] += 1
-            elif place in block.overlong or max(map(len, pair)) > most:
+            elif pair is None or max(map(len, pair)) > most:
                 dropped["dropped as too long"] += 1
             elif not has_text(pair):
                 dropped["dropped for an empty side"] += 1

@@ -31,7 +31,7 @@ from jax_transformer.runtime.topologies import (
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable
-from jax_transformer.training.mesh import sharded_train_step, state_shapes
+from jax_transformer.training.step import sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
@@ -240,7 +240,7 @@ def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConf
 def compile_step(
     config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
 ) -> jax.stages.Compiled:
-    """Compile `training.mesh.sharded_train_step` for a slice of TPUs; nothing is run.
+    """Compile `training.step.sharded_train_step` for a slice of TPUs; nothing is run.
 
     Args:
         config: The shape of the model.

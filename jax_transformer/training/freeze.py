@@ -2,12 +2,11 @@
 
 import difflib
 import math
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import parameter_shapes
 from jax_transformer.model.transformer import Params
@@ -19,7 +18,7 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
     """Return the names of the parameters that no pattern matches, in the same order.
 
     Args:
-        names: Paths of the parameters, as "encoder/layers_0/self_attention/query/kernel".
+        names: Paths of the parameters, for example "encoder/layers_0/self_attention/query/kernel".
         patterns: Patterns of `fnmatch`; "*" also matches "/".
 
     Raises:
@@ -35,47 +34,30 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
         name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
     if not trained:
+        stems = dict.fromkeys(f"{name.split('/')[0]}/*" for name in names)
         raise InputError(
             f"freeze={' '.join(patterns)!r} leaves no parameter to train; name fewer of "
-            f"{', '.join(_stems(names))}"
+            f"{', '.join(stems)}"
         )
     return trained
 
 
-def _stems(names: list[str]) -> list[str]:
-    """Return the first parts of the names, as patterns, each once."""
-    return list(dict.fromkeys(f"{name.split('/')[0]}/*" for name in names))
-
-
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
     """Return the parameters that are trained: a nested dict without the frozen parameters.
-
-    Without patterns it is `params` itself.
 
     Raises:
         InputError: As `trained_names`.
     """
     if not patterns:
         return params
-    leaves = flatten(params)
-    return nest({name: leaves[name] for name in trained_names([*leaves], patterns)})
+    leaves = flatten_dict(params, sep="/")
+    trained = trained_names([*leaves], patterns)
+    return unflatten_dict({name: leaves[name] for name in trained}, sep="/")
 
 
 def merged(params: Params, trained: Params) -> Params:
-    """Return all parameters: those of `trained`, and of `params` where `trained` has none.
-
-    Args:
-        params: All parameters.
-        trained: Some of them with other values, as `trainable` returns them.
-    """
-    return {
-        name: _merged_value(value, trained[name]) if name in trained else value
-        for name, value in params.items()
-    }
-
-
-def _merged_value(value: Any, trained: Any) -> Any:
-    return merged(value, trained) if isinstance(value, Mapping) else trained
+    """Return all parameters, with other values for those that `trainable` returned."""
+    return unflatten_dict(flatten_dict(params) | flatten_dict(trained))
 
 
 def trained_sizes(config: TransformerConfig, patterns: tuple[str, ...]) -> tuple[int, int]:

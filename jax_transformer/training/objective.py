@@ -30,19 +30,12 @@ def batch_loss(
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
 
-    Args:
-        params: Parameters, as from `init_params`.
-        batch: Pairs; padding does not count.
-        config: The shape of the model.
-        label_smoothing: As for `cross_entropy`.
-        dropout_key: Random key that switches dropout on.
-        execution: How the model is executed.
+    The batch is one that `check_batch` accepts. A random key switches dropout on.
 
     Raises:
-        InputError: The fields of the batch do not belong together; or it is packed, and the model
-            takes vectors or its targets do not attend to each other.
+        InputError: The batch is packed, and the model takes vectors or its targets do not attend
+            to each other.
     """
-    check_batch(batch)
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
@@ -78,17 +71,17 @@ def check_batch(batch: Batch) -> None:
         InputError: The targets or the segments are no whole numbers, or not one for each token; or
             one side alone has segments.
     """
-    sides = [("tgt_out", batch.tgt_out, "tgt_in", batch.tgt_in)]
+    sides = [("tgt_out", "tgt_in")]
     if batch.src_segments is not None or batch.tgt_segments is not None:
-        sides.append(("src_segments", batch.src_segments, "src", batch.src))
-        sides.append(("tgt_segments", batch.tgt_segments, "tgt_in", batch.tgt_in))
-    for name, array, other_name, other in sides:
+        sides += [("src_segments", "src"), ("tgt_segments", "tgt_in")]
+    for name, input_name in sides:
+        array, inputs = getattr(batch, name), getattr(batch, input_name)
         check_whole(f"batch.{name}", array)
-        check_array(f"batch.{other_name}", other)
-        if array.shape != other.shape[:2]:
+        check_array(f"batch.{input_name}", inputs)
+        if array.shape != inputs.shape[:2]:
             raise InputError(
                 f"batch.{name} of shape {array.shape} must be [batch, length] as batch."
-                f"{other_name}, which is {list(other.shape[:2])}"
+                f"{input_name}, which is {list(inputs.shape[:2])}"
             )
 
 
@@ -132,11 +125,14 @@ def _sum_of_parts_forward(
 ) -> tuple[Float[Array, ""], tuple[Params, Float[Array, "rows length D"]]]:
     differentiate = jax.value_and_grad(loss, argnums=(0, 1))
 
-    def own_rows(
-        head: Params, hidden: Float[Array, "own_rows length D"], targets: Int[Array, "own_rows _"]
-    ) -> tuple[tuple[Float[Array, ""], Params], Float[Array, "own_rows length D"]]:
+    def device_rows(
+        head: Params, hidden: Float[Array, "rows length D"], targets: Int[Array, "rows _"]
+    ) -> tuple[tuple[Float[Array, ""], Params], Float[Array, "rows length D"]]:
         # Summed in at least float32: each part's gradient alone is rounded.
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), (jnp.zeros(()), head))
+        def zeros(leaf: Array) -> Array:
+            return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+
+        sums = jax.tree.map(zeros, (jnp.zeros(()), head))
         to_hidden = []
         split = (jnp.array_split(side, parts, axis=1) for side in (hidden, targets))
         for piece, ids in zip(*split, strict=True):
@@ -149,7 +145,7 @@ def _sum_of_parts_forward(
         to_head = jax.tree.map(lambda sum_, leaf: sum_.astype(leaf.dtype), to_head, head)
         return (total, to_head), jnp.concatenate(to_hidden, axis=1)
 
-    (totals, to_head), to_hidden = map_own_rows(own_rows, head, hidden, targets)
+    (totals, to_head), to_hidden = map_own_rows(device_rows, head, hidden, targets)
     return jnp.sum(totals), (to_head, to_hidden)
 
 
@@ -165,10 +161,6 @@ def _sum_of_parts_backward(
 
 
 _sum_of_parts.defvjp(_sum_of_parts_forward, _sum_of_parts_backward)
-
-
-def _wide(x: Array) -> jnp.dtype:
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def check_packs(config: TransformerConfig) -> None:
@@ -231,13 +223,6 @@ def cross_entropy(
     With smoothing s (section 5.4) a target's distribution is 1 - s on its token plus s spread
     evenly over the vocabulary. The loss is logsumexp - (1 - s) * gold logit - s * mean logit, in
     at least float32. Padding is excluded by selection, not by multiplication with 0.
-
-    Args:
-        logits: Unnormalised scores [batch, length, vocab].
-        targets: Token ids [batch, length].
-        pad_id: Id of the targets that do not count.
-        label_smoothing: s, from 0 to 1.
-        target_logit: As `Execution.target_logit`.
 
     Returns:
         (sum, count): the loss in nats, and the number of targets that are not padding.

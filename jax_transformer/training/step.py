@@ -1,19 +1,27 @@
-"""One optimizer step and one evaluation step, as pure functions of all they depend on."""
+"""One optimizer step and one evaluation step: pure functions, and compiled for a mesh.
+
+One device is a mesh of one device.
+"""
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model.parameters import shard_parameters
+from jax_transformer.model.parameters import shard_parameters, shardings
 from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
@@ -73,10 +81,8 @@ def init_state(
 ) -> TrainState:
     """Return the state before the first step.
 
-    Args:
-        config: The shape of the model.
-        training_config: How it is trained; `seed` decides all random numbers.
-        params: The parameters to start from, float32; None draws them.
+    The settings' `seed` decides all random numbers. Parameters to start from are float32; None
+    draws them.
 
     Raises:
         InputError: As `freeze.trained_names`.
@@ -93,6 +99,9 @@ def init_state(
     step = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer_state, step, dropout_key, ema, recent)
 
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""]]]
 
 STATIC = ("config", "training_config", "execution")  # each new value is a compilation
 
@@ -115,7 +124,7 @@ def train_step(
     are. The argument `state` is donated: do not use it afterwards.
 
     Raises:
-        InputError: As `freeze.trained_names` and `batch_loss`.
+        InputError: As `freeze.trained_names`, `check_batch` and `batch_loss`.
     """
     check_batch(batch)
     dropout_key = jax.random.fold_in(state.key, state.step)
@@ -239,7 +248,82 @@ def evaluation_step(
     training_config: TrainingConfig,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the objective of a batch without dropout, as (sum, count)."""
+    """Return the objective of a batch without dropout, as (sum, count).
+
+    Raises:
+        InputError: As `check_batch` and `batch_loss`.
+    """
+    check_batch(batch)
     params = _cast(params, config, training_config)
     smoothing = training_config.label_smoothing
     return batch_loss(params, batch, config, smoothing, execution=execution)
+
+
+def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
+    """Return the shapes and dtypes of the state, without any array."""
+    return jax.eval_shape(partial(init_state, config, training_config))
+
+
+def state_shardings(
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+) -> TrainState:
+    """Return the sharding of each array of the state."""
+    return shardings(state_shapes(config, training_config), mesh, config)
+
+
+def sharded_init_state(
+    mesh: Mesh,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    params: Params | None = None,
+) -> TrainState:
+    """Return `init_state`, with each shard computed on the device that holds it.
+
+    Parameters to start from are whole and on the host; None draws them.
+    """
+    make = partial(init_state, config, training_config)
+    places = state_shardings(mesh, config, training_config)
+    if params is not None:
+        params = jax.device_put(params, places.params)
+    return jax.jit(make, out_shardings=places)(params)
+
+
+def sharded_train_step(
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+) -> TrainStep:
+    """Return `train_step` for a mesh, jitted; the state handed in is donated."""
+    state = state_shardings(mesh, config, training_config)
+    execution = execution_on(
+        mesh.devices.flat[0],
+        training_config.compute_dtype,
+        config.head_dim,
+        dropped=config.attention_dropout_rate > 0,
+    )
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        with use_abstract_mesh(mesh.abstract_mesh):
+            return train_step(state, batch, config, training_config, execution)
+
+    return jax.jit(
+        step,
+        in_shardings=(state, row_sharding(mesh)),
+        out_shardings=(state, replicated(mesh)),
+        donate_argnums=0,
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def sharded_evaluation_step(
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+) -> EvaluationStep:
+    """Return `evaluation_step` for a mesh, jitted."""
+    execution = execution_on(
+        mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped=False
+    )
+
+    def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        with use_abstract_mesh(mesh.abstract_mesh):
+            return evaluation_step(params, batch, config, training_config, execution)
+
+    params = state_shardings(mesh, config, training_config).params
+    return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))

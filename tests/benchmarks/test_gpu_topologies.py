@@ -14,7 +14,7 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import sharded_train_step, state_shapes
+from jax_transformer.training.step import sharded_train_step, state_shapes
 
 pytestmark = pytest.mark.exhaustive
 

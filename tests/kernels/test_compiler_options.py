@@ -11,7 +11,7 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import sharded_train_step, state_shapes
+from jax_transformer.training.step import sharded_train_step, state_shapes
 
 WIDTH = 256  # the kernels of attention, in bfloat16, are the smallest that are reduced alone
 CONFIG = TransformerConfig.preset(

@@ -13,7 +13,7 @@ from jax_transformer import InputError, apply, init_params
 from jax_transformer.model.parameters import shardings, undivided
 from jax_transformer.runtime import sharding
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import state_shapes
+from jax_transformer.training.step import state_shapes
 from tests.models import random_tokens, small_config
 
 

@@ -67,7 +67,6 @@ def test_blocks_hold_every_line_once_in_order(tmp_path_factory, files, tsv, pair
     assert [block.first_line - 1 for block in blocks] == [first for first, _ in starts]
     assert [len(block.sources) for block in blocks] == sizes
     assert [block.first for block in blocks] == [sum(sizes[:i]) for i in range(len(sizes))]
-    assert not any(block.overlong for block in blocks)
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 5, 100])
@@ -118,16 +117,14 @@ def test_pairs_with_an_overlong_line_are_marked(write):
     sources = write("source", b"a\n" + long + b"x\n" + long + b"\n\xff\ne")
     targets = write("target", b"A\nB\nC\n" + long + b"x\nE\n")
     (block,) = TextFiles((sources,), (targets,)).blocks(10)
-    assert block.overlong == {1, 3}
-    assert block.sources == [b"a", b"", long, b"\xff", b"e"]
-    assert block.targets == [b"A", b"B", b"C", b"", b"E"]
-    expected = [("a", "A"), ("", ""), (long.decode(), "C"), ("", ""), ("e", "E")]
+    assert block.sources == [b"a", None, long, b"\xff", b"e"]
+    assert block.targets == [b"A", b"B", b"C", None, b"E"]
+    expected = [("a", "A"), None, (long.decode(), "C"), None, ("e", "E")]
     assert block.pairs() == expected
 
     pairs = write("pairs.tsv", b"a\tA\n" + long + b"\tB\n")
     (block,) = TextFiles((pairs,)).blocks(10)
-    assert block.overlong == {1}
-    assert block.pairs() == [("a", "A"), ("", "")]
+    assert block.pairs() == [("a", "A"), None]
 
 
 def test_blocks_take_the_memory_of_one(write):

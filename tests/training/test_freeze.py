@@ -15,6 +15,7 @@ from jax_transformer.training.step import init_state, train_step
 from tests.models import random_params
 from tests.parity import measure
 from tests.parity.ladder import bound
+from tests.tiers import tiered
 
 FREEZE = ("encoder/*", "*/cross_attention/*", "token_embedding/embedding")
 CONFIG = measure.trainable("vaswani2017", num_decoder_layers=1)
@@ -46,7 +47,7 @@ def test_patterns_name_whole_paths():
     assert (trained, whole) == (sum(map(sizes.get, TRAINED)), sum(sizes.values()))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", tiered(["float32", "float64"], quick=["float64"]))
 def test_twenty_steps_are_those_of_torch_without_the_gradients(dtype, request):
     if dtype == "float64":
         request.getfixturevalue("x64")

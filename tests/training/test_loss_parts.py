@@ -13,6 +13,7 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import batch_loss
 from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config
+from tests.tiers import tiered
 
 ROWS, LENGTH = 4, 12
 PRESETS = ("vaswani2017", "pre_norm", "marian", "t5_v1_1")  # tied, own matrix, bias, scaled
@@ -39,8 +40,8 @@ def loss_and_gradient(params, config, packed, parts):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("parts", [2, 5, 99])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("parts", tiered([2, 5, 99], quick=[5]))
+@pytest.mark.parametrize("preset", tiered(PRESETS, quick=["t5_v1_1"]))
 def test_loss_and_gradient_are_those_of_one_part(x64, preset, parts, packed):
     config = small_config(preset)
     params = random_params(config, dtype=np.float64)

@@ -1,7 +1,7 @@
 """Training on every mesh of eight devices is training on one: losses, masks, samples, restores.
 
 Run as a module, this file prints what differs, as JSON: a process of its own has eight devices.
-By hand: `python -m tests.training.test_mesh`.
+By hand: `python -m tests.training.test_mesh CACHE`.
 """
 
 import dataclasses
@@ -45,15 +45,13 @@ from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import (
-    fill_rows,
-    sharded_batches,
-    sharded_epoch,
+from jax_transformer.training.mesh import fill_rows, sharded_batches, sharded_epoch
+from jax_transformer.training.step import (
+    init_state,
     sharded_init_state,
     sharded_train_step,
     state_shardings,
 )
-from jax_transformer.training.step import init_state
 from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
@@ -65,6 +63,7 @@ EIGHT = [
     for data, fsdp in itertools.product((1, 2, 4, 8), repeat=2)
     if data * fsdp <= 8
 ]
+QUICK = "data=2,fsdp=1,tensor=2"
 FEWER = ["data=2,fsdp=1,tensor=1", "data=1,fsdp=2,tensor=2"]
 STEPS = 200
 ROWS, PAIRS, LENGTH, VOCABULARY = 11, 43, 8, 40
@@ -114,7 +113,7 @@ def placed(tree, mesh):
     return jax.device_put(jax.tree.map(jnp.copy, tree), shardings(tree, mesh, CONFIG))
 
 
-def losses_on(sizes, start):
+def losses_on(sizes, start, steps):
     """Return the losses of the steps on a mesh, and the rows of its batches."""
     mesh, encoded = devices(sizes), corpus()
     plan = fill_rows(plan_epoch(encoded, SETTINGS, 0), mesh, SETTINGS.num_microbatches)
@@ -122,19 +121,19 @@ def losses_on(sizes, start):
     state, losses = placed(start, mesh), []
     print(f"compiling for {sizes}", file=sys.stderr, flush=True)
     make = sharded_train_step(mesh, CONFIG, SETTINGS).lower(state, batches[0]).compile()
-    for batch in itertools.islice(itertools.cycle(batches), STEPS):
+    for batch in itertools.islice(itertools.cycle(batches), steps):
         state, metrics = make(state, batch)
         losses.append(float(metrics.loss))
     return np.array(losses), len(batches[0].src)
 
 
-def compare_losses():
+def compare_losses(meshes, steps):
     """Return how far losses differ from those on one device: of the first step, and at worst."""
     start = jax.device_get(init_state(CONFIG, SETTINGS))
-    one, rows = losses_on("data=1,fsdp=1,tensor=1", start)
+    one, rows = losses_on("data=1,fsdp=1,tensor=1", start, steps)
     found = {"one": {"rows": rows, "losses": [one[0], one[-1]]}}
-    for sizes in (*FEWER, *EIGHT):
-        many, rows = losses_on(sizes, start)
+    for sizes in meshes:
+        many, rows = losses_on(sizes, start, steps)
         differences = np.abs(many / one[: len(many)] - 1)
         found[sizes] = {
             "rows": rows,
@@ -320,12 +319,15 @@ def rematerialize():
 
 def main():
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}  # JAX has not looked at them yet
-    report = {"losses": compare_losses()}
+    if sys.argv[1] == QUICK:
+        print(json.dumps(compare_losses([QUICK], 20), default=float))
+        return
+    report = {"losses": compare_losses((*FEWER, *EIGHT), STEPS)}
     print(CONTROL, file=sys.stderr, flush=True)
     rematerialize()
-    if cache := sys.argv[1:]:  # from here on: what comes from a cache has no log
-        jax.config.update("jax_compilation_cache_dir", cache[0])
-        compilation_cache.reset_cache()
+    # From here on: what comes from a cache has no log.
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    compilation_cache.reset_cache()
     report["masks"] = compare_masks()
     report["padding"] = compare_padding()
     report["starts"] = compare_starts()
@@ -335,12 +337,11 @@ def main():
     print(json.dumps(report, default=float))
 
 
-@pytest.fixture(scope="session")
-def child(request):
-    cache = jax.config.jax_compilation_cache_dir
+def run_child(argument):
+    """Return what a process with eight devices prints, and its log."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.test_mesh", cache],
-        cwd=request.config.rootpath,
+        [sys.executable, "-m", "tests.training.test_mesh", argument],
+        cwd=Path(__file__).parents[2],
         env=os.environ
         | {
             "JAX_COMPILATION_CACHE_DIR": "",
@@ -355,10 +356,24 @@ def child(request):
 
 
 @pytest.fixture(scope="session")
+def child():
+    return run_child(jax.config.jax_compilation_cache_dir)
+
+
+@pytest.fixture(scope="session")
 def report(child):
     return child[0]
 
 
+def test_losses_on_four_devices_are_those_of_one():
+    losses, _ = run_child(QUICK)
+    assert losses["one"]["rows"] == ROWS  # which is odd: the mesh fills it up
+    assert losses[QUICK]["rows"] == ROWS + 1
+    assert losses[QUICK]["first"] <= 1e-6
+    assert losses[QUICK]["worst"] <= 1e-5
+
+
+@pytest.mark.exhaustive
 def test_losses_are_those_of_one_device(report):
     losses = report["losses"]
     one = losses.pop("one")
@@ -374,6 +389,7 @@ def test_losses_are_those_of_one_device(report):
         assert found["worst"] <= 1e-5
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_rematerialised_involuntarily(child):
     steps, control = child[1].split(CONTROL)
     assert steps.count("compiling for ") == 1 + len(FEWER) + len(EIGHT)
@@ -381,10 +397,12 @@ def test_nothing_is_rematerialised_involuntarily(child):
     assert [line[:300] for line in steps.splitlines() if "Involuntary" in line] == []
 
 
+@pytest.mark.exhaustive
 def test_masks_are_the_same_on_every_mesh_and_with_rows_of_padding(report):
     assert report["masks"] == []
 
 
+@pytest.mark.exhaustive
 def test_padding_that_is_all_on_some_devices_changes_nothing(report):
     found = report["padding"]
     print(found)
@@ -393,12 +411,14 @@ def test_padding_that_is_all_on_some_devices_changes_nothing(report):
     assert found["tokens"][0] == found["tokens"][1] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_state_is_made_in_the_parts_that_devices_keep(report):
     starts = report["starts"]
     assert all(found["equal"] for found in starts.values())
     assert [found["share"] for found in starts.values()] == [1, 1 / 8, 1 / 4]
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_with_other_devices(report):
     found = report["resumed"]
     print(found)
@@ -413,6 +433,7 @@ def test_a_run_goes_on_with_other_devices(report):
     assert found["worst loss"] <= 1e-5
 
 
+@pytest.mark.exhaustive
 def test_translations_are_those_of_one_device(report):
     found = report["translations"]
     assert found["lines"] == 12

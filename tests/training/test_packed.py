@@ -17,6 +17,7 @@ from jax_transformer.training.step import init_state, train_step
 from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config
 from tests.parity.ladder import bound, error
+from tests.tiers import tiered
 
 LONGEST = 9
 PACKED = TrainingConfig(batching="packed", pack_length=23, max_tokens=3 * 23)
@@ -47,14 +48,14 @@ def make_corpus(config, pairs=11, seed=0):
     return Corpus.in_memory(tuple(sources), tuple(targets), vocab_size, vocab_size)
 
 
-@pytest.fixture(params=["float32", "float64"])
+@pytest.fixture(params=tiered(["float32", "float64"], quick=["float64"]))
 def dtype(request):
     if request.param == "float64":
         request.getfixturevalue("x64")
     return request.param
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, quick=["marian"]))
 def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
     config = make_config(preset)
     params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)
@@ -81,7 +82,7 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
     assert worst <= bound("logits", dtype)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, quick=["marian"]))
 def test_gradients_are_those_of_the_same_pairs_in_buckets(preset, dtype):
     config = make_config(preset)
     params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)
@@ -143,7 +144,7 @@ def test_a_model_that_cannot_be_packed_is_refused(name):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("preset", ["pre_norm", "marian"])
+@pytest.mark.parametrize("preset", tiered(["pre_norm", "marian"], quick=["marian"]))
 def test_microbatches_make_the_step_of_the_whole_batch(preset):
     config, corpus = make_config(preset), make_corpus(make_config(preset))
     batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])

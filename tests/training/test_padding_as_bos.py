@@ -19,6 +19,7 @@ from jax_transformer.training.step import evaluation_step, init_state, train_ste
 from tests.models import random_params, small_config
 from tests.parity.ladder import bound
 from tests.parity.measure import Trained, training_errors
+from tests.tiers import tiered
 
 STEPS = 3
 CONFIG = small_config("marian", num_encoder_layers=1, num_decoder_layers=1)
@@ -81,7 +82,7 @@ def alone(corpus):
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("batching", tiered(BATCHINGS, quick=["packed"]))
 def test_steps_on_a_padded_batch_are_those_on_its_pairs(corpus, alone, batching):
     assert CONFIG.bos_id == PAD != 0
     settings = dataclasses.replace(SETTINGS, **BATCHINGS[batching])

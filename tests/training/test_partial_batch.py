@@ -10,6 +10,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import use_abstract_mesh
 
 from jax_transformer.kernels.execution import Execution
@@ -65,6 +66,7 @@ def compare(batching, sizes, parts):
     }
 
 
+@pytest.mark.exhaustive
 def test_sixty_rows_on_eight_devices_are_sixty_rows_on_one(request):
     devices = f"--xla_force_host_platform_device_count={DEVICES}"
     done = subprocess.run(

@@ -17,6 +17,7 @@ from jax_transformer.training import step as step_module
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.step import evaluation_step, init_state, train_step
+from tests.tiers import tiered
 
 CONFIG = TransformerConfig(
     src_vocab_size=13,
@@ -99,6 +100,7 @@ def test_padding_rows_and_columns_change_no_loss(x64):
     assert padded_total == pytest.approx(float(total), rel=1e-14)
 
 
+@pytest.mark.exhaustive
 def test_padding_rows_and_columns_change_no_step():
     example = batch()
     padded = jax.tree.map(lambda ids: np.pad(ids, ((0, 4), (0, 5))), example)
@@ -132,6 +134,7 @@ def test_microbatches_make_the_step_of_the_whole_batch():
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
 
 
+@pytest.mark.exhaustive
 def test_microbatches_drop_each_its_own():
     settings = TrainingConfig(num_microbatches=2)
     half = jax.tree.map(jnp.asarray, batch(rows=2))
@@ -173,7 +176,7 @@ def spoilt_step():
         return settings, make.lower(start(CONFIG, settings), batch()).compile()
 
 
-@pytest.mark.parametrize("bad", SPOILT_BY)
+@pytest.mark.parametrize("bad", tiered(SPOILT_BY, quick=list(SPOILT_BY)[:1]))
 def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad, spoilt_step):
     settings, make = spoilt_step
     good = [jax.tree.map(lambda ids: np.maximum(ids, 6), batch(seed)) for seed in range(3)]
@@ -284,6 +287,7 @@ def test_a_seed_is_a_run():
     assert not leaves_equal(first, other)
 
 
+@pytest.mark.exhaustive
 def test_every_step_drops_others():
     losses = set()
     for step in range(3):
@@ -299,6 +303,7 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fresh_caches")
 def test_a_shape_is_compiled_once():
     state, before = start(), train_step._cache_size()
@@ -307,6 +312,7 @@ def test_a_shape_is_compiled_once():
     assert train_step._cache_size() - before == 2
 
 
+@pytest.mark.exhaustive
 def test_steps_learn_a_batch():
     state, losses = start(NO_DROPOUT, PLAIN), []
     for _ in range(60):
@@ -315,6 +321,7 @@ def test_steps_learn_a_batch():
     assert np.mean(losses[-5:]) < 0.3 * losses[0]
 
 
+@pytest.mark.exhaustive
 def test_no_moment_is_copied():
     shapes = jax.eval_shape(lambda: init_state(CONFIG, SETTINGS))
     program = train_step.lower(shapes, batch(), CONFIG, SETTINGS).compile().as_text()

@@ -19,7 +19,8 @@ from jax_transformer.runtime.topologies import compile_for_topology, topology_de
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload, compile_step
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import sharded_evaluation_step, state_shapes
+from jax_transformer.training.step import sharded_evaluation_step, state_shapes
+from tests.tiers import tiered
 
 pytest.importorskip("libtpu")
 
@@ -39,7 +40,7 @@ BFLOAT16 = TrainingConfig(compute_dtype="bfloat16")
 MESHES = ("data=8", "data=4,fsdp=2", "data=2,fsdp=2,tensor=2")
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=tiered(MESHES, quick=MESHES[2:]))
 def mesh(request):
     return request.param
 
@@ -141,6 +142,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_steps_compile_and_donate_their_state(name):
     config, fields = CONFIG, VARIANTS[name]
@@ -153,6 +155,7 @@ def test_other_steps_compile_and_donate_their_state(name):
     assert loops == (4 if "loop" in name else 0)  # two stacks, forward and backward
 
 
+@pytest.mark.exhaustive
 def test_the_evaluation_step_compiles_and_changes_nothing():
     mesh = make_mesh("data=8", topology_devices(SLICE))
     ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
