@@ -65,4 +65,4 @@ def reversal_model():
         output_bias=False,
         dropout=0.0,
     )
-    return config, train_to_reverse(config, steps=600)
+    return config, train_to_reverse(config, steps=300)

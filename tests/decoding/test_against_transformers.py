@@ -19,6 +19,7 @@ from jax_transformer.convert.huggingface import from_huggingface
 from tests.convert.families.bart_lineage import sinusoids
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import STATIC
+from tests.tiers import tiered
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -239,6 +240,8 @@ CASES = {
 }
 SEARCHES = [(name, 1, ("never",)) for name in CASES]
 SEARCHES += [(name, beams, STOPPING) for name in ("plain", "forced") for beams in (3, 4)]
+QUICK = [("words", 1, ("never",)), ("forced", 3, STOPPING)]  # every rule once
+QUICK += [(name, beams, (False,)) for name, beams in (("limits", 4), ("begin", 3), ("prefixes", 4))]
 SEARCHES += [
     ("limits", 4, (False,)),
     ("n-grams", 3, ("never",)),
@@ -262,8 +265,9 @@ def tally():
     )
 
 
-@pytest.mark.parametrize(("name", "beams", "kinds"), SEARCHES)
-def test_ids_and_scores_are_those_of_transformers(every_model, tally, name, beams, kinds):
+@pytest.mark.parametrize("search", tiered(SEARCHES, QUICK), ids=str)
+def test_ids_and_scores_are_those_of_transformers(every_model, tally, search):
+    name, beams, kinds = search
     by_kind, seen = {}, set()
     for kind, (index, penalty) in itertools.product(kinds, enumerate(PENALTIES)):
         model, config, params = every_model[index % len(SEEDS)]

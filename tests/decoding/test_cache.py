@@ -23,11 +23,12 @@ from jax_transformer.model import masks
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
+from tests.tiers import QUICK_PRESETS, tiered
 
 LENGTH, BEAM = 7, 3
 
 
-@pytest.fixture(params=["float64", "float32"])
+@pytest.fixture(params=tiered(["float64", "float32"], quick=["float64"]))
 def dtype(request):
     jax.config.update("jax_enable_x64", request.param == "float64")
     with jax.default_matmul_precision("highest"):
@@ -96,7 +97,7 @@ def cached(config, params, src, tokens, execution=DEFAULT_EXECUTION):
     return jax.lax.scan(step, cache, tokens)[1]
 
 
-@pytest.mark.parametrize("preset", TransformerConfig.presets())
+@pytest.mark.parametrize("preset", tiered(TransformerConfig.presets(), QUICK_PRESETS))
 def test_every_step_is_the_uncached_model(preset, dtype):
     config, params, src, tokens = setting(preset, dtype, beam_size=1)
     tokens = tokens[:, :, 0]
@@ -108,8 +109,8 @@ def test_every_step_is_the_uncached_model(preset, dtype):
     print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
 
 
-@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "t5", "umt5"])
-@pytest.mark.parametrize("beam_size", [1, BEAM])
+@pytest.mark.parametrize("preset", tiered(["vaswani2017", "shared_heads", "t5", "umt5"], ["umt5"]))
+@pytest.mark.parametrize("beam_size", tiered([1, BEAM], [BEAM]))
 def test_joined_heads_are_split_heads(preset, beam_size, dtype):
     """Each of the presets decodes in another way."""
     config, params, src, tokens = setting(preset, dtype, beam_size)
@@ -120,6 +121,7 @@ def test_joined_heads_are_split_heads(preset, beam_size, dtype):
     assert error(found, expected) <= bound("logits", dtype)
 
 
+@pytest.mark.exhaustive
 def test_a_step_reads_the_layout_off_the_cache():
     """As `init_cache` made it, whatever the step is told."""
     config, params, src, tokens = setting("vaswani2017", beam_size=1)
@@ -134,7 +136,7 @@ def test_a_step_reads_the_layout_off_the_cache():
     assert jax.tree.map(jnp.shape, following) == jax.tree.map(jnp.shape, cache)
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", tiered([True, False], [True]))
 def test_a_step_knows_whether_the_decoder_has_a_final_norm_of_its_own(own):
     fields = {"final_norm": not own, "decoder_final_norm": own}
     config, params, src, tokens = setting("pre_norm", beam_size=1, **fields)
@@ -175,7 +177,9 @@ def with_gathering(config, params, src, tokens, parents):
     return jax.lax.scan(step, cache, (tokens, parents))[1]
 
 
-@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "torch_nn"])
+@pytest.mark.parametrize(
+    "preset", tiered(["vaswani2017", "shared_heads", "torch_nn"], ["vaswani2017"])
+)
 def test_ancestors_are_gathering_without_the_moving(preset, dtype):
     config, params, src, tokens = setting(preset, dtype)
     parents = np.random.default_rng(1).integers(0, BEAM, (LENGTH, BATCH, BEAM)).astype(np.int32)
@@ -276,7 +280,7 @@ def test_a_target_as_long_as_its_source_needs_a_memory_as_long():
         start(config, params, src, length=SOURCE_LENGTH + 1)
 
 
-@pytest.mark.parametrize("beam_size", [1, 2])
+@pytest.mark.parametrize("beam_size", tiered([1, 2], [2]))
 def test_the_compiled_loop_writes_into_the_cache_and_copies_none_of_it(beam_size):
     config, params, src, _ = setting("vaswani2017")
     search = functools.partial(generate, max_new_tokens=LENGTH, beam_size=beam_size)

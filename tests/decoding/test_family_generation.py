@@ -22,6 +22,7 @@ from jax_transformer.decoding import rules as processors
 from tests.convert.families.case import as_inputs, case_of, foreign_model, transformers
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
+from tests.tiers import tiered
 
 BATCH, SOURCE_LENGTH, LONGEST, BEAMS = 32, 7, 9, 4
 PENALTIES = (0.0, 0.6, 1.0, 2.0)  # 4 times 128 hypotheses
@@ -144,7 +145,7 @@ def compare(speaker, values, theirs):
     return (~same).sum(), apart
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", tiered(DEFAULTS, ["bart"]))
 def test_hypotheses_and_scores_are_those_of_transformers(name):
     speaker, values = defaults_of(name)
     count, different, worst, seen = 0, 0, 0.0, []
@@ -173,6 +174,7 @@ def force_and_score(scores, forced):
     return jnp.where((forced[:, None, None] < 0) | only, scores, -jnp.inf)
 
 
+@pytest.mark.exhaustive
 def test_wrong_defaults_are_seen():
     """Each mistake gives other hypotheses than those of transformers."""
     speaker, values = defaults_of("bart")
@@ -190,6 +192,7 @@ def test_wrong_defaults_are_seen():
         assert different > 0, name
 
 
+@pytest.mark.exhaustive
 def test_scored_forced_tokens_are_seen(fresh_caches, monkeypatch):
     speaker, values = defaults_of("bart")
     values = values | {"length_penalty": 2.0}

@@ -15,6 +15,8 @@ from jax_transformer.model import masks
 from tests.decoding.plain import random_model
 from tests.parity.ladder import bound, error
 
+pytestmark = pytest.mark.exhaustive
+
 # The table of nllb-200-distilled-600M, under a model that is small otherwise. Nothing is computed.
 LARGE = {"d_model": 1024, "num_heads": 16, "d_ff": 64, "src_vocab_size": 256_206}
 LARGE |= {"tgt_vocab_size": 256_206, "num_encoder_layers": 1, "num_decoder_layers": 1}

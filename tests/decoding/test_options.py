@@ -255,6 +255,7 @@ def test_one_compilation_for_each_shape_and_set_of_options(reversal_model):
     )
 
 
+@pytest.mark.exhaustive
 def test_works_under_transformations():
     """Under `jit` with traced values, and under `vmap` as row by row."""
     config, params, src = random_model("vaswani2017")

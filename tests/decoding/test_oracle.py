@@ -21,6 +21,7 @@ from tests.decoding.reversing import (
     sources,
 )
 from tests.models import unchecked
+from tests.tiers import tiered
 from torch_reference.decoding import _beam_search, _next_tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -69,7 +70,7 @@ def everything(model, src, penalty):
     return tokens[order], scores[order], lengths[order]
 
 
-@pytest.mark.parametrize("preset", CAUSAL)
+@pytest.mark.parametrize("preset", tiered(CAUSAL, ["marian"]))
 @pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0)])
 def test_a_wide_beam_finds_every_target_in_order(preset, kind, alpha):
     model, src = tiny(preset)
@@ -101,7 +102,7 @@ def search(model, src, **options):
         return torch_reference.generate(model, torch.as_tensor(src), **options)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 def test_the_learners_put_a_search_to_the_test(preset):
     """Their ids vary, their rows end at different steps, and a beam differs from greedy search."""
     greedy, beam = [], []
@@ -118,7 +119,7 @@ def test_the_learners_put_a_search_to_the_test(preset):
     assert len(words.unique()) > VOCABULARY / 2
 
 
-@pytest.mark.parametrize("preset", CAUSAL)
+@pytest.mark.parametrize("preset", tiered(CAUSAL, []))
 def test_greedy_takes_the_likeliest_token(preset):
     """The whole target, read at once, says so at each of its positions."""
     model = learners(preset)[3]
@@ -135,7 +136,7 @@ def test_greedy_takes_the_likeliest_token(preset):
     torch.testing.assert_close(found.scores[:, 0].float(), seen.sum(dim=1), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 def test_a_beam_of_one_is_greedy(preset):
     for model in learners(preset)[::4]:
         src = torch.from_numpy(sources(model.config, 4, seed=1))
@@ -161,7 +162,7 @@ def test_ties_take_the_lowest_id(beam_size, endings):
     assert found.tokens[..., -1].tolist() == [endings, endings]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_neighbours_and_padding_do_not_matter(preset, beam_size):
     model = learners(preset)[-1]
@@ -173,7 +174,7 @@ def test_neighbours_and_padding_do_not_matter(preset, beam_size):
         torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 def test_a_lower_limit_cuts_the_same_targets(preset):
     """Also below the length of the sources, which some targets must be as long as."""
     model = learners(preset)[-1]
@@ -183,6 +184,7 @@ def test_a_lower_limit_cuts_the_same_targets(preset):
     assert torch.equal(cut.lengths, whole.lengths.clamp(max=5))
 
 
+@pytest.mark.exhaustive
 def test_a_source_mask_takes_the_place_of_the_padding():
     model = learners("vaswani2017")[-1]
     src = torch.from_numpy(sources(model.config, 4, seed=4))
@@ -193,6 +195,7 @@ def test_a_source_mask_takes_the_place_of_the_padding():
         torch.testing.assert_close(found.scores[:, 0].float(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive  # the compiled search is compared with transformers in the quick tier
 @pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.0), (4, 0.0), (4, 1.0), (4, 3.0)])
 def test_transformers_finds_the_same(tmp_path, beam_size, alpha):
     pytest.importorskip("transformers")

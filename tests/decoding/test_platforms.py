@@ -1,6 +1,5 @@
 """What another platform executes in a search: the same tokens and scores, computed on a CPU."""
 
-import functools
 import re
 
 import jax
@@ -12,6 +11,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.products import linear
 from tests.decoding.plain import quick_generate, random_model
 from tests.parity.ladder import bound, error
+from tests.tiers import tiered
 
 # Presets of which each decodes in another way: tied and separate tables, shared projections of the
 # heads and targets that attend to the memory alone, a relative bias of the stack or of each layer.
@@ -24,18 +24,23 @@ SEARCHES = {
 LONG_AND_VARIED = {"max_new_tokens": 9, "min_new_tokens": 6, "no_repeat_ngram_size": 2}
 
 
-@pytest.mark.parametrize(
-    ("preset", "platform"), [(preset, "tpu") for preset in PRESETS] + [("vaswani2017", "gpu")]
-)
-def test_a_search_finds_the_same_targets_by_the_forms_of_any_platform(preset, platform):
+CASES = [(preset, "tpu", name) for preset in PRESETS for name in SEARCHES]
+CASES += [("vaswani2017", "gpu", name) for name in SEARCHES]
+
+
+@pytest.mark.parametrize("case", tiered(CASES, [("umt5", "tpu", "beam")]), ids=str)
+def test_a_search_finds_the_same_targets_by_the_forms_of_any_platform(case):
+    preset, platform, name = case
     ids = {"pad_id": 0, "bos_id": 0, "eos_id": 1} if preset in ("t5", "umt5") else {}
     config, params, src = random_model(preset, **ids)
-    for name, options in SEARCHES.items():
-        find = functools.partial(quick_generate, params, config, src, **LONG_AND_VARIED, **options)
-        found, expected = find(execution=Execution.for_platform(platform)), find()
-        np.testing.assert_array_equal(found.tokens, expected.tokens, name)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5, err_msg=name)
-        assert len(np.unique(found.tokens)) > 3
+    options = LONG_AND_VARIED | SEARCHES[name]
+    found, expected = (
+        quick_generate(params, config, src, execution=Execution.for_platform(by), **options)
+        for by in (platform, "cpu")
+    )
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=0, atol=1e-5)
+    assert len(np.unique(found.tokens)) > 3
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9])

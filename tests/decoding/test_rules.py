@@ -9,6 +9,7 @@ from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.rules import apply_rules, make_rules
 from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import biased, quick_generate, random_model, run
+from tests.tiers import tiered
 
 STEP, LENGTH, VOCABULARY = 9, 12, 8  # few ids, so that sequences repeat
 NO_EFFECT = [
@@ -153,7 +154,7 @@ def test_the_first_positions_have_their_rules(forced):
         assert assert_rules(config, src, scores, history, step, options, prefix, limits) > 10
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", tiered([1, 3], [3]))
 def test_forced_tokens_and_prefixes_add_nothing_to_the_score(reversal_model, beam_size):
     """The same tokens, given in three ways, and the sum of the log-probabilities of the others."""
     config, params = reversal_model
@@ -181,6 +182,7 @@ def test_forced_tokens_and_prefixes_add_nothing_to_the_score(reversal_model, bea
     )
 
 
+@pytest.mark.exhaustive
 def test_where_nothing_is_left_the_score_says_so():
     """Three ids besides padding, none of which may come twice, one of them the begin."""
     config, params, src = biased([0, 0, -9, 3])

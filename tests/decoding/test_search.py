@@ -15,11 +15,12 @@ from tests.decoding.plain import (
     quick_generate,
     random_model,
 )
+from tests.tiers import tiered
 
 REVERSED = LONGEST + 1
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("early_stopping", tiered([True, False, "never"], [False]))
 def test_fewer_hypotheses_are_the_best_ones(reversal_model, early_stopping):
     """And the loop, which may stop earlier for them, finds them all the same."""
     config, params = reversal_model
@@ -60,7 +61,7 @@ def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size)
         assert len(steps) == found.lengths.max()
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", tiered([1, 3], [3]))
 def test_rows_that_never_end_are_full_and_have_no_end(beam_size):
     never = np.zeros(8)
     never[2] = -np.inf
@@ -71,7 +72,7 @@ def test_rows_that_never_end_are_full_and_have_no_end(beam_size):
     np.testing.assert_allclose(found.scores, -5 * np.log(7), rtol=1e-6)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", tiered([1, 3], [3]))
 def test_an_end_at_once_is_all(beam_size):
     at_once = np.zeros(8)
     at_once[2] = 10
@@ -106,7 +107,7 @@ def test_padding_is_never_generated():
         np.testing.assert_array_equal(np.asarray(found.tokens) != config.pad_id, filled)
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beam_size", tiered([1, 4], [4]))
 def test_the_rest_of_the_batch_does_not_matter(reversal_model, beam_size):
     """In another order, or alone with more padding: the same targets and scores."""
     config, params = reversal_model
@@ -127,7 +128,7 @@ def test_the_rest_of_the_batch_does_not_matter(reversal_model, beam_size):
     assert worst <= 1e-5
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beam_size", tiered([1, 4], [4]))
 def test_a_source_of_padding_gets_a_target_and_leaves_its_neighbours_alone(
     reversal_model, beam_size
 ):
@@ -148,6 +149,7 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
     np.testing.assert_array_equal(cut.tokens, whole.tokens[..., :3])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads"])
 def test_a_source_mask_takes_the_place_of_the_padding(preset):
     config, params, src = random_model(preset)

@@ -15,6 +15,8 @@ from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 
+pytestmark = pytest.mark.exhaustive
+
 pytest.importorskip("libtpu")
 
 ROWS, SOURCE, TARGET, VOCAB = 16, 40, 48, 1152

@@ -12,6 +12,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.convert.huggingface import load_folder, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from tests.convert.families.case import FAMILIES, foreign_model, transformers, write_tokenizer
+from tests.tiers import tiered
 from tests.tokenizers.sentencepiece_models import text
 
 LINES = [line for line in text(5, 400) if len(line) < 24][:120]
@@ -22,7 +23,7 @@ GENERATION = {
 }
 
 
-@pytest.fixture(scope="module", params=GENERATION)
+@pytest.fixture(scope="module", params=tiered(GENERATION, ["marian"]))
 def folder(request, tmp_path_factory):
     return write_folder(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

@@ -18,6 +18,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers
+from tests.tiers import tiered
 from tests.tokenizers import family_tokenizers as write
 from tests.tokenizers.sentencepiece_models import text
 
@@ -144,7 +145,7 @@ def assert_same_strings(found, expected):
     assert len({*lines}) > 20
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind not in CODES])
+@pytest.mark.parametrize("kind", tiered([kind for kind in FOLDERS if kind not in CODES], ["t5"]))
 def test_the_strings_are_those_of_transformers(folder_of, run, kind):
     folder = folder_of(kind)
     assert_same_strings(run(folder.path), folder.theirs())
@@ -153,7 +154,7 @@ def test_the_strings_are_those_of_transformers(folder_of, run, kind):
     assert lines == []
 
 
-@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
 def test_flags_set_the_languages(folder_of, run, kind):
     folder = folder_of(kind)
     source, target, other = folder.codes
@@ -174,7 +175,7 @@ def test_flags_set_the_languages(folder_of, run, kind):
     assert target in refusal.replace(target + "x", "")
 
 
-@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
 def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_path, kind):
     """As a run that starts from the folder leaves it: no command after it needs a flag."""
     folder = folder_of(kind)
@@ -214,7 +215,7 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_pat
     assert generation[folder.key] == code
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FOLDERS if kind not in CODES])
+@pytest.mark.parametrize("kind", tiered([kind for kind in FOLDERS if kind not in CODES], ["t5"]))
 def test_a_tokenizer_goes_home_with_an_origin_and_without(folder_of, tmp_path, kind):
     folder = folder_of(kind)
     config, params, tokenizer, _ = load_folder(folder.path)
