@@ -1,7 +1,5 @@
 """Pairs of token ids that are read by number: in memory, prepared on disk, or several mixed."""
 
-from __future__ import annotations
-
 import os
 import weakref
 import zlib
@@ -33,11 +31,11 @@ class Tokens(NamedTuple):
         target_lengths: Ids of each target, BOS and EOS included [pairs].
     """
 
-    ids: Integer[np.ndarray, tokens]
-    source_lengths: Int64[np.ndarray, pairs]
-    target_lengths: Int64[np.ndarray, pairs]
+    ids: Integer[np.ndarray, "tokens"]
+    source_lengths: Int64[np.ndarray, "pairs"]
+    target_lengths: Int64[np.ndarray, "pairs"]
 
-    def sides(self) -> list[tuple[Integer[np.ndarray, _], Integer[np.ndarray, _]]]:
+    def sides(self) -> list[tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]]:
         """Return the source and the target of each pair."""
         lengths = np.stack([self.source_lengths, self.target_lengths], axis=1)
         sides = np.split(self.ids, lengths.ravel().cumsum())
@@ -66,7 +64,7 @@ class Counts(NamedTuple):
         """Pairs of the text."""
         return self.pairs + self.dropped.total()
 
-    def plus(self, counts: Counts) -> Counts:
+    def plus(self, counts: "Counts") -> "Counts":
         """Return the sums of these counts and those of another part of the text."""
         return Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
 
@@ -104,7 +102,7 @@ class FileArray:
                 f"{path}: does not have the size it was written with; {again(path.parent)}"
             )
 
-    def __getitem__(self, span: slice) -> Shaped[np.ndarray, _]:
+    def __getitem__(self, span: slice) -> Shaped[np.ndarray, "_"]:
         """Return a part of the array: shorter than the slice where the file was truncated."""
         size = self.dtype.itemsize
         content = os.pread(self._descriptor, (span.stop - span.start) * size, span.start * size)
@@ -122,13 +120,13 @@ class Part(NamedTuple):
         folder: Where index and ids are files.
     """
 
-    index: Shaped[np.ndarray, pairs] | FileArray
-    ids: Integer[np.ndarray, tokens] | FileArray
+    index: Shaped[np.ndarray, "pairs"] | FileArray
+    ids: Integer[np.ndarray, "tokens"] | FileArray
     counts: Counts
     seed: int = 0
     folder: Path = Path()
 
-    def rows(self, pairs: Integer[np.ndarray, pairs]) -> Shaped[np.ndarray, pairs]:
+    def rows(self, pairs: Integer[np.ndarray, "pairs"]) -> Shaped[np.ndarray, "pairs"]:
         """Return the rows of the index of some pairs.
 
         Raises:
@@ -147,7 +145,7 @@ class Part(NamedTuple):
             raise self._damaged("index", numbers[int(impossible.argmax())])
         return rows
 
-    def pair_ids(self, pair: int, row: tuple[int, int, int, int]) -> Integer[np.ndarray, _]:
+    def pair_ids(self, pair: int, row: tuple[int, int, int, int]) -> Integer[np.ndarray, "_"]:
         """Return the ids of a pair, source and target, by its number and its row.
 
         Raises:
@@ -196,19 +194,19 @@ class Corpus:
     @classmethod
     def in_memory(
         cls,
-        sources: Sequence[Integer[np.ndarray, _]],
-        targets: Sequence[Integer[np.ndarray, _]],
+        sources: Sequence[Integer[np.ndarray, "_"]],
+        targets: Sequence[Integer[np.ndarray, "_"]],
         src_vocab_size: int,
         tgt_vocab_size: int,
         pad_id: int = 0,
-    ) -> Corpus:
+    ) -> "Corpus":
         """Return the corpus of ids: sources with EOS, targets with BOS and EOS."""
         pairs = list(zip(sources, targets, strict=True))
         part = packed_part([(np.concatenate(pair), len(pair[0])) for pair in pairs])
         return cls([part], src_vocab_size, tgt_vocab_size, pad_id)
 
     @classmethod
-    def mixed(cls, corpora: Sequence[Corpus], weights: Sequence[float]) -> Corpus:
+    def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float]) -> "Corpus":
         """Return corpora of one vocabulary as one, mixed by weight.
 
         Raises:
@@ -234,7 +232,7 @@ class Corpus:
         return sum_counts(part.counts for part in self.parts)
 
     @property
-    def length_counts(self) -> Int64[np.ndarray, lengths]:
+    def length_counts(self) -> Int64[np.ndarray, "lengths"]:
         """Pairs of an epoch by the columns of their longer side, as the weights give them."""
         total = np.zeros(1 + max(max(part.counts.lengths, default=0) for part in self.parts))
         for part, share in zip(self.parts, self._shares(), strict=True):
@@ -248,7 +246,7 @@ class Corpus:
         shares = zip(self.parts, self._shares(), strict=True)
         return round(sum(part.counts.tokens * share for part, share in shares))
 
-    def order(self, seed: int, places: range) -> Int64[np.ndarray, places]:
+    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
         """Return the pairs at some places of all epochs, shuffled by a seed."""
         if len(self.parts) == 1:
             return shuffled_numbers(len(self), seed, places)
@@ -267,7 +265,7 @@ class Corpus:
             numbers[places_of_part] = self._begins[number] + shuffled
         return numbers
 
-    def side_lengths(self, pairs: Integer[np.ndarray, pairs]) -> Int64[np.ndarray, "pairs 2"]:
+    def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included.
 
         Raises:
@@ -276,7 +274,7 @@ class Corpus:
         rows = self._rows(*self._places(pairs))
         return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
 
-    def read(self, pairs: Integer[np.ndarray, pairs]) -> Tokens:
+    def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
         """Return the ids of some pairs.
 
         Raises:
@@ -294,28 +292,28 @@ class Corpus:
         return Tokens(np.concatenate(ids or [np.zeros(0, np.uint8)]), *lengths)
 
     def _places(
-        self, pairs: Integer[np.ndarray, pairs]
-    ) -> tuple[Int64[np.ndarray, pairs], Int64[np.ndarray, pairs]]:
+        self, pairs: Integer[np.ndarray, "pairs"]
+    ) -> tuple[Int64[np.ndarray, "pairs"], Int64[np.ndarray, "pairs"]]:
         """Return the part of each pair, and its number there."""
         owners = np.searchsorted(self._ends, pairs, side="right")
         return owners, pairs - self._begins[owners]
 
     def _rows(
-        self, owners: Int64[np.ndarray, pairs], numbers: Int64[np.ndarray, pairs]
-    ) -> Shaped[np.ndarray, pairs]:
+        self, owners: Int64[np.ndarray, "pairs"], numbers: Int64[np.ndarray, "pairs"]
+    ) -> Shaped[np.ndarray, "pairs"]:
         rows = np.empty(len(owners), INDEX_TYPE)
         for owner, part in enumerate(self.parts):
             rows[owners == owner] = part.rows(numbers[owners == owner])
         return rows
 
-    def _shares(self) -> Float[np.ndarray, parts]:
+    def _shares(self) -> Float[np.ndarray, "parts"]:
         """Return how often a pair of each part occurs in an epoch, on average."""
         sizes = self._ends - self._begins
         return np.array(self.weights) / sum(self.weights) * len(self) / sizes
 
 
 def packed_part(
-    pairs: Iterable[tuple[Integer[np.ndarray, _], int]],
+    pairs: Iterable[tuple[Integer[np.ndarray, "_"], int]],
     seed: int = 0,
     dtype: np.dtype | None = None,
 ) -> Part:
@@ -352,7 +350,7 @@ def sum_counts(counts: Iterable[Counts]) -> Counts:
     return total
 
 
-def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, places]:
+def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, "places"]:
     """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
 
     Each epoch has an order of its own, which is computed number by number: it takes no memory.
@@ -372,7 +370,7 @@ def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.n
     return np.array(numbers, np.int64)
 
 
-def checksum(ids: Integer[np.ndarray, _], source: int, target: int, seed: int) -> int:
+def checksum(ids: Integer[np.ndarray, "_"], source: int, target: int, seed: int) -> int:
     """Return the checksum of the ids of a pair and of their numbers."""
     return zlib.crc32(ids.data, seed ^ source << 16 ^ target)
 
