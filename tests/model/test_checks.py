@@ -25,7 +25,9 @@ from jax_transformer import (
     select_hypotheses,
 )
 from jax_transformer.decoding import score
+from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.model import functional
 from jax_transformer.model.checks import check_ids
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.corpus import Corpus
@@ -217,7 +219,35 @@ def test_a_mask_by_segments_is_read_as_the_same_boolean_mask(attend):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attention": "flesh"}, "attention='flesh' must be one of plain, cudnn, flash"),
+        ({"remat": "layer"}, "remat='layer' must be one of none, layers, dots"),
+        ({"compute_dtype": "float8"}, "compute_dtype='float8' must be one of bfloat16, None"),
+        ({"loss_parts": 0}, "loss_parts='0' must be a whole number from 1"),
+        ({"scan_layers": 1}, "scan_layers='1' must be one of True, False"),
+    ],
+)
+def test_an_unknown_form_of_execution_is_refused(fields, message):
+    with pytest.raises(InputError) as refusal:
+        Execution(**fields)
+    assert str(refusal.value) == message
+
+
+def test_an_id_of_64_bits_outside_of_the_table_gives_nan():
+    table = np.ones((8, 3), np.float32)
+    with unchecked():
+        for ids in (np.array([2**32 + 5]), np.array([-(2**32) + 5]), np.array([5])):
+            rows = functional.embed(ids, table)
+            assert np.isnan(rows).all() == (ids[0] != 5)
+
+
 WRONG_CALLS = {
+    "no execution": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, execution=None),
+        "execution=None must be an Execution, for example Execution.for_platform",
+    ),
     "an additive target mask": (
         lambda: apply(PARAMS, SMALL, SRC, TGT, None, np.zeros((1, 1, 11, 11))),
         "tgt_mask of dtype float64 must be boolean, True = attend; from an additive mask of torch",

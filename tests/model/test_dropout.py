@@ -19,8 +19,11 @@ from jax_transformer.model.layers import Dropout
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
+from tests.tiers import tiered
 
-PRESETS = TransformerConfig.presets()
+# Six patterns of sites; the other presets repeat one of them.
+PATTERNS = ("vaswani2017", "torch_nn", "shared_heads", "bias_free_qkv", "pre_norm", "t5")
+PRESETS = tiered(TransformerConfig.presets(), PATTERNS)
 
 # Every place of a model of one layer a side where a described implementation drops.
 SOURCE, TARGET = "source_dropout", "target_dropout"
@@ -281,8 +284,14 @@ def by_hand(preset, site):
     return run_with(preset, zero=f"{block.removesuffix('_residual')}/{last}/")
 
 
+EACH_SITE = ("vaswani2017", "shared_heads", "t5")  # post-norm, the other decoder, pre-norm
 each_site = pytest.mark.parametrize(
-    ("preset", "site"), [(preset, site) for preset in PRESETS for site in possible_sites(preset)]
+    ("preset", "site"),
+    [
+        pytest.param(preset, site, marks=() if preset in EACH_SITE else pytest.mark.exhaustive)
+        for preset in TransformerConfig.presets()
+        for site in possible_sites(preset)
+    ],
 )
 
 

@@ -18,6 +18,7 @@ from jax_transformer.model.layers import MultiHeadAttention
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, random_params, small_config
 from tests.parity.ladder import error
 from tests.parity.test_blocks import MASK_KINDS, make_mask
+from tests.tiers import QUICK_PRESETS, tiered
 
 PRESETS = TransformerConfig.presets()
 WITH_IDS = [name for name in PRESETS if small_config(name).token_embeddings != "none"]
@@ -136,7 +137,7 @@ ALL_PADDING = ([0] * ROWS, [COLUMNS] * ROWS, [np.nan] * 8, 0)
 EVERY_GARBAGE = ([0, 1, 3, 6], [5, 0, 2, 4], [np.nan, 3e38, 6e4, np.inf] * 2, 0)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, QUICK_PRESETS))
 @repeatable(max_examples=10)
 @given(drawn=PADDED)
 @example(drawn=ALL_PADDING)
@@ -181,7 +182,7 @@ def make_ids(config, source_lengths, target_lengths, random):
     return src, tgt
 
 
-@pytest.mark.parametrize("preset", UNTIED)
+@pytest.mark.parametrize("preset", tiered(UNTIED, QUICK_PRESETS))
 @repeatable(max_examples=8)
 @given(lengths=st.tuples(LENGTHS, LENGTHS), garbage=GARBAGE, seed=SEEDS)
 @example(lengths=([0] * ROWS, [COLUMNS] * ROWS), garbage=np.nan, seed=0)
@@ -304,7 +305,7 @@ def worst():
         print(f"\nlogits of the same sentence, {change}: changed by at most {figure:.1e}", end="")
 
 
-@pytest.mark.parametrize("preset", WITH_IDS)
+@pytest.mark.parametrize("preset", tiered(WITH_IDS, QUICK_PRESETS))
 @repeatable(max_examples=8)
 @given(
     lengths=st.tuples(LENGTHS, LENGTHS),

@@ -11,6 +11,17 @@ from tests.parity.ladder import Ladder
 from tests.parity.measure import make_pair, trainable
 from tests.tiers import QUICK_PRESETS, tiered
 
+FLOAT32_PRESETS = ("marian", "umt5")  # of the quick tier; float64 has all of QUICK_PRESETS
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        values = getattr(item, "callspec", None) and item.callspec.params
+        preset = values and (values.get("pair") or values.get("trainable_pair"))
+        if preset and values.get("dtype") == "float32" and preset not in FLOAT32_PRESETS:
+            item.add_marker(pytest.mark.exhaustive)
+
 
 @pytest.fixture(scope="session")
 def ladder():
