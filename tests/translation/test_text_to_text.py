@@ -175,7 +175,7 @@ def test_flags_set_the_languages(folder_of, run, kind):
     assert target in refusal.replace(target + "x", "")
 
 
-@pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
+@pytest.mark.parametrize("kind", tiered(CODES, []))
 def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_path, kind):
     """As a run that starts from the folder leaves it: no command after it needs a flag."""
     folder = folder_of(kind)
@@ -215,7 +215,7 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_pat
     assert generation[folder.key] == code
 
 
-@pytest.mark.parametrize("kind", tiered([kind for kind in FOLDERS if kind not in CODES], ["t5"]))
+@pytest.mark.parametrize("kind", tiered([kind for kind in FOLDERS if kind not in CODES], []))
 def test_a_tokenizer_goes_home_with_an_origin_and_without(folder_of, tmp_path, kind):
     folder = folder_of(kind)
     config, params, tokenizer, _ = load_folder(folder.path)

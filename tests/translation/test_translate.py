@@ -14,11 +14,19 @@ from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes
 from jax_transformer.translation.translate import translate as translate_stream
 from tests.models import tiny_model, unchecked
+from tests.tiers import tiered
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 TEXTS = [line for line in LINES if line.strip()]
 MAX_LENGTH = 40
 BEAM = {"beam_size": 3, "num_hypotheses": 3}
+HIGH_LIMIT = [
+    {"early_stopping": False},
+    {"early_stopping": True, "forced_last_token": 2, "num_hypotheses": 2},
+    {"early_stopping": "never"},
+    {"beam_size": 1, "forced_last_token": 2},
+    {"early_stopping": False, "min_new_tokens": 30},
+]
 
 
 def translate(*arguments, **options):
@@ -231,17 +239,7 @@ def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
     assert {len(best.tokens) for (best,) in translate(short, TEXTS, max_new_tokens=2)} == {2}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"early_stopping": False},
-        {"early_stopping": True, "forced_last_token": 2, "num_hypotheses": 2},
-        {"early_stopping": "never"},
-        {"beam_size": 1, "forced_last_token": 2},
-        {"early_stopping": False, "min_new_tokens": 30},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", tiered(HIGH_LIMIT, HIGH_LIMIT[1:2]), ids=str)
 def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     """Most lines end long before; the others reach the limit, and get what it gives."""
     config, params, *_ = model
