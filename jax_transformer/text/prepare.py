@@ -196,7 +196,7 @@ def _append(path: Path, size: int, content: np.ndarray) -> None:
     """Write after the first elements of a file; what a killed process left after them is cut."""
     with path.open("ab") as file:
         file.truncate(size * content.itemsize)
-        file.write(content.tobytes())
+        file.write(content.data)
         file.flush()
         os.fsync(file.fileno())
 
