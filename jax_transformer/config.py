@@ -6,18 +6,24 @@ Imports neither jax nor torch: both frameworks, the converters and the command l
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, no_type_check
+from typing import Annotated, Any, Literal, no_type_check
 
-from jax_transformer.errors import InputError
+from msgspec import Meta
+
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.presets import PRESETS
-from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.declared import check_fields, check_name, checked, declarations
 
 LARGEST = 2**31 - 1  # of a whole number: lengths, ids and positions are int32 on a device
 MOST_LAYERS = 10_000  # of a stack; the deepest published models have 1,000
+
+Size = Annotated[int, Meta(ge=1, le=LARGEST)]
+Layers = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
+Id = Annotated[int, Meta(ge=0, le=LARGEST)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
+# Neither 0 nor infinite in float32.
+Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -113,15 +119,15 @@ class TransformerConfig:
         eos_id: Id of EOS, the last token of every source and target.
     """
 
-    src_vocab_size: int = 37_000
-    tgt_vocab_size: int = 37_000
-    d_model: int = 512
-    num_heads: int = 8
-    d_kv: int | None = None
-    d_ff: int = 2048
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
-    max_length: int = 512
+    src_vocab_size: Size = 37_000
+    tgt_vocab_size: Size = 37_000
+    d_model: Size = 512
+    num_heads: Size = 8
+    d_kv: Size | None = None
+    d_ff: Size = 2048
+    num_encoder_layers: Layers = 6
+    num_decoder_layers: Layers = 6
+    max_length: Size = 512
     token_embeddings: Literal["separate", "shared", "none"] = "separate"
     embedding_scale: Literal["sqrt_d_model", "none"] = "sqrt_d_model"
     positions: Literal[
@@ -133,9 +139,9 @@ class TransformerConfig:
         "relative",
         "none",
     ] = "sinusoidal"
-    position_offset: int = 0
-    relative_attention_num_buckets: int = 32
-    relative_attention_max_distance: int = 128
+    position_offset: Id = 0
+    relative_attention_num_buckets: Size = 32
+    relative_attention_max_distance: Size = 128
     relative_attention_bias: Literal["shared", "per_layer"] = "shared"
     embedding_norm: bool = False
     output_projection: Literal["linear", "tied", "none"] = "linear"
@@ -149,30 +155,29 @@ class TransformerConfig:
     gated_feed_forward: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     norm: Literal["layer_norm", "std_norm", "rms_norm"] = "layer_norm"
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Epsilon = 1e-5
     norm_bias: bool = True
     norm_placement: Literal["post", "pre"] = "post"
     final_norm: bool = False
     decoder_final_norm: bool | None = None
     memory_norm: bool = False
     decoder_attention: Literal["self_then_cross", "self_over_memory"] = "self_then_cross"
-    dropout: float = 0.1
-    attention_dropout: float | None = None
-    activation_dropout: float | None = None
+    dropout: Rate = 0.1
+    attention_dropout: Rate | None = None
+    activation_dropout: Rate | None = None
     dropout_placement: Literal["sublayer", "norm"] = "sublayer"
     embedding_dropout: Literal["both", "decoder", "none"] = "both"
     final_dropout: bool = False
     initialization: Literal[
         "vaswani2017", "xavier_uniform", "xavier_uniform_fused", "torch_default", "normal", "t5"
     ] = "xavier_uniform"
-    pad_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
+    pad_id: Id = 0
+    bos_id: Id = 1
+    eos_id: Id = 2
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            self.check_value(field.name, getattr(self, field.name))
-        self._check_ranges()
+        check_fields(self)
+        self._check_sizes()
         self._check_combinations()
 
     @classmethod
@@ -197,14 +202,14 @@ class TransformerConfig:
         return tuple(PRESETS)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
+    def from_dict(cls, fields: Mapping[str, Any]) -> TransformerConfig:
         """Return the config with these fields, the others at their defaults.
 
         Raises:
             InputError: A field or a value is unknown.
         """
         for name, value in fields.items():
-            cls.check_value(name, value)
+            check_name(name, value, declarations(cls))
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -257,51 +262,15 @@ class TransformerConfig:
 
     @classmethod
     def check_value(cls, name: str, value: Any) -> None:
-        """Refuse a value that a field has in no config; ranges are checked on construction.
+        """Refuse a value that a field has in no config.
 
         Raises:
-            InputError: The field is unknown, or the value has another type or is no choice.
+            InputError: The field is unknown, or the value does not fit its declaration.
         """
-        known = _hints(cls)
-        if name not in known:
-            given = f"{shorten(name).strip(chr(39))}={shorten(value)}"
-            raise InputError(f"{given} is no field of TransformerConfig: {list(known)}")
-        hint, kind, optional = known[name], type(value), type(None) in get_args(known[name])
-        whole = kind is int and -LARGEST <= value <= LARGEST
-        if hint in (int, int | None):
-            right, wanted = whole, "a whole number"
-        elif hint in (bool, bool | None):
-            right, wanted = kind is bool, "True, False" if optional else "True or False"
-        elif hint in (float, float | None):
-            right, wanted = whole or (kind is float and math.isfinite(value)), "a finite number"
-        else:
-            choices = get_args(hint)
-            right, wanted = value in choices, f"one of {', '.join(choices)}"
-        if not (right or (optional and value is None)):
-            wanted += " or None" * optional
-            if kind is int and not whole:
-                wanted += f" from {-LARGEST} to {LARGEST}"
-            raise InputError(f"{name}={shorten(value)} must be {wanted}")
+        check_name(name, value, declarations(cls))
+        checked(name, value, declarations(cls)[name])
 
-    def _check_ranges(self) -> None:
-        sizes = (
-            "src_vocab_size",
-            "tgt_vocab_size",
-            "d_model",
-            "num_heads",
-            "d_kv",
-            "d_ff",
-            "num_encoder_layers",
-            "num_decoder_layers",
-            "max_length",
-        )
-        for name in sizes:
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise InputError(f"{name}={size} must be at least 1")
-        for name in ("num_encoder_layers", "num_decoder_layers"):
-            if (layers := getattr(self, name)) > MOST_LAYERS:
-                raise InputError(f"{name}={layers} must be at most {MOST_LAYERS}")
+    def _check_sizes(self) -> None:
         if self.num_heads * self.head_dim > LARGEST:
             raise InputError(
                 f"num_heads={self.num_heads} times d_kv={self.d_kv} must be at most {LARGEST}"
@@ -311,21 +280,11 @@ class TransformerConfig:
                 f"max_length={self.max_length} plus position_offset={self.position_offset} must be "
                 f"at most {LARGEST}"
             )
-        if self.position_offset < 0:
-            raise InputError(f"position_offset={self.position_offset} must be at least 0")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate <= 1:
-                raise InputError(f"{name}={rate} must be between 0 and 1")
-        if self.norm_epsilon <= 0:
-            raise InputError(f"norm_epsilon={self.norm_epsilon} must be above 0")
-        if not 2.0**-126 <= self.norm_epsilon < 2.0**128:
-            raise InputError(f"norm_epsilon={self.norm_epsilon} is 0 or infinite in float32")
         for name in ("pad_id", "bos_id", "eos_id"):
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
             if name != "bos_id":  # padding and EOS also occur in sources
                 vocab_size = min(vocab_size, self.src_vocab_size)
-            if not 0 <= token_id < vocab_size:
+            if token_id >= vocab_size:
                 raise InputError(f"{name}={token_id} must be an id from 0 to {vocab_size - 1}")
 
     def _check_combinations(self) -> None:
@@ -432,9 +391,3 @@ def check_whole_numbers(numbers: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{name}={shorten(value)} must be a whole number from {-LARGEST} to {LARGEST}"
             )
-
-
-@functools.cache
-def _hints(config_type: type) -> dict[str, Any]:
-    """Return the type of every field by name."""
-    return inspect.get_annotations(config_type, eval_str=True)

@@ -1,7 +1,9 @@
 """The config refuses what no model can be built from, and says what would be right."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 
 from jax_transformer import InputError, TransformerConfig
@@ -23,12 +25,12 @@ WRONG = [
     ({"activation": "tanh"}, ["activation='tanh'", "gelu_tanh"]),
     ({"norm": ["layer_norm"]}, ["norm=['layer_norm']", "std_norm"]),
     ({"qkv_bias": 1}, ["qkv_bias=1", "True or False"]),
-    ({"dropout": 1.5}, ["dropout=1.5", "between 0 and 1"]),
+    ({"dropout": 1.5}, ["dropout=1.5", "at least 0 and at most 1"]),
     ({"dropout": None}, ["dropout=None", "finite number"]),
-    ({"attention_dropout": -0.1}, ["attention_dropout=-0.1", "between 0 and 1"]),
-    ({"norm_epsilon": 0.0}, ["norm_epsilon=0.0", "above 0"]),
+    ({"attention_dropout": -0.1}, ["attention_dropout=-0.1", "at least 0 and at most 1"]),
+    ({"norm_epsilon": 0.0}, ["norm_epsilon=0.0", "at least 1.17549"]),
     ({"norm_epsilon": float("nan")}, ["norm_epsilon=nan", "finite number"]),
-    ({"pad_id": -1}, ["pad_id=-1", "from 0 to 36999"]),
+    ({"pad_id": -1}, ["pad_id=-1", "at least 0"]),
     ({"eos_id": 37_000}, ["eos_id=37000", "from 0 to 36999"]),
     ({"eos_id": 0}, ["eos_id=0", "differ from pad_id=0"]),
     ({"token_embeddings": "shared", "src_vocab_size": 9}, ["equal", "src_vocab_size=9"]),
@@ -46,16 +48,16 @@ WRONG = [
     ),
     ({"d_kv": 0}, ["d_kv=0", "at least 1"]),
     # What no device can count, or no Python number can be shown as.
-    ({"d_ff": 2**31}, ["d_ff=2147483648", "from -2147483647 to 2147483647"]),
-    ({"max_length": -(10**23)}, ["max_length=-1000", "from -2147483647 to 2147483647"]),
-    ({"d_kv": 10**12}, ["d_kv=1000000000000", "a whole number or None from -2147483647"]),
+    ({"d_ff": 2**31}, ["d_ff=2147483648", "at most 2147483647"]),
+    ({"max_length": -(10**23)}, ["max_length=-1000", "at least 1"]),
+    ({"d_kv": 10**12}, ["d_kv=1000000000000", "at most 2147483647 or None"]),
     ({"dropout": 10**400}, ["dropout=10000", "finite number"]),
     ({"norm_epsilon": float("inf")}, ["norm_epsilon=inf", "finite number"]),
-    ({"norm_epsilon": 1e-320}, ["norm_epsilon=1e-320", "float32"]),
-    ({"norm_epsilon": 1e39}, ["norm_epsilon=1e+39", "float32"]),
+    ({"norm_epsilon": 1e-320}, ["norm_epsilon=1e-320", "at least 1.17549"]),
+    ({"norm_epsilon": 1e39}, ["norm_epsilon=1e+39", "below 3.4028"]),
     ({"norm_epsilon": True}, ["norm_epsilon=True", "finite number"]),
     ({"activation": [["relu"] * 10**5]}, ["activation=[['relu'", "...", "gelu_tanh"]),
-    ({"x" * 10**6: 1}, ["xxx", "no field"]),
+    ({"x" * 10**6: 1}, ["xxx", "is not a setting; the settings are src_vocab_size"]),
     ({"num_encoder_layers": 10_001}, ["num_encoder_layers=10001", "at most 10000"]),
     ({"num_decoder_layers": 2**31 - 1}, ["num_decoder_layers=2147483647", "at most 10000"]),
     ({"num_heads": 2**16, "d_kv": 2**15}, ["num_heads=65536", "d_kv=32768", "at most 2147483647"]),
@@ -63,7 +65,7 @@ WRONG = [
         {"max_length": 2**31 - 1, "position_offset": 1, "positions": "learned"},
         ["max_length=2147483647", "position_offset=1", "at most 2147483647"],
     ),
-    ({"d_kv": 64.0}, ["d_kv=64.0", "whole number or None"]),
+    ({"d_kv": 64.0}, ["d_kv=64.0", "a whole number, at least 1", "or None"]),
     ({"d_kv": 64, "head_projection": "shared"}, ["d_kv=64", "head_projection='shared'"]),
     ({"norm": "rms_norm"}, ["norm_bias=True", "norm='rms_norm'"]),
     ({"final_dropout": True}, ["final_dropout=True", "final_norm=True"]),
@@ -75,7 +77,7 @@ WRONG = [
         {"final_dropout": True, "decoder_final_norm": True},
         ["final_dropout=True", "final_norm=True, not False"],
     ),
-    ({"decoder_final_norm": 0}, ["decoder_final_norm=0", "True, False or None"]),
+    ({"decoder_final_norm": 0}, ["decoder_final_norm=0", "True or False or None"]),
     (
         {"output_projection": "none", "output_bias": False, "output_scale": "inverse_sqrt_d_model"},
         ["output_scale='inverse_sqrt_d_model'", "output_projection='none'"],
@@ -101,7 +103,12 @@ WRONG = [
         {"positions": "relative", "decoder_attention": "self_over_memory"},
         ["self_over_memory", "positions='relative'", "'self_then_cross'"],
     ),
-    ({"num_layers": 6}, ["num_layers=6", "no field", "num_encoder_layers"]),
+    (
+        {"norm": np.array(["std_norm", "x"])},
+        ["norm=array(['std_norm', 'x']"],
+    ),
+    ({"dropout": -(10**400)}, ["dropout=-1000", "finite number"]),
+    ({"num_layers": 6}, ["num_layers=6 is not a setting; did you mean num_"]),
 ]
 
 
@@ -114,6 +121,18 @@ def test_wrong_value_is_named_with_the_remedy(fields, words):
     assert len(message) < 2000
     for word in words:
         assert word in message
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    config = TransformerConfig(
+        d_model=np.int64(16),
+        dropout=np.float64(0.3),
+        qkv_bias=np.bool_(False),
+        norm=np.str_("std_norm"),
+    )
+    assert config == TransformerConfig(d_model=16, dropout=0.3, qkv_bias=False, norm="std_norm")
+    assert [type(value) for value in (config.d_model, config.dropout)] == [int, float]
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
 
 
 def test_learned_and_relative_positions_and_odd_sinusoids_need_no_even_width():
@@ -141,12 +160,12 @@ def test_what_is_no_name_of_a_preset_is_refused_in_a_short_line(name):
 
 @pytest.mark.parametrize("field", ["name", "cls", "self"])
 def test_a_field_with_the_name_of_an_argument_is_refused(field):
-    with pytest.raises(InputError, match=f"{field}=3 is no field"):
+    with pytest.raises(InputError, match=f"{field}=3 is not a setting"):
         TransformerConfig.preset("pre_norm", **{field: 3})
 
 
 def test_wrong_override_of_a_preset_is_refused():
-    with pytest.raises(InputError, match="width=3"):
+    with pytest.raises(InputError, match="width=3 is not a setting"):
         TransformerConfig.preset("pre_norm", width=3)
 
 

@@ -26,7 +26,7 @@ from jax_transformer.commands.train_arguments import (
 )
 from jax_transformer.commands.translate import translate
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.storage.settings_file import to_yaml
+from jax_transformer.storage.yaml_file import to_yaml
 
 LINES = b"one hundred and two\n\nseven\n"
 OTHER_COMMANDS: dict[str, Callable[..., None]] = {

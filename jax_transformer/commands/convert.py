@@ -21,10 +21,9 @@ from jax_transformer.convert.huggingface import (
 from jax_transformer.convert.layout_file import is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, one_line
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.faults import one_line
 from jax_transformer.storage.reading import parse_json, read_json
 from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
 from jax_transformer.tokenizers import Tokenizer

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import shorten
+from jax_transformer.errors import InputError, shorten
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
 # chosen command is imported.

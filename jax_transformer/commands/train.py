@@ -47,8 +47,8 @@ from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.faults import check_path
-from jax_transformer.storage.settings_file import to_yaml
 from jax_transformer.storage.writing import replace_file
+from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
@@ -173,7 +173,6 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
         InputError: A value is wrong; the message names it.
         ModuleNotFoundError: A library is missing that is needed later.
     """
-    arguments.training.check()
     check_path(arguments.prepared)
     check_whole_numbers(vars(arguments))
     if start.tokenizer is None:

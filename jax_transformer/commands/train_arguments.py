@@ -24,7 +24,8 @@ from jax_transformer.runs.model_settings import (
 )
 from jax_transformer.runs.run_model import read_initial_model
 from jax_transformer.runs.state import RunSettings, check_equal
-from jax_transformer.storage.settings_file import read_mapping, replace_fields
+from jax_transformer.storage.declared import replace_fields
+from jax_transformer.storage.yaml_file import read_mapping
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import SeparateTokenizers, Tokenizer, with_languages

@@ -39,11 +39,10 @@ from jax_transformer.convert.transfer import (
     to_params,
     to_tensors,
 )
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.porting.compare import compare
 from jax_transformer.porting.trainers import TRAINERS, from_trainer
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.faults import shorten
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
 

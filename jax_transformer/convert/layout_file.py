@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import WORD, Buffer, Layout, Operation, Row, check_possible
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named, one_line, shorten
+from jax_transformer.errors import InputError, one_line, shorten
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.reading import read_text
 from jax_transformer.storage.weights.checks import WeightFileError
 from jax_transformer.storage.writing import staged_file

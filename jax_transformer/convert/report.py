@@ -9,8 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import one_line
+from jax_transformer.errors import InputError, one_line
 
 FAULTS = (
     "missing",

@@ -24,9 +24,8 @@ from jax_transformer.convert.table import (
     layers_of,
     nest,
 )
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.parameters import Shape, parameter_shapes
-from jax_transformer.storage.faults import shorten
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.

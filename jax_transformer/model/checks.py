@@ -19,12 +19,11 @@ from jax.tree_util import keystr
 from jaxtyping import Integer
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.memory_checks import check_position_table
 from jax_transformer.model.parameters import LAYER, STACKS, parameter_shapes
-from jax_transformer.storage.faults import shorten
 
 
 def shown(value: Any) -> str:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.faults import shorten
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch, own_copy
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.runs.state import RunCheckpoint
 from jax_transformer.runtime import distributed
-from jax_transformer.storage.faults import shorten
 
 FORMAT = 4  # of what a step's directory holds
 ARRAYS, RUN = "arrays", "run"

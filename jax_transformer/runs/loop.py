@@ -152,7 +152,6 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
             in a row were not finite, or no evaluation had a finite loss.
         Stopped: `run.stop` asked for it; the run is saved.
     """
-    run.settings.training_config.check()
     _warn_of_undivided(run, console)
     start = _start(run)
     layout = epoch_layout(training, run.settings.training_config)

@@ -7,23 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.errors import InputError
-
-
-def shorten(value: object) -> str:
-    """Return a value from a file for a message: at most 80 characters, escaped."""
-    try:
-        text = ascii(value if not isinstance(value, str) else value[:80])
-    except (ValueError, RecursionError):  # too many digits, or nested too deep
-        text = f"a large {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def one_line(message: str, most: int = 500) -> str:
-    """Return a message in one line of at most so many characters: it may repeat a file's value."""
-    line = " ".join(message[: 4 * most].split())
-    line = line if line.isprintable() else ascii(line)[1:-1]
-    return line if len(line) <= most else f"{line[: most - 3]}..."
+from jax_transformer.errors import InputError, shorten
 
 
 def unique_names(

@@ -14,8 +14,8 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named, one_line, unique_names
+from jax_transformer.errors import InputError, one_line
+from jax_transformer.storage.faults import faults_named, unique_names
 
 # Most bytes of a file, by its kind. Each is a multiple of the largest real file that is known.
 MAX_SIZE = 2**20  # settings and descriptions: an index of 10,000 shards, 250 language codes

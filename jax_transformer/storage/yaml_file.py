@@ -1,24 +1,25 @@
-"""A YAML file of settings: plain mappings, lists, texts, numbers, true, false and null.
+"""Settings as a YAML file: plain mappings, lists, texts, numbers, true, false and null.
 
 It is YAML 1.1 without what settings do not need and a hostile file can abuse: tags, merges, and
 dates and numbers of base 60, which are text here. An alias is read where the value stays small.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import one_line, shorten
+from jax_transformer.errors import InputError, one_line, shorten
+from jax_transformer.storage.declared import check_mapping
 from jax_transformer.storage.reading import MAX_YAML, read_text
 
 LONGEST_NUMBER = 100  # characters
 MOST_VALUES = 2**16  # of a file, those of each alias included; a file without any has fewer
 
 
-def read_yaml(path: Path, fault: str = "is no YAML file") -> Any:
+def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
     """Return the value in a YAML file of at most `MAX_YAML` bytes.
 
     Args:
@@ -34,9 +35,31 @@ def read_yaml(path: Path, fault: str = "is no YAML file") -> Any:
     try:
         return _Loader(text).get_single_data()
     except RecursionError as error:
-        raise InputError(f"{path}: is no YAML (it is nested too deep)") from error
+        raise InputError(f"{path}: is not YAML (it is nested too deep)") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: is no YAML ({one_line(str(error), 300)})") from error
+        raise InputError(f"{path}: is not YAML ({one_line(str(error), 300)})") from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping from names in a YAML file.
+
+    Raises:
+        InputError: As `read_yaml`, or the file is not such a mapping.
+    """
+    return check_mapping(read_yaml(path, "is not a YAML file of settings"), f"{path}: ")
+
+
+def to_yaml(settings: Mapping[str, Any]) -> str:
+    """Return a mapping of settings as the text of a YAML file."""
+    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 class _Loader(yaml.SafeLoader):

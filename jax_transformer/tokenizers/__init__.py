@@ -5,8 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import one_line
+from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.byte_level import ByteLevelTokenizer
 from jax_transformer.tokenizers.byte_pair import BytePairTokenizer
 from jax_transformer.tokenizers.languages import Languages, with_languages

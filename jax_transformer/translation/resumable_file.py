@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_path, faults_named, shorten
+from jax_transformer.errors import InputError, shorten
+from jax_transformer.storage.faults import check_path, faults_named
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.writing import WRITING, lock, replace_file
 

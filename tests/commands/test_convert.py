@@ -110,7 +110,7 @@ def test_refused_with_nothing_written(weights, run, tmp_path, arguments, message
     [
         ("{", "is no readable JSON"),
         ("[1]", "must hold a JSON object"),
-        ('{"width": 3}', "width=3 is no field"),
+        ('{"width": 3}', "width=3 is not a setting"),
         ('{"preset": "x"}', "preset='x' is unknown"),
     ],
 )

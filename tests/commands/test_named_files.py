@@ -20,8 +20,8 @@ from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.runs.nonfinite import read_nonfinite
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest
-from jax_transformer.storage.settings_file import read_mapping
 from jax_transformer.storage.weights.shards import read_weights
+from jax_transformer.storage.yaml_file import read_mapping
 from jax_transformer.text.parallel_text import TextFiles, read_text
 from jax_transformer.text.prepare import open_folder
 from jax_transformer.text.store import with_known_facts

@@ -89,7 +89,7 @@ def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
 
     Path("mine.yaml").write_text("training: {stepps: 3}")
     message = refusal(capsys, "--config=mine.yaml", "--output=other")
-    assert message.endswith("training: knows no setting stepps; did you mean steps?")
+    assert message.endswith("training: stepps=3 is not a setting; did you mean steps?")
 
 
 def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, capsys):
@@ -239,7 +239,7 @@ def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
 
 BAD_ARGUMENTS = {
     "--source=missing": "missing: No such file",
-    "--steps=0": "steps=0 must be at least 1",
+    "--steps=0": "steps=0 must be a whole number, at least 1",
     "--label-smoothing=1": "label_smoothing=1.0",
     "--num-heads=3": "num_heads=3 must divide d_model=8",
     "--d-model=7": "num_heads=2 must divide d_model=7",

@@ -69,7 +69,7 @@ CONTRADICTING_FILES = {
     "training: {warmup_steps: 5}": "warmup_steps=5 is not the run's, which has 4",
     "vocab_size: 17": "vocab_size=17 is not the run's, which has 16",
     "preset: pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
-    "training: {stepps: 3}": "knows no setting stepps; did you mean steps?",
+    "training: {stepps: 3}": "stepps=3 is not a setting; did you mean steps?",
 }
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import jax
 import pytest
@@ -18,6 +18,7 @@ from jax_transformer.model.parameters import (
     parameters_of,
 )
 from jax_transformer.presets import PRESETS
+from jax_transformer.storage.declared import declarations
 
 SMALL = {
     "src_vocab_size": 17,
@@ -52,7 +53,7 @@ def test_the_parameters_of_every_preset_are_the_declared_ones(preset):
 
 def random_configs(seed, count):
     """Yield configs whose choices are random; those that contradict themselves are left out."""
-    choose, hints = random.Random(seed), get_type_hints(TransformerConfig)
+    choose, hints = random.Random(seed), declarations(TransformerConfig)
     choices = {name: get_args(hint) for name, hint in hints.items()}
     words = {name: values for name, values in choices.items() if values and type(values[0]) is str}
     words |= {name: (True, False) for name, hint in hints.items() if hint is bool}

@@ -217,7 +217,7 @@ FOREIGN = {
     "sharpness=3 is no setting": lambda content: content["settings"]["training_config"].update(
         sharpness=3
     ),
-    "width=3 is no field": lambda content: content["settings"]["config"].update(width=3),
+    "width=3 is not a setting": lambda content: content["settings"]["config"].update(width=3),
     # More than the arrays hold, and less.
     "parameters, but its arrays have only": lambda content: content["settings"]["config"].update(
         num_encoder_layers=10_000

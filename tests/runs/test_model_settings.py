@@ -32,7 +32,7 @@ def other_value(name, preset="vaswani2017"):
     elif hint == bool | None:
         other = not value
     else:
-        other = 6 if isinstance(value, int) or hint == int | None else 0.25
+        other = 6 if "int" in str(hint) else 0.25
     return [f"--{name.replace('_', '-')}", str(other)], other
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.storage.faults import one_line, shorten
+from jax_transformer.errors import one_line, shorten
 from jax_transformer.storage.reading import (
     open_regular,
     parse_json,
@@ -169,17 +169,17 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("[" * 5_000, "nested too deep"),
         ("{a: " * 5_000, "nested too deep"),
         ("- " * 5_000, "nested too deep"),
-        ("a: 0b_", "is no YAML"),
-        ("a: 0x_", "is no YAML"),
+        ("a: 0b_", "is not YAML"),
+        ("a: 0x_", "is not YAML"),
         ("a: " + "9" * 5_000, "a number of 5,000 characters"),
         ("a: 0x" + "f" * 50_000, "a number of 50,002 characters"),
-        ('a: "\\ud800"', "is no YAML"),
-        ('a: "\\U00110000"', "is no YAML"),
-        ("a: \0", "is no YAML"),
-        ("a: b: c", "is no YAML"),
-        ("a: 1\n---\nb: 1", "is no YAML"),
-        ("? [a]\n: 1", "is no YAML"),
-        ("&" + "a" * 10_000 + " *" + "b" * 10_000, "is no YAML"),
+        ('a: "\\ud800"', "is not YAML"),
+        ('a: "\\U00110000"', "is not YAML"),
+        ("a: \0", "is not YAML"),
+        ("a: b: c", "is not YAML"),
+        ("a: 1\n---\nb: 1", "is not YAML"),
+        ("? [a]\n: 1", "is not YAML"),
+        ("&" + "a" * 10_000 + " *" + "b" * 10_000, "is not YAML"),
     ],
     ids=lambda text: text[:16],
 )
@@ -188,7 +188,7 @@ def test_yaml_that_no_settings_need_is_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(InputError, match=message) as refused:
         read_yaml(path)
-    assert one_short_line(refused).startswith(f"{path}: is no YAML (")
+    assert one_short_line(refused).startswith(f"{path}: is not YAML (")
 
 
 def test_yaml_is_plain_data_and_what_looks_like_a_date_is_text(tmp_path):

@@ -2,21 +2,52 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import check_model, preset_settings
+from jax_transformer.storage.declared import replace_fields
 from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.training.config import TrainingConfig
 
-WHOLE = [f.name for f in dataclasses.fields(TrainingConfig) if f.type in (int, int | None)]
+WHOLE = [f.name for f in dataclasses.fields(TrainingConfig) if "int" in str(f.type)]
+WRONG = {
+    "steps=2.5 must be a whole number, at least 1": {"steps": 2.5},
+    "steps='a' must be a whole number": {"steps": "a"},
+    "freeze='encoder/*' must be a list, each item a text": {"freeze": "encoder/*"},
+    "scan_layers='no' must be True or False": {"scan_layers": "no"},
+    "remat='layer' must be one of 'dots', 'layers', 'none'": {"remat": "layer"},
+    "clip_norm=inf must be a finite number, above 0 or None": {"clip_norm": float("inf")},
+    "adam_beta1=nan must be a finite number": {"adam_beta1": float("nan")},
+    "seed=4294967296 must be a whole number, at least 0 and below": {"seed": 2**32},
+    "pack_length=65 must be at most max_tokens=64": {
+        "batching": "packed",
+        "pack_length": 65,
+        "max_tokens": 64,
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "settings"), WRONG.items(), ids=WRONG)
+def test_a_setting_that_cannot_train_is_refused(message, settings):
+    with pytest.raises(InputError) as refused:
+        replace_fields(TrainingConfig(), settings)
+    assert message in str(refused.value)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    numbers = {"steps": np.int64(3), "clip_norm": np.float64(0.5), "freeze": ["x"]}
+    settings = replace_fields(TrainingConfig(), numbers)
+    assert settings == TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",))
+    assert hash(settings) == hash(TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",)))
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_setting_that_no_device_counts_is_refused(name):
     for value in (10**23, -(10**23)):
         with pytest.raises(InputError, match=rf"{name}=-?1000") as caught:
-            TrainingConfig(**{name: value}).check()
+            TrainingConfig(**{name: value})
         assert "\n" not in str(caught.value)
 
 

@@ -120,7 +120,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pack_length": 0}, "pack_length=0 must be at least 1"),
+        ({"pack_length": 0}, "pack_length=0 must be a whole number, at least 1"),
         (
             {"batching": "packed", "pack_length": 65, "max_tokens": 64},
             "pack_length=65 must be at most max_tokens=64",
@@ -129,9 +129,9 @@ def test_the_other_pairs_of_a_row_may_be_anything():
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(InputError, match=message) as refusal:
-        TrainingConfig(**settings).check()
+        TrainingConfig(**settings)
     assert "\n" not in str(refusal.value)
-    TrainingConfig(batching="packed", pack_length=64, max_tokens=64).check()
+    TrainingConfig(batching="packed", pack_length=64, max_tokens=64)
 
 
 @pytest.mark.parametrize("name", ["shared_heads", "torch_nn"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.config import LARGEST, TransformerConfig
+from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Layout
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import shorten
+from jax_transformer.errors import InputError, shorten
+from jax_transformer.storage.declared import checked, declarations
 
 if TYPE_CHECKING:
     from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
@@ -188,14 +187,8 @@ def _get(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
-    """Return the value of a key: an integer where the config's field is one, else a float."""
+    """Return the value of a key as the config's field is declared."""
     value = _get(values, key)
-    if TransformerConfig.__annotations__[field] in ("int", "int | None"):
-        if type(value) is not int:
-            raise InputError(f"config.json: {key}={shorten(value)} must be an integer")
-        return value
-    if type(value) not in (int, float):
-        raise InputError(f"config.json: {key}={shorten(value)} must be a number")
-    if (type(value) is int and abs(value) > LARGEST) or not math.isfinite(value):
-        raise InputError(f"config.json: {key}={shorten(value)} must be a finite number")
-    return float(value)
+    if value is None:
+        raise InputError(f"config.json: {key}=null must be a number")
+    return checked(f"config.json: {key}", value, declarations(TransformerConfig)[field])

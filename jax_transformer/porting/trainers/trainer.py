@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.layouts.torch_nn import linear
 from jax_transformer.convert.table import Layout, Row
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import shorten
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.weights.torch_file import Checkpoint, Namespace
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import shorten
+from jax_transformer.errors import InputError, shorten
 
 DTYPES = {  # by their name in a safetensors header
     "F64": np.dtype(np.float64),

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jax_transformer.storage.faults import faults_named, shorten, unique_names
+from jax_transformer.errors import shorten
+from jax_transformer.storage.faults import faults_named, unique_names
 from jax_transformer.storage.weights.checks import (
     DTYPES,
     MAX_HEADER,

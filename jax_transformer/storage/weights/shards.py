@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import shorten
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import WEIGHTS_FILE
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.weights import formats

@@ -10,7 +10,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from jax_transformer.storage.faults import faults_named, shorten
+from jax_transformer.errors import shorten
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 from jax_transformer.storage.weights.checks import (
     MAX_HEADER,

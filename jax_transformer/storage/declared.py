@@ -1,0 +1,159 @@
+"""Dataclasses whose fields are declared with types and ranges, and the one check of their values.
+
+A field is declared as `Annotated[int, Meta(ge=1)]`, as `Literal` choices, as a tuple of these, as a
+path, or with `| None`. Values may come from Python, from JSON or YAML, or as text from flags.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec import ValidationError, convert
+from msgspec.inspect import (
+    FloatType,
+    IntType,
+    LiteralType,
+    NoneType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from jax_transformer.errors import InputError, shorten
+
+Settings = TypeVar("Settings")
+
+
+def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
+    """Return a value as the declared type: NumPy's numbers as Python's, lists as tuples.
+
+    Args:
+        name: What a message calls the value.
+        value: The value.
+        declared: The type, with its range.
+        text: Whether a text may stand for a number or for None, as in a flag.
+
+    Raises:
+        InputError: Names the value, and the type, range or choices that are wanted.
+    """
+    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if text and plain == "None":
+        plain = "null"
+    try:
+        converted = convert(plain, declared, strict=not text, dec_hook=_path)
+    except (ValidationError, RecursionError) as error:
+        raise _refusal(name, value, declared, text) from error
+    numbers = converted if isinstance(converted, tuple) else (converted,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise _refusal(name, value, declared, text)
+    return converted
+
+
+def _refusal(name: str, value: Any, declared: Any, text: bool) -> InputError:
+    wanted, remedy = _wanted(type_info(declared)), ""
+    if isinstance(value, str) and not text and "finite number" in wanted:
+        remedy = "; write 1.0e-3, not 1e-3"  # in YAML 1.1 a number with an exponent has a point
+    return InputError(f"{name}={shorten(value)} must be {wanted}{remedy}")
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of a frozen dataclass, on its construction, and store it as declared.
+
+    Raises:
+        InputError: As `checked`.
+    """
+    for name, declared in declarations(type(settings)).items():
+        object.__setattr__(settings, name, checked(name, getattr(settings, name), declared))
+
+
+def replace_fields(
+    settings: Settings, values: Any, place: str = "", *, text: bool = False
+) -> Settings:
+    """Return a dataclass with the fields replaced that a mapping names, nested ones likewise.
+
+    Args:
+        settings: A dataclass instance.
+        values: The mapping from names to values.
+        place: Where the mapping stands, for messages; "" leaves it out.
+        text: As for `checked`.
+
+    Raises:
+        InputError: The mapping is not one, names an unknown field, or has a value that does not
+            fit its declaration or another field.
+    """
+    declared, prefix = declarations(type(settings)), f"{place}: " if place else ""
+    changes = {}
+    for name, value in check_mapping(values, prefix).items():
+        check_name(name, value, declared, prefix)
+        if dataclasses.is_dataclass(declared[name]):
+            changes[name] = replace_fields(
+                getattr(settings, name), value, f"{prefix}{name}", text=text
+            )
+        else:
+            changes[name] = checked(f"{prefix}{name}", value, declared[name], text=text)
+    try:
+        return dataclasses.replace(settings, **changes)
+    except InputError as error:
+        raise InputError(f"{prefix}{error}") from error
+
+
+def check_mapping(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a mapping from names; refuse what is not one."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{prefix}must map names of settings to values, but is {shorten(values)}")
+    for name in values:
+        if not isinstance(name, str):
+            raise InputError(f"{prefix}the name {shorten(name)} of a setting must be text")
+    return dict(values)
+
+
+def check_name(name: str, value: Any, declared: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse a name that is not declared; the message has the nearest one."""
+    if name not in declared:
+        name = shorten(name).strip("'")
+        near = difflib.get_close_matches(name, declared, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(declared)}"
+        raise InputError(f"{prefix}{name}={shorten(value)} is not a setting; {hint}")
+
+
+@functools.cache
+def declarations(settings: type) -> dict[str, Any]:
+    """Return the declared type of every field of a dataclass by name."""
+    return inspect.get_annotations(settings, eval_str=True)  # also under typing.no_type_check
+
+
+def _path(declared: type, value: Any) -> Any:
+    if declared is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise ValidationError
+
+
+def _wanted(kind: Type) -> str:
+    """Return a declared type in words."""
+    match kind:
+        case UnionType(types=kinds):
+            nones_last = sorted(kinds, key=lambda kind: isinstance(kind, NoneType))
+            return " or ".join(map(_wanted, nones_last))
+        case LiteralType(values=values):
+            return f"one of {', '.join(map(repr, values))}"
+        case VarTupleType(item_type=item):
+            return f"a list, each item {_wanted(item)}"
+        case IntType():
+            return f"a whole number{_range(kind)}"
+        case FloatType():
+            return f"a finite number{_range(kind)}"
+    words = {"NoneType": "None", "BoolType": "True or False", "StrType": "a text"}
+    return words.get(type(kind).__name__, "a path")
+
+
+def _range(kind: IntType | FloatType) -> str:
+    ends = {"at least": kind.ge, "above": kind.gt, "at most": kind.le, "below": kind.lt}
+    words = [f"{word} {end}" for word, end in ends.items() if end is not None]
+    return f", {' and '.join(words)}" if words else ""
