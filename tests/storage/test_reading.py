@@ -48,7 +48,7 @@ def test_what_is_no_regular_file_of_a_bounded_size_is_refused(tmp_path, reader, 
         path.write_bytes(b"\n" * (2**17 + 1))
     elif kind == "NUL":
         path = tmp_path / "a\0b"
-    with pytest.raises(InputError, match=r"cannot be read|is no ") as refused:
+    with pytest.raises(InputError, match=r"cannot be read|is not? ") as refused:
         READERS[reader](path)
     shown = str(path).replace("\0", r"\x00")
     assert one_short_line(refused).startswith(shown)
