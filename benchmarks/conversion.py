@@ -27,7 +27,7 @@ from jax_transformer.convert.families.family import config_from_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.shards import weight_files
-from jax_transformer.tokenizers import TokenizerJson
+from jax_transformer.tokenizers import READERS, Tokenizer
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 
@@ -83,14 +83,15 @@ def shape_of(model: str) -> tuple[str, TransformerConfig]:
     return family.model_type, config_from_json(family, values)
 
 
-def tokenizer_of(config: TransformerConfig) -> TokenizerJson:
+def tokenizer_of(config: TransformerConfig) -> Tokenizer:
     """Return a tokenizer of as many words as the model has: a model folder wants one."""
     vocabulary = {f"w{index}": index for index in range(config.src_vocab_size)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w3"}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
     content = {"version": "1.0", "added_tokens": [], "model": model, **dict.fromkeys(names)}
     settings = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
-    return TokenizerJson(json.dumps(content).encode(), settings | {"unk_id": 3}, "benchmark")
+    files = {"tokenizer.json": json.dumps(content).encode()}
+    return READERS["tokenizer_json"](files, settings | {"unk_id": 3}, "benchmark")
 
 
 def write_huggingface(folder: Path, model: str, dtype: str) -> Callable[[], Any]:

@@ -179,7 +179,7 @@ def _tokenizer_alone(*arguments: Any) -> dict[str, Any]:
         for pair in block.pairs()
         for line in pair
     ]
-    encode = task.tokenizer._tokenizer.encode_batch_fast
+    encode = task.tokenizer.source.segmenter.library.encode_batch_fast
     start = time.perf_counter()
     for first in range(0, len(lines), 2**14):
         encode(lines[first : first + 2**14])

@@ -31,7 +31,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.plan import plan_epoch
-from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
+from jax_transformer.tokenizers import Tokenizer, train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step
 
@@ -67,7 +67,7 @@ def make_all(encoded: Corpus, settings: TrainingConfig) -> float:
 
 def encode(corpus: Text, arguments: Arguments) -> tuple[Tokenizer, Corpus]:
     """Return the vocabulary of a recipe, and the text in it."""
-    tokenizer = BytePairTokenizer.train(corpus.sources + corpus.targets, arguments.vocab_size)
+    tokenizer = train_byte_pair(corpus.sources + corpus.targets, arguments.vocab_size)
     return tokenizer, encode_text(corpus, tokenizer, arguments.model.max_length)
 
 

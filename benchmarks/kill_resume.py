@@ -40,7 +40,7 @@ from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 
@@ -99,11 +99,11 @@ def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
         Text(corpus.sources[:count], corpus.targets[:count])
         for corpus, count in zip(number_words.corpus(0), (PAIRS, HELD_OUT), strict=True)
     )
-    tokenizer = BytePairTokenizer.train(training.sources + training.targets, vocab_size=60)
+    tokenizer = train_byte_pair(training.sources + training.targets, vocab_size=60)
     config = TransformerConfig.preset(
         "vaswani2017",
-        src_vocab_size=tokenizer.vocab_size,
-        tgt_vocab_size=tokenizer.vocab_size,
+        src_vocab_size=tokenizer.src_vocab_size,
+        tgt_vocab_size=tokenizer.src_vocab_size,
         d_model=16,
         num_heads=2,
         d_ff=32,
@@ -171,7 +171,7 @@ def _pairs_of(batch: Batch, encoded: Corpus) -> list[int]:
         raise ValueError("two pairs have the same source; their numbers cannot be told apart")
     segments = batch.src_segments
     if segments is None:
-        segments = (batch.src != BytePairTokenizer.pad_id).astype(np.int32)
+        segments = (batch.src != BYTE_PAIR_IDS["pad_id"]).astype(np.int32)
     return [
         index[row[numbers == number].tobytes()]
         for row, numbers in zip(batch.src, segments, strict=True)

@@ -8,7 +8,7 @@ import jaxtyping
 import numpy as np
 
 from jax_transformer import TransformerConfig, init_params
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.translation.model_folder import TrainedModel
 
 # Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.
@@ -89,10 +89,10 @@ def random_tokens(config, seed=0, dtype=np.float32):
 
 def tiny_model(lines, vocab_size, seed=0, **fields):
     """Return an untrained model of one layer a side, with a tokenizer made from these lines."""
-    tokenizer = BytePairTokenizer.train(lines, vocab_size)
+    tokenizer = train_byte_pair(lines, vocab_size)
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 9}
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
     config = TransformerConfig(**(sizes | fields))
     return TrainedModel(config, random_params(config, seed), tokenizer)
 

@@ -15,7 +15,7 @@ from jax_transformer.convert import to_tensors, write_layout
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.storage import weights as files
 from jax_transformer.text import number_words
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import Tokenizer, train_byte_pair
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 
@@ -60,15 +60,15 @@ def lines() -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def tokenizer() -> BytePairTokenizer:
+def tokenizer() -> Tokenizer:
     """Return a byte-pair encoding of the number words."""
     sources, targets = lines()
-    return BytePairTokenizer.train(sources + targets, vocab_size=60)
+    return train_byte_pair(sources + targets, vocab_size=60)
 
 
 def config(preset: str = "vaswani2017", **fields: Any) -> TransformerConfig:
     """Return the config of a tiny model for `tokenizer`."""
-    size = tokenizer().vocab_size
+    size = tokenizer().src_vocab_size
     ids = {"src_vocab_size": size, "tgt_vocab_size": size, "pad_id": tokenizer().pad_id}
     ids |= {"bos_id": tokenizer().bos_id, "eos_id": tokenizer().eos_id}
     return TransformerConfig.preset(preset, **(ids | SIZES | fields))
@@ -170,7 +170,7 @@ def record_folder(path: Path) -> None:
     """Write a record of what a program computed, and its weights, for `suggest`."""
     path.mkdir()
     draw = np.random.default_rng(0)
-    size = tokenizer().vocab_size
+    size = tokenizer().src_vocab_size
     tensors = {"pad": np.array(0)}
     for batch in range(2):
         src, tgt = (draw.integers(1, size, (3, length)) for length in (7, 5))

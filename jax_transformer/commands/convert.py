@@ -118,7 +118,7 @@ def _write_folder(
     if origin is not None and origin.model_type != family.model_type:
         left += ["config.json", *origin.files]
         origin = None
-    wanted = family.tokenizer.kinds if family.tokenizer else ()
+    wanted = family.tokenizer_files.kinds if family.tokenizer_files else ()
     if tokenizer is not None and tokenizer.kind not in wanted:
         left += tokenizer.files()
         tokenizer = None
@@ -188,7 +188,7 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
     origin, left = read_origin(folder)
     for note in notes(FAMILIES[origin.model_type], origin.config):
         print(note)
-    files_of = FAMILIES[origin.model_type].tokenizer
+    files_of = FAMILIES[origin.model_type].tokenizer_files
     names = files_of.names(folder) if files_of else ()
     present = [name for name in names if (folder / name).exists()]
     tokenizer = None

@@ -28,7 +28,7 @@ from jax_transformer.storage.declared import replace_fields
 from jax_transformer.storage.yaml_file import read_mapping
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
-from jax_transformer.tokenizers import SeparateTokenizers, Tokenizer, with_languages
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.training.config import TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
@@ -270,7 +270,7 @@ def read_start(arguments: Arguments) -> Start:
     tokenizer = run_tokenizer(arguments.tokenizer, arguments.target_tokenizer)
     languages = arguments.source_lang, arguments.target_lang
     if tokenizer is not None:
-        tokenizer = with_languages(tokenizer, *languages, str(arguments.tokenizer))
+        tokenizer = tokenizer.with_languages(*languages, str(arguments.tokenizer))
     elif arguments.init is None and languages != (None, None):
         raise InputError(
             f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
@@ -306,7 +306,8 @@ def check_start(arguments: Arguments, start: Start) -> None:
             f"{start.tokenizer.src_vocab_size}; leave vocab_size out"
         )
     tables = arguments.model.token_embeddings
-    if isinstance(start.tokenizer, SeparateTokenizers) and tables != "separate":
+    has_two = start.tokenizer is not None and start.tokenizer.kind == "separate"
+    if has_two and tables != "separate":
         name = "tokenizer" if arguments.target_tokenizer is None else "target_tokenizer"
         raise InputError(
             f"{name}={getattr(arguments, name)}: two tokenizers need token_embeddings='separate', "

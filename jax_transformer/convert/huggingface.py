@@ -159,9 +159,7 @@ def load_tokenizer(
             "convert.from_huggingface reads the model alone"
         )
     config = config_from_json(family, values)
-    from jax_transformer.tokenizers import with_languages
-
-    tokenizer = family.tokenizer.read(folder, config)
+    tokenizer = family.tokenizer_files.read(folder, config)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
         found, wanted = getattr(tokenizer, name), getattr(config, name)
         if found != wanted:
@@ -172,7 +170,7 @@ def load_tokenizer(
     if tokenizer.languages is not None and target_lang is None:
         generation = {} if ignore_generation_config else read_generation_config(folder)[0]
         tokenizer = with_generated_language(tokenizer, generation, config, str(folder))
-    return config, with_languages(tokenizer, source_lang, target_lang, str(folder))
+    return config, tokenizer.with_languages(source_lang, target_lang, str(folder))
 
 
 def to_huggingface(
@@ -292,14 +290,15 @@ def _tokenizer_files(
     family: Family, tokenizer: Tokenizer, config: TransformerConfig
 ) -> dict[str, bytes]:
     """Return the file that transformers needs beside a tokenizer's own files."""
-    if family.tokenizer is None or tokenizer.kind not in family.tokenizer.kinds:
+    files = family.tokenizer_files
+    if files is None or tokenizer.kind not in files.kinds:
         raise InputError(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    if family.tokenizer.config is None:
+    if files.config is None:
         return {}
-    return {TOKENIZER_CONFIG: _json_bytes(family.tokenizer.config(tokenizer, config))}
+    return {TOKENIZER_CONFIG: _json_bytes(files.config(tokenizer, config))}
 
 
 def _json_bytes(values: Mapping[str, Any]) -> bytes:

@@ -52,7 +52,7 @@ def with_generated_language(
             f"{name}: tgt_lang={languages.target!r}, but {key}={token_id} is {code!r}; name the "
             "target's code by --target-lang (in Python target_lang)"
         )
-    return tokenizer.with_languages(languages.changed(None, code))
+    return tokenizer.with_languages(None, code, name)
 
 
 def generating(
@@ -119,7 +119,7 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
 
 
 def _code(languages: Languages, token_id: object) -> str | None:
-    """Return the code of an id; None if it is no code's."""
+    """Return the code of an id; None if no code has it."""
     return next((code for code, i in languages.ids.items() if i == token_id), None)
 
 

@@ -9,13 +9,13 @@ from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.tokenizers import (
-    BytePairTokenizer,
-    SentencePieceTokenizer,
-    SeparateTokenizers,
     Tokenizer,
-    TokenizerJson,
+    parse_byte_pair,
     read_files,
+    separate,
 )
+from jax_transformer.tokenizers.readers.marian import read_marian
+from jax_transformer.tokenizers.readers.tokenizer_json import read_usual_names
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -39,7 +39,7 @@ def run_tokenizer(source: Path | None, target: Path | None) -> Tokenizer | None:
     if source is None:
         return None
     tokenizer = read_tokenizer(source)
-    return tokenizer if target is None else SeparateTokenizers(tokenizer, read_tokenizer(target))
+    return tokenizer if target is None else separate(tokenizer, read_tokenizer(target))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -64,7 +64,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             _, tokenizer = huggingface.load_tokenizer(path)
             return tokenizer
     if (path / SENTENCEPIECE_FILE).exists():
-        return SentencePieceTokenizer.load(path)
+        return read_marian(path)
     if (path / TOKENIZER_FILE).exists():
         return _read_file(path, TOKENIZER_FILE)
     raise InputError(
@@ -77,6 +77,6 @@ def _read_file(folder: Path, name: str) -> Tokenizer:
     """Return the tokenizer in a tokenizer.json, which may have another name."""
     content = read_files(folder, [name])[name]
     try:
-        return BytePairTokenizer.from_json(content, str(folder / name))
+        return parse_byte_pair(content, str(folder / name))
     except InputError:  # a tokenizer of another program, or a damaged one
-        return TokenizerJson.with_usual_names(content, str(folder / name))
+        return read_usual_names(content, str(folder / name))

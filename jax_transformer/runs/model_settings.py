@@ -2,15 +2,15 @@
 
 import dataclasses
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
-from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer
-from jax_transformer.tokenizers.tokenizer_json import MOST_IDS
+from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer
+from jax_transformer.tokenizers.readers.tokenizer_json import MOST_IDS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
@@ -93,7 +93,7 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
     if vocab_size > MOST_IDS:
         raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
-    return _resolved(model, BytePairTokenizer, (vocab_size, vocab_size))
+    return _resolved(model, BYTE_PAIR_IDS, (vocab_size, vocab_size))
 
 
 def model_config(
@@ -109,7 +109,8 @@ def model_config(
         InputError: As `check_model`.
     """
     sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
-    return _resolved(model, tokenizer, sizes)
+    ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+    return _resolved(model, ids, sizes)
 
 
 def check_same_model(
@@ -145,12 +146,10 @@ def check_same_model(
 
 
 def _resolved(
-    model: ModelSettings,
-    tokenizer: Tokenizer | TransformerConfig | type[BytePairTokenizer],
-    sizes: tuple[int, int],
+    model: ModelSettings, special_ids: Mapping[str, int], sizes: tuple[int, int]
 ) -> TransformerConfig:
     decided = dict(zip(VOCABULARY_SIZES, sizes, strict=True))
-    decided |= {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
+    decided |= {name: special_ids[name] for name in SPECIAL_IDS}
     for name, value in decided.items():
         given = getattr(model, name)
         if given not in (None, value):

@@ -31,8 +31,8 @@ from jax_transformer.text.parallel_text import (
     no_pairs,
 )
 from jax_transformer.text.prepare import MANIFEST, Task, locked, open_folder, prepare, write_whole
-from jax_transformer.tokenizers import BytePairTokenizer, Tokenizer, from_text, to_text
-from jax_transformer.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
+from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte_pair
+from jax_transformer.tokenizers.training_lines import LONGEST_WORD, LinesWithin, sampled
 
 FORMAT = 2  # of a prepared corpus
 DAMAGED = "cannot be read; delete it"
@@ -139,7 +139,7 @@ def trained_tokenizer(
     longest: int,
     seed: int,
     console: Console,
-) -> BytePairTokenizer:
+) -> Tokenizer:
     """Return the byte-pair encoding of texts, trained on a seeded sample of their pairs.
 
     Args:
@@ -153,7 +153,7 @@ def trained_tokenizer(
         console: Shows what is done.
 
     Raises:
-        InputError: As `BytePairTokenizer.train`.
+        InputError: As `train_byte_pair`.
     """
     recipe = {
         "format": FORMAT,
@@ -183,7 +183,7 @@ def trained_tokenizer(
             return from_text(read_bytes(entry, DAMAGED, 2 * MAX_TOKENIZER), str(entry))
         with console.status("training the tokenizer"):
             within = LinesWithin(lines(), longest)
-            tokenizer = BytePairTokenizer.train(within, vocab_size)
+            tokenizer = train_byte_pair(within, vocab_size)
         if within.left_out:
             console.print(
                 f"{within.left_out:,} lines left out of the training of the tokenizer: of more "

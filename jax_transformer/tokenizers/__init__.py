@@ -1,102 +1,43 @@
-"""Tokenizers by kind, and how any of them is written and read: a description and its files."""
+"""One tokenizer for all formats: text to the ids of a model, and ids to text.
 
-import base64
-import json
-from collections.abc import Mapping
-from typing import Any
+`Tokenizer` is the class, `train_byte_pair` learns one from text, and `readers` has a reader for
+each format of files.
+"""
 
-from jax_transformer.errors import InputError, one_line
-from jax_transformer.tokenizers.byte_level import ByteLevelTokenizer
-from jax_transformer.tokenizers.byte_pair import BytePairTokenizer
-from jax_transformer.tokenizers.languages import Languages, with_languages
-from jax_transformer.tokenizers.sentencepiece_languages import SentencePieceLanguages
-from jax_transformer.tokenizers.sentencepiece_unigram import SentencePieceUnigram
-from jax_transformer.tokenizers.sentencepiece_vocabulary import SentencePieceTokenizer
-from jax_transformer.tokenizers.separate import SeparateTokenizers
-from jax_transformer.tokenizers.storage import read_files, write_files
-from jax_transformer.tokenizers.tokenizer import LineError, Tokenizer
-from jax_transformer.tokenizers.tokenizer_json import TokenizerJson
+from jax_transformer.tokenizers.byte_pair import (
+    BYTE_PAIR_IDS,
+    parse_byte_pair,
+    read_byte_pair,
+    train_byte_pair,
+)
+from jax_transformer.tokenizers.formats import (
+    READERS,
+    describe,
+    from_description,
+    from_text,
+    separate,
+    to_text,
+    write_files,
+)
+from jax_transformer.tokenizers.languages import Languages
+from jax_transformer.tokenizers.readers.model_files import read_files
+from jax_transformer.tokenizers.segmenters import LineError
+from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
-    "TOKENIZERS",
-    "ByteLevelTokenizer",
-    "BytePairTokenizer",
+    "BYTE_PAIR_IDS",
+    "READERS",
     "Languages",
     "LineError",
-    "SentencePieceLanguages",
-    "SentencePieceTokenizer",
-    "SentencePieceUnigram",
-    "SeparateTokenizers",
     "Tokenizer",
-    "TokenizerJson",
     "describe",
     "from_description",
     "from_text",
+    "parse_byte_pair",
+    "read_byte_pair",
     "read_files",
+    "separate",
     "to_text",
-    "with_languages",
+    "train_byte_pair",
     "write_files",
 ]
-
-TOKENIZERS: dict[str, type[Tokenizer]] = {
-    tokenizer.kind: tokenizer
-    for tokenizer in (
-        BytePairTokenizer,
-        ByteLevelTokenizer,
-        SentencePieceTokenizer,
-        SentencePieceLanguages,
-        SentencePieceUnigram,
-        TokenizerJson,
-        SeparateTokenizers,
-    )
-}
-
-
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what identifies a tokenizer beside its files, ready for JSON."""
-    return {"kind": tokenizer.kind, "files": sorted(tokenizer.files()), **tokenizer.settings()}
-
-
-def from_description(
-    description: Mapping[str, Any], contents: Mapping[str, bytes], name: str
-) -> Tokenizer:
-    """Return the tokenizer from what `describe` returned and the content of its files.
-
-    Args:
-        description: The description.
-        contents: The files by name.
-        name: What contains the files, for error messages.
-
-    Raises:
-        InputError: The kind is unknown, or a file is missing or damaged.
-    """
-    settings = dict(description)
-    kind = settings.pop("kind", None)
-    if kind not in TOKENIZERS:
-        raise InputError(
-            f"{name}: the tokenizer's kind {kind!r} is none of {', '.join(TOKENIZERS)}"
-        )
-    wanted = settings.pop("files")
-    files = {file: content for file, content in contents.items() if file in wanted}
-    return TOKENIZERS[kind].from_files(files, settings, name)
-
-
-def to_text(tokenizer: Tokenizer) -> str:
-    """Return a tokenizer as JSON: what `describe` returns, and the content of its files."""
-    files = {name: base64.b64encode(data).decode() for name, data in tokenizer.files().items()}
-    return json.dumps({"tokenizer": describe(tokenizer), "files": files})
-
-
-def from_text(text: str | bytes, name: str) -> Tokenizer:
-    """Return the tokenizer that `to_text` has written.
-
-    Raises:
-        InputError: The text is damaged; the message begins with `name`.
-    """
-    try:
-        read = json.loads(text)
-        files = {name: base64.b64decode(data) for name, data in read["files"].items()}
-        return from_description(read["tokenizer"], files, name)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = one_line(repr(error), 200)
-        raise InputError(f"{name}: is no tokenizer ({reason}); delete it") from error

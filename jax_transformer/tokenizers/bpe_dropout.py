@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Integer, UInt16
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.byte_pair import BytePairTokenizer
+from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, words
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
@@ -41,25 +41,25 @@ class BPEDropout:
         """Read the merges of a tokenizer.
 
         Args:
-            tokenizer: A `BytePairTokenizer`.
+            tokenizer: One that this library has trained.
             rate: Probability of dropping a merge: 0 keeps the ids, 1 leaves characters.
 
         Raises:
             InputError: The rate is outside [0, 1], or the tokenizer is of another kind.
         """
-        if not isinstance(tokenizer, BytePairTokenizer):
+        if tokenizer.kind != BYTE_PAIR:
             raise InputError(
-                f"BPE-dropout works on a {BytePairTokenizer.kind} tokenizer, not on "
-                f"{tokenizer.kind}; set its rate to 0 or train a tokenizer of this library"
+                f"BPE-dropout works on a {BYTE_PAIR} tokenizer, not on {tokenizer.kind}; set its "
+                "rate to 0 or train a tokenizer of this library"
             )
         if not 0 <= rate <= 1:
             raise InputError(f"the rate of BPE-dropout is {rate}; it must be between 0 and 1")
-        file = json.loads(tokenizer.to_json())
+        file = json.loads(tokenizer.contents["tokenizer.json"])
         vocab, merges = file["model"]["vocab"], file["model"]["merges"]
         symbols = _symbols(tokenizer, vocab)
         specials = {token["id"] for token in file["added_tokens"]}
         texts = {token_id: token for token, token_id in vocab.items() if token_id not in specials}
-        ids = range(tokenizer.vocab_size)
+        ids = range(tokenizer.src_vocab_size)
         self._characters = [
             tuple(vocab.get(character, tokenizer.unk_id) for character in texts[token_id])
             if token_id in texts
@@ -75,7 +75,7 @@ class BPEDropout:
         self._ends_word = np.array(
             [token_id not in texts or texts[token_id][-1] in symbols for token_id in ids]
         )
-        self._vocab_size = tokenizer.vocab_size
+        self._vocab_size = tokenizer.src_vocab_size
         self._ranks = {
             vocab[left] * self._vocab_size + vocab[right]: rank
             for rank, (left, right) in enumerate(merges)
@@ -183,12 +183,12 @@ class BPEDropout:
         return np.array(symbols, dtype).tobytes()
 
 
-def _symbols(tokenizer: BytePairTokenizer, vocab: dict[str, int]) -> set[str]:
+def _symbols(tokenizer: Tokenizer, vocab: dict[str, int]) -> set[str]:
     """Return the characters of the vocabulary that are a word by themselves."""
     return {
         character
         for character in {character for token in vocab for character in token} - {" "}
-        if len(tokenizer.words(2 * character)) == 2
+        if len(words(tokenizer, 2 * character)) == 2
     }
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.tokenizer import Tokenizer
 
+Side = Literal["source", "target"]
 SHOWN = 6  # codes in a message
 ARGUMENT = {"source": "source_lang", "target": "target_lang"}
 FLAG = {"source": "--source-lang", "target": "--target-lang"}
@@ -36,14 +36,10 @@ class Languages:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], name: str) -> "Languages":
-        """Return what `to_json` returned.
-
-        Args:
-            values: The values.
-            name: What contains them, for error messages.
+        """Return what `to_json` returned; `name` is what contains it, for error messages.
 
         Raises:
-            InputError: They are damaged.
+            InputError: The values are damaged.
         """
         try:
             languages = cls(**values)
@@ -67,12 +63,9 @@ class Languages:
         Raises:
             InputError: A code is unknown; shows codes that resemble it.
         """
-        given = {
-            side: code
-            for side, code in (("source", source), ("target", target))
-            if code is not None
-        }
-        for side, code in given.items():
+        codes = {"source": source, "target": target}
+        codes = {side: code for side, code in codes.items() if code is not None}
+        for side, code in codes.items():
             if code not in self.ids:
                 near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
                 shown = ", ".join(near or list(self.ids)[:SHOWN])
@@ -80,16 +73,10 @@ class Languages:
                     f"{ARGUMENT[side]}={code!r:.40} is none of the model's {len(self.ids)} "
                     f"language codes, such as {shown}"
                 )
-        return dataclasses.replace(self, **given)
+        return dataclasses.replace(self, **codes)
 
-    def affixes(
-        self, side: Literal["source", "target"], eos_id: int
-    ) -> tuple[list[int], list[int]]:
+    def affixes(self, side: Side, eos_id: int) -> tuple[list[int], list[int]]:
         """Return the ids before and after the text of a line.
-
-        Args:
-            side: The side of the line.
-            eos_id: Id of EOS.
 
         Raises:
             InputError: The language of this side is not known.
@@ -97,7 +84,7 @@ class Languages:
         code = self.ids[self.known(side)]
         return ([code], [eos_id]) if self.placement == "before" else ([], [eos_id, code])
 
-    def known(self, side: Literal["source", "target"]) -> str:
+    def known(self, side: Side) -> str:
         """Return the code of a side.
 
         Raises:
@@ -120,31 +107,3 @@ class Languages:
     def forced_id(self) -> int | None:
         """Id that the decoder must generate first; None where it is free."""
         return None if self.starts or self.target is None else self.ids[self.target]
-
-
-def with_languages(
-    tokenizer: Tokenizer, source: str | None, target: str | None, name: str
-) -> Tokenizer:
-    """Return a tokenizer with other languages; None keeps a language.
-
-    Args:
-        tokenizer: The tokenizer.
-        source: Code of the language of the sources.
-        target: Code of the language of the targets.
-        name: What the tokenizer belongs to, for error messages.
-
-    Raises:
-        InputError: The tokenizer has no languages, or does not know a code.
-    """
-    if source is None and target is None:
-        return tokenizer
-    if tokenizer.languages is None:
-        side, code = ("source", source) if source is not None else ("target", target)
-        raise InputError(
-            f"{name}: {ARGUMENT[side]}={code!r:.40}: the model has no language codes; leave "
-            f"{FLAG[side]} out"
-        )
-    try:
-        return tokenizer.with_languages(tokenizer.languages.changed(source, target))
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error

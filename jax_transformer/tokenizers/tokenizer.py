@@ -1,16 +1,29 @@
-"""What training and translation ask of a tokenizer."""
+"""The tokenizer of a model: lines to the ids of a source or a target, and ids to text."""
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
+from jax_transformer.tokenizers.languages import ARGUMENT, FLAG, Languages
+from jax_transformer.tokenizers.languages import Side as SideName
+from jax_transformer.tokenizers.segmenters import LineError, Segmenter
 
-if TYPE_CHECKING:
-    from jax_transformer.tokenizers.languages import Languages
-
+SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
+AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
+# The settings of every kind, and what an absent one means.
+DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(SPECIAL_IDS),
+    **{key: [] for key in AFFIXES},
+    "clean_up_spaces": False,
+    "vocab_size": None,
+    "languages": None,
+}
 _SPACES = (
     (" .", "."),
     (" ?", "?"),
@@ -25,50 +38,165 @@ _SPACES = (
 )
 
 
-class LineError(InputError):
-    """A line cannot be a source of a model.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """What encodes and decodes the sources, or the targets.
 
     Attributes:
-        row: Index of the line among the lines that were to be encoded.
-        fault: What is wrong with it.
+        segmenter: Splits text and joins pieces.
+        prefix: Ids before the text of a line, if there are no languages.
+        suffix: Ids after it.
+        vocab_size: Number of ids of the model: larger than the segmenter's where the model's table
+            is padded; smaller where it lacks the last special tokens.
+        clean_up_spaces: Whether decoding removes the spaces before punctuation.
+        languages: Decide what is before and after the text.
     """
 
-    def __init__(self, row: int, fault: str) -> None:
-        """Name the line by its number, counted from 1."""
-        super().__init__(f"line {row + 1} {fault}")
-        self.row, self.fault = row, fault
+    segmenter: Segmenter
+    prefix: list[int]
+    suffix: list[int]
+    vocab_size: int
+    clean_up_spaces: bool
+    languages: Languages | None
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer:
     """Text to the ids of a source or a target, and the ids of a target to text.
 
-    Source and target have one vocabulary or two; the special ids are the same in both.
+    Special tokens in a line, as `</s>`, become special ids, as in transformers, except in the byte
+    pairs that this library trains. Source and target have one vocabulary or two; the special ids
+    are the same in both. A reader for each format builds a tokenizer: see `readers`.
 
     Attributes:
-        kind: Name of the class in `TOKENIZERS`.
+        kind: The format of its files, a name in `formats.READERS`.
+        contents: The content of its files by name.
+        settings: What its reader needs beside the files, ready for JSON.
         pad_id: Id of padding.
         bos_id: Id that the decoder reads before the first token of a target (BOS).
         eos_id: Id that ends every target (EOS).
         unk_id: Id of what the vocabulary lacks.
-        languages: The language codes that it knows and is set to; None if it has none. One that
-            has languages has a method `with_languages`, which returns it with others.
+        source: Encodes sources.
+        target: Encodes and decodes targets.
+        languages: The language codes that it knows and is set to; None if it has none.
     """
 
     kind: str
+    contents: Mapping[str, bytes]
+    settings: Mapping[str, Any]
     pad_id: int
     bos_id: int
     eos_id: int
     unk_id: int
-    languages: "Languages | None"
+    source: Side
+    target: Side
+    languages: Languages | None = None
+
+    @classmethod
+    def build(
+        cls,
+        kind: str,
+        contents: Mapping[str, bytes],
+        settings: Mapping[str, Any],
+        name: str,
+        segmenters: tuple[Segmenter, Segmenter],
+        defaults: Mapping[str, Any] = DEFAULTS,
+    ) -> "Tokenizer":
+        """Return a tokenizer; for the readers.
+
+        Args:
+            kind: The format of the files.
+            contents: The files by name.
+            settings: Values that differ from `defaults`: the special ids, all of which must be
+                given; the ids before (prefix) and after (suffix) the text of each line, or the
+                languages (`Languages.to_json`) that decide them; and `vocab_size`, as of `Side`.
+            name: What contains the files, for error messages.
+            segmenters: Those of source and target.
+            defaults: The settings of this kind, with what an absent one means.
+
+        Raises:
+            InputError: A setting is unknown, or an id is not in the vocabulary.
+        """
+        unknown = sorted(settings.keys() - defaults.keys())
+        if unknown:
+            raise InputError(
+                f"{name}: the tokenizer has the setting {unknown[0]!r}, which this version does "
+                "not know; use the version that wrote it"
+            )
+        values = {**defaults, **settings}
+        languages = None
+        if values["languages"] is not None:
+            languages = Languages.from_json(values["languages"], name)
+        sizes = [values["vocab_size"] or segmenter.size for segmenter in segmenters]
+        for segmenter, size in zip(segmenters, sizes, strict=True):
+            # A damaged file may name ids so high that no set holds all between.
+            beyond, special = range(size, segmenter.size), segmenter.special_ids
+            if len(beyond) > len(special) or not special.issuperset(beyond):
+                raise InputError(
+                    f"{name}: has {segmenter.size} ids, but the model {size}; use the tokenizer "
+                    "that the model was trained with"
+                )
+        ids = {key: [values[key]] for key in SPECIAL_IDS} | {key: values[key] for key in AFFIXES}
+        ids |= {"languages": list(languages.ids.values())} if languages else {}
+        for key, members in ids.items():
+            if any(type(i) is not int or not 0 <= i < min(sizes) for i in members):
+                raise InputError(
+                    f"{name}: {key}={values[key]!r:.60} must be ids of the vocabulary, from 0 to "
+                    f"{min(sizes) - 1}"
+                )
+        cleans = bool(values["clean_up_spaces"])
+        source, target = (
+            Side(segmenter, values[f"{side}_prefix"], values[f"{side}_suffix"], size, cleans, None)
+            for side, segmenter, size in zip(("source", "target"), segmenters, sizes, strict=True)
+        )
+        different = {key: value for key, value in values.items() if value != defaults[key]}
+        special_ids = (values[key] for key in SPECIAL_IDS)
+        tokenizer = cls(kind, dict(contents), different, *special_ids, source, target)
+        return tokenizer if languages is None else tokenizer._set_to(languages)
+
+    def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":
+        """Return this tokenizer with other languages; None keeps a language.
+
+        Args:
+            source: Code of the language of the sources.
+            target: Code of the language of the targets.
+            name: What the tokenizer belongs to, for error messages.
+
+        Raises:
+            InputError: The tokenizer has no languages, or does not know a code.
+        """
+        if source is None and target is None:
+            return self
+        if self.languages is None:
+            side, code = ("source", source) if source is not None else ("target", target)
+            raise InputError(
+                f"{name}: {ARGUMENT[side]}={code!r:.40}: the model has no language codes; leave "
+                f"{FLAG[side]} out"
+            )
+        try:
+            return self._set_to(self.languages.changed(source, target))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+
+    def _set_to(self, languages: Languages) -> "Tokenizer":
+        return dataclasses.replace(
+            self,
+            bos_id=self.bos_id if languages.start_id is None else languages.start_id,
+            languages=languages,
+            settings={**self.settings, "languages": languages.to_json()},
+            source=dataclasses.replace(self.source, languages=languages),
+            target=dataclasses.replace(self.target, languages=languages),
+        )
 
     @property
     def src_vocab_size(self) -> int:
         """Number of token ids of a source, the special ones included."""
+        return self.source.vocab_size
 
     @property
     def tgt_vocab_size(self) -> int:
         """Number of token ids of a target, the special ones included."""
+        return self.target.vocab_size
 
     def encode_source(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of each line as the encoder reads them: with EOS and other special ids.
@@ -80,50 +208,64 @@ class Tokenizer(Protocol):
 
         Raises:
             LineError: A line cannot be a source of this model.
+            InputError: The language of the sources is not known.
         """
+        return self._encode(lines, self.source, "source", max_length)
 
     def encode_target(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of each line as the decoder predicts them: without BOS, with EOS.
 
         Arguments and errors are those of `encode_source`.
         """
+        return self._encode(lines, self.target, "target", max_length)
+
+    def _encode(
+        self, lines: Sequence[str], side: Side, name: SideName, max_length: int | None
+    ) -> list[list[int]]:
+        prefix, suffix = side.prefix, side.suffix
+        if side.languages is not None:
+            prefix, suffix = side.languages.affixes(name, self.eos_id)
+        most = None if max_length is None else max(0, max_length - len(prefix) - len(suffix))
+        rows = side.segmenter.encode(lines)
+        if side.segmenter.size > side.vocab_size:
+            for row, ids in enumerate(rows):
+                if max(ids, default=0) >= side.vocab_size:
+                    token = side.segmenter.token(max(ids))
+                    raise LineError(row, f"has the token {token!r}, which the model lacks")
+        return [[*prefix, *ids[:most], *suffix] for ids in rows]
 
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
-        """Return the text of a target [length], without special tokens."""
+        """Return the text of a target [length], without special tokens.
+
+        Tokens after an EOS are decoded too: the caller cuts them off.
+        """
+        text = self.target.segmenter.decode([int(token_id) for token_id in ids])
+        if self.target.clean_up_spaces:  # as clean_up_tokenization_spaces of transformers
+            for before, after in _SPACES:
+                text = text.replace(before, after)
+        return text
 
     def source_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token of a source by itself, to show it."""
+        return self.source.segmenter.texts([int(token_id) for token_id in ids])
 
     def target_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token of a target by itself, to show it."""
-
-    def digest(self) -> str:
-        """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
+        return self.target.segmenter.texts([int(token_id) for token_id in ids])
 
     def files(self) -> dict[str, bytes]:
         """Return the content of the tokenizer's files by name."""
+        return dict(self.contents)
 
-    def settings(self) -> dict[str, Any]:
-        """Return what `from_files` needs beside the files, ready for JSON."""
-
-    @classmethod
-    def from_files(
-        cls, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
-    ) -> "Tokenizer":
-        """Return the tokenizer from what `files` and `settings` returned.
-
-        Args:
-            contents: The files by name.
-            settings: The settings.
-            name: What contains the files, for error messages.
-
-        Raises:
-            InputError: A file is missing, damaged or not from this kind of tokenizer.
-        """
-
-
-def clean_up_spaces(text: str) -> str:
-    """Remove the spaces before punctuation, as `clean_up_tokenization_spaces` of transformers."""
-    for before, after in _SPACES:
-        text = text.replace(before, after)
-    return text
+    def digest(self) -> str:
+        """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""
+        files = {
+            name: json.loads(content)
+            if name.endswith(".json")
+            else hashlib.sha256(content).hexdigest()
+            for name, content in self.contents.items()
+        }
+        content = {"kind": self.kind, "settings": self.settings, "files": files}
+        if self.kind == "byte_pair":  # whose digest earlier versions have written into checkpoints
+            content = files["tokenizer.json"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

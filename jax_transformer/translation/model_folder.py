@@ -42,7 +42,6 @@ from jax_transformer.tokenizers import (
     describe,
     from_description,
     read_files,
-    with_languages,
     write_files,
 )
 
@@ -132,7 +131,7 @@ def load(
         _check_digest(folder / name, digest)
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
-    tokenizer = with_languages(tokenizer, source_lang, target_lang, str(folder))
+    tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
     config, generation = generating(config, generation, tokenizer, str(folder))
     for name in ("src_vocab_size", "tgt_vocab_size"):
         size, wanted = getattr(config, name), getattr(tokenizer, name)

@@ -26,7 +26,6 @@ from jax_transformer.text.parallel_text import TextFiles, read_text
 from jax_transformer.text.prepare import open_folder
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import count_lines, open_stream, open_text
-from jax_transformer.tokenizers import BytePairTokenizer
 from jax_transformer.translation.model_folder import load
 from jax_transformer.translation.resumable_file import resumable_file
 
@@ -57,7 +56,6 @@ READERS = {
     "record": ("record.safetensors", read_record),
     "config of a model": ("config.json", lambda path: load(path.parent)),
     "config of Hugging Face": ("config.json", lambda path: read_origin(path.parent)),
-    "tokenizer": ("tokenizer.json", lambda path: BytePairTokenizer.load(path.parent)),
     "tokenizer of train": ("tokenizer.json", read_tokenizer),
     "lines": ("text", count_lines),
     "open text": ("text", open_text),

@@ -9,7 +9,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.runs import evaluation
 from jax_transformer.text import store
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from tests.commands.training import FILES, WORDS, arguments, program
 
 OPTIONS = ("--prepared=prepared", "--steps=2", "--evaluation-interval=2", "--max-ratio=9")
@@ -44,7 +44,7 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     assert len(kept) == 3  # ids, index and manifest
 
     monkeypatch.setattr(store, "prepare", None)  # nothing is encoded again
-    monkeypatch.setattr(store.BytePairTokenizer, "train", None)
+    monkeypatch.setattr(store, "train_byte_pair", None)
     monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
     monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
     program(*options, "--output=model")
@@ -109,7 +109,7 @@ def test_help_says_what_it_does(capsys, option):
 
 def test_a_tokenizer_without_bpe_dropout_is_refused_before_the_text_is_read(corpus, monkeypatch):
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
-        files = BytePairTokenizer.train(words, vocab_size=20).files()
+        files = train_byte_pair(words, vocab_size=20).files()
         Path(f"{name}.json").write_bytes(files["tokenizer.json"])
     given = {**corpus, "tokenizer": "en.json", "target_tokenizer": "de.json"}
     options = [one for one in arguments(given, *OPTIONS) if not one.startswith("--vocab")]

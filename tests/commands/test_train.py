@@ -151,7 +151,7 @@ def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
     assert "training: 460 pairs read" in shown
     assert re.search(r"exact match on 40 held-out numbers: \d+\.\d\d%", shown)
     assert shown.endswith("to translate: jax-transformer translate runs/0 < FILE\n")
-    assert load(Path("runs/0")).tokenizer.vocab_size == 90
+    assert load(Path("runs/0")).tokenizer.src_vocab_size == 90
     assert train.first_free_run() == Path("runs/1")
 
 

@@ -19,7 +19,7 @@ from jax_transformer.convert.table import flatten
 from jax_transformer.runs import evaluation
 from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.runs.metrics import read_metrics
-from jax_transformer.tokenizers import BytePairTokenizer, SeparateTokenizers
+from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, read_origin, save
 from tests.commands.training import FILES, SMALL, WORDS, program, refusal
 from tests.convert.test_toy_family import TOY
@@ -59,10 +59,10 @@ def base(first_run, corpus):
 
 def write_toy(folder):
     """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
-    tokenizer = BytePairTokenizer.train([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
+    tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
     fields = train.defaults(["--source=x"]).model
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
-    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "d_ff": 8, "dropout": 0.2}
     config = train.model_config(dataclasses.replace(fields, **sizes | ids), tokenizer)
     params = random_params(config, dtype=jax.numpy.bfloat16)
@@ -101,7 +101,7 @@ def test_a_run_from_an_own_model_goes_on_where_that_has_ended(base, capsys):
     assert f"{count:,} of {count:,} parameters are trained" in shown
     settings = yaml.safe_load(Path("on/settings.yaml").read_text())
     assert (settings["init"], settings["preset"]) == ("base", None)
-    assert settings["vocab_size"] == before.tokenizer.vocab_size
+    assert settings["vocab_size"] == before.tokenizer.src_vocab_size
 
     other = shutil.copytree(base, "other")
     line = refusal(capsys, "--output=on", "--resume", f"--init={other}", "--steps=2")
@@ -180,9 +180,9 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
 def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     sides = []
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
-        sides.append(BytePairTokenizer.train(words, vocab_size=20))
+        sides.append(train_byte_pair(words, vocab_size=20))
         Path(f"{name}.json").write_bytes(sides[-1].files()["tokenizer.json"])
-    pair = SeparateTokenizers(*sides)
+    pair = separate(*sides)
     small = [option for option in SMALL if not option.startswith("--vocab")]
     tokenizers = ["--tokenizer=en.json", "--target-tokenizer=de.json"]
     tables = ["--token-embeddings=separate", *SHORT, "--steps=2"]
@@ -190,7 +190,7 @@ def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     model = load("model")
     assert model.tokenizer.digest() == pair.digest()
     sizes = [model.config.src_vocab_size, model.config.tgt_vocab_size]
-    assert sizes == [side.vocab_size for side in sides]
+    assert sizes == [side.src_vocab_size for side in sides]
     assert sizes[0] != sizes[1]
     settings = yaml.safe_load(Path("model/settings.yaml").read_text())
     assert (settings["tokenizer"], settings["target_tokenizer"]) == ("en.json", "de.json")
@@ -207,7 +207,7 @@ def started(*argv):
 
 
 def test_one_tokenizer_may_be_a_file_or_a_folder(base):
-    tokenizer = BytePairTokenizer.load(base)
+    tokenizer = read_byte_pair(read_files(base, ["tokenizer.json"]), {}, str(base))
     shutil.copy(base / "tokenizer.json", "other.json")
     Path("tokenizer").mkdir()
     shutil.copy(base / "tokenizer.json", "tokenizer")
@@ -215,9 +215,9 @@ def test_one_tokenizer_may_be_a_file_or_a_folder(base):
         settings = started(f"--tokenizer={path}")
         assert settings.tokenizer.digest() == tokenizer.digest()
         assert settings.config.src_vocab_size == settings.config.tgt_vocab_size
-        assert settings.config.src_vocab_size == tokenizer.vocab_size
-    pair = tiny_model(WORDS, 16)._replace(tokenizer=SeparateTokenizers(tokenizer, tokenizer))
-    sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.vocab_size)
+        assert settings.config.src_vocab_size == tokenizer.src_vocab_size
+    pair = tiny_model(WORDS, 16)._replace(tokenizer=separate(tokenizer, tokenizer))
+    sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
     config = dataclasses.replace(pair.config, **sizes)
     save(Path("pair"), pair._replace(config=config, params=random_params(config)))
     assert started("--tokenizer=pair", "--token-embeddings=separate").tokenizer.kind == "separate"
@@ -283,7 +283,7 @@ REFUSED = {
 def bad(base, monkeypatch):
     """Files that cannot be used beside the model at base."""
     monkeypatch.setitem(FAMILIES, "toy", TOY)
-    other = BytePairTokenizer.train([*WORDS, "xyz"], vocab_size=16)
+    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
     Path("other.json").write_bytes(other.files()["tokenizer.json"])
     Path("damaged.json").write_text("{")
     Path("mine.yaml").write_text("model: {num_heads: 4}\n")

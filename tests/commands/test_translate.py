@@ -12,7 +12,7 @@ import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import translate as command_module
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save
@@ -254,5 +254,5 @@ def test_a_line_without_end_is_refused(run, monkeypatch):
 
 
 def test_a_translation_is_one_line_whatever_its_tokens_are(run, monkeypatch):
-    monkeypatch.setattr(BytePairTokenizer, "decode", lambda *_: "a\nb")
+    monkeypatch.setattr(Tokenizer, "decode", lambda *_: "a\nb")
     assert run(TEXT)[1] == "a b\n\na b\na b\n"

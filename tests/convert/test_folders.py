@@ -21,7 +21,8 @@ from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights import formats
-from jax_transformer.tokenizers import BytePairTokenizer, SentencePieceTokenizer
+from jax_transformer.tokenizers import train_byte_pair
+from jax_transformer.tokenizers.readers.marian import read_marian
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
@@ -237,7 +238,7 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(home, tmp_path, monkeypa
 def test_the_settings_of_a_marian_tokenizer_need_no_origin(tmp_path, shape, settings):
     """The tokenizer_config.json that is written says how transformers reads the files."""
     write_marian(tmp_path / "files", **settings)
-    tokenizer = SentencePieceTokenizer.load(tmp_path / "files")
+    tokenizer = read_marian(tmp_path / "files")
     assert tokenizer.src_vocab_size == tokenizer.tgt_vocab_size
     sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), tokenizer.src_vocab_size)
     pad = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), tokenizer.pad_id)
@@ -264,7 +265,7 @@ def test_what_cannot_be_carried_is_named_or_refused(home, tmp_path, run):
     foreign = Origin(origin.model_type, origin.config | larger, origin.files)
     with pytest.raises(InputError, match="says src_vocab_size=999, but the model has"):
         to_huggingface(params, config, tmp_path / "x", origin=foreign)
-    byte_pair = BytePairTokenizer.train(["ab"], vocab_size=8)
+    byte_pair = train_byte_pair(["ab"], vocab_size=8)
     with pytest.raises(InputError, match="cannot have a tokenizer of the kind 'byte_pair'"):
         to_huggingface(params, config, tmp_path / "x", tokenizer=byte_pair)
     # An own model that another tokenizer was trained for: its name is printed.
@@ -309,7 +310,7 @@ DAMAGE = {
     "no tokenizer": (remove(*OWN_FILES.values()), "a tokenizer file must be there|no tokenizer.js"),
     "truncated tokenizer": (
         lambda folder: os.truncate(folder / OWN_FILES[model_type_of(folder)], 700),
-        "is no sentencepiece model, or is damaged|damaged tokenizer file",
+        "is not a sentencepiece model, or is damaged|damaged tokenizer file",
     ),
     "do_sample": (
         edit("generation_config.json", do_sample=True),

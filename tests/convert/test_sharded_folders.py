@@ -20,14 +20,14 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights import arrays, safetensors_file
 from jax_transformer.storage.weights.shards import INDEX_FILE, read_weights, weight_files
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.translation import model_folder
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 from tests.parity.ladder import error
 
-TOKENIZER = BytePairTokenizer.train(["ab"], vocab_size=8)
+TOKENIZER = train_byte_pair(["ab"], vocab_size=8)
 LINES = ["tlx 6r5, tlx", "6r5"]
 
 

@@ -17,12 +17,12 @@ from jax_transformer.commands import main as cli
 from jax_transformer.convert import Layout, Operation, Row, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
-from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.storage import weights as files
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import read_byte_pair, read_files
+from jax_transformer.tokenizers.readers.families import FamilyTokenizer
 from jax_transformer.translation.model_folder import save
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import tiny_model
@@ -82,10 +82,12 @@ TOY = Family(
     fixed={"version": (2, 1), "tied": (True,)},
     defaults={"scaled": True, "positions": 512},
     computed={"decoder_layers": lambda values: values["layers"]},
-    tokenizer=TokenizerFiles(
+    tokenizer=FamilyTokenizer(
         kinds=("byte_pair",),
         names=lambda folder: ("tokenizer.json",),
-        read=lambda folder, config: BytePairTokenizer.load(folder),
+        read=lambda folder, config: read_byte_pair(
+            read_files(folder, ["tokenizer.json"]), {}, str(folder)
+        ),
     ),
 )
 LINES = ["abc cab", "", "üß abc", "b"]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
 from jax_transformer.commands.train_arguments import NUMBER_WORDS
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import BYTE_PAIR_IDS
 from jax_transformer.translation.scores import exact_match
 from tests.parity.training_run import run
 
@@ -52,9 +52,9 @@ def main() -> None:
         defaults.model,
         src_vocab_size=defaults.vocab_size,
         tgt_vocab_size=defaults.vocab_size,
-        pad_id=BytePairTokenizer.pad_id,
-        bos_id=BytePairTokenizer.bos_id,
-        eos_id=BytePairTokenizer.eos_id,
+        pad_id=BYTE_PAIR_IDS["pad_id"],
+        bos_id=BYTE_PAIR_IDS["bos_id"],
+        eos_id=BYTE_PAIR_IDS["eos_id"],
     )
     config = TransformerConfig(**dataclasses.asdict(model))
     # Section 5.3's schedule alone: torch_reference.training has no cooldown.

@@ -14,7 +14,7 @@ from jax_transformer.text import number_words
 from jax_transformer.text.batches import training_batches
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.plan import plan_epoch
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.models import unchecked
 from tests.parity.measure import Jit, Pair, Trained, train
@@ -42,7 +42,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
         jit: Compiles the JAX side.
     """
     training, validation = number_words.corpus(settings.seed)
-    tokenizer = BytePairTokenizer.train(training.sources + training.targets, config.src_vocab_size)
+    tokenizer = train_byte_pair(training.sources + training.targets, config.src_vocab_size)
     corpus = encode_text(training, tokenizer, config.max_length)
     batches = itertools.chain.from_iterable(
         training_batches(corpus, plan_epoch(corpus, settings, epoch)) for epoch in itertools.count()

@@ -12,7 +12,7 @@ from jax_transformer.convert.origin import Origin
 from jax_transformer.runs.checkpoint_format import named_arrays
 from jax_transformer.runs.checkpoint_writer import RunCheckpoints
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, init_state
 
@@ -22,7 +22,7 @@ WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 
 def make_settings(ema_decay=0.9, d_ff=3):
-    tokenizer = BytePairTokenizer.train(WORDS, vocab_size=8)
+    tokenizer = train_byte_pair(WORDS, vocab_size=8)
     config = TransformerConfig.preset(
         "vaswani2017",
         src_vocab_size=8,

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from benchmarks.kill_resume import Task, losses, state_digest, tiny_task
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
@@ -19,6 +21,7 @@ def train(directory, steps, resumed=False):
     loop.train(run, training, held_out, quiet())
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_with_bpe_dropout_is_bitwise_the_unbroken_one(tmp_path, monkeypatch):
     epochs = []
 

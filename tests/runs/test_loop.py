@@ -18,7 +18,7 @@ from jax_transformer.runs.state import RunSettings
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics
@@ -39,7 +39,7 @@ def task():
     """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
     draw = random.Random(0)
     words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
-    tokenizer = BytePairTokenizer.train(words, vocab_size=8)
+    tokenizer = train_byte_pair(words, vocab_size=8)
     config = TransformerConfig(
         src_vocab_size=8,
         tgt_vocab_size=8,

@@ -11,7 +11,7 @@ import yaml
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import train
 from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
@@ -82,7 +82,7 @@ def test_the_recipes_are_settings(path):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return BytePairTokenizer.train(WORDS, vocab_size=8)
+    return train_byte_pair(WORDS, vocab_size=8)
 
 
 @pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
@@ -90,7 +90,7 @@ def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
     settings = parsed("--source=x", f"--preset={preset}", "--d-model=64", "--dropout=0.3")
     config = model_config(settings.model, tokenizer)
     assert (config.pad_id, config.bos_id, config.eos_id) == (0, 1, 2)
-    assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.vocab_size
+    assert config.src_vocab_size == config.tgt_vocab_size == tokenizer.src_vocab_size
     assert (config.d_model, config.dropout) == (64, 0.3)
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import random
 import threading
@@ -15,7 +16,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import sides
 
@@ -25,7 +26,7 @@ SHAPES = {"bucket_count": 4, "max_tokens": 200}
 @pytest.fixture(scope="module")
 def tokenizer():
     """Every letter is a token of its own, and so is the space before a word."""
-    return BytePairTokenizer.train(["a", "b"], vocab_size=7)
+    return train_byte_pair(["a", "b"], vocab_size=7)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,12 @@ def tokens_of(word):
 def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded):
     sources, targets = zip(*sides(encoded), strict=True)
     for source, ids in zip(corpus.sources, sources, strict=True):
-        assert ids.tolist() == [*tokenizer.encode(source), tokenizer.eos_id]
+        assert ids.tolist() == tokenizer.encode_source([source])[0]
     for target, ids in zip(corpus.targets, targets, strict=True):
-        assert ids.tolist() == [tokenizer.bos_id, *tokenizer.encode(target), tokenizer.eos_id]
+        assert ids.tolist() == [
+            tokenizer.bos_id,
+            *tokenizer.encode_source([target])[0],
+        ]
     expected = [
         max(tokens_of(source), tokens_of(target))
         for source, target in zip(corpus.sources, corpus.targets, strict=True)
@@ -179,10 +183,8 @@ def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
 
 
 def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
-    class OtherPadding(BytePairTokenizer):
-        pad_id = 3
-
-    encoded = encode_text(corpus, OtherPadding(tokenizer._tokenizer), max_length=100)
+    tokenizer = dataclasses.replace(tokenizer, pad_id=3)
+    encoded = encode_text(corpus, tokenizer, max_length=100)
     plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
     assert not any((array == 0).any() for array in ids)
@@ -213,12 +215,12 @@ def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
 
 def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
     plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
-    too_large = Corpus(encoded.parts, tokenizer.vocab_size - 1, tokenizer.vocab_size)
+    too_large = Corpus(encoded.parts, tokenizer.src_vocab_size - 1, tokenizer.src_vocab_size)
     with pytest.raises(InputError, match=r"src\[\d+, \d+\]=6 "):
         list(training_batches(too_large, plan))
     for side in (0, 1):
         sequences = [list(side) for side in zip(*sides(encoded), strict=True)]
         sequences[side][3] = np.array([5, -1, 2], np.int32)
-        negative = Corpus.in_memory(*sequences, tokenizer.vocab_size, tokenizer.vocab_size)
+        negative = Corpus.in_memory(*sequences, tokenizer.src_vocab_size, tokenizer.src_vocab_size)
         with pytest.raises(InputError, match=r"(src|tgt_in)\[\d+, 1\]=-1 "):
             list(training_batches(negative, plan))

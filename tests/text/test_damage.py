@@ -11,7 +11,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.text.batches import epoch_batches
 from jax_transformer.text.plan import epoch_layout
 from jax_transformer.text.prepare import IDS, INDEX, MANIFEST, open_folder
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import TOKENIZER, WORDS, corpus, lines, write
 from tests.tiers import tiered
@@ -101,7 +101,7 @@ def test_a_file_that_is_truncated_while_it_is_open_is_refused(folder, name):
 def test_files_of_another_corpus_or_tokenizer_are_refused(folder, tmp_path, text):
     sources, targets = lines(90)
     swapped = write(tmp_path, targets, sources, name="swapped")  # as many pairs and ids
-    tokenizer = BytePairTokenizer.train([*WORDS[::-1], "zehn"], vocab_size=40)
+    tokenizer = train_byte_pair([*WORDS[::-1], "zehn"], vocab_size=40)
     assert tokenizer.digest() != TOKENIZER.digest()
     original = {name: (folder / name).read_bytes() for name in FILES}
     for foreign in (

@@ -14,13 +14,13 @@ from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import epoch_layout
 from jax_transformer.text.resampled import ResampledCorpus
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import WORDS, lines, sides
 
 ROOT = Path(__file__).parents[2]
-TOKENIZER = BytePairTokenizer.train(WORDS * 3, vocab_size=60)
+TOKENIZER = train_byte_pair(WORDS * 3, vocab_size=60)
 SIDES = lines(120)
 SETTINGS = TrainingConfig(max_tokens=200, bucket_count=2, bpe_dropout=0.3)
 

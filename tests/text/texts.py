@@ -10,10 +10,10 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.store import corpus_task, prepared_corpus, with_known_facts
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
-TOKENIZER = BytePairTokenizer.train(WORDS, vocab_size=40)
+TOKENIZER = train_byte_pair(WORDS, vocab_size=40)
 FILTERS = Filters(max_length=30)
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import tokenizers
 
-from jax_transformer.convert.families import language_codes
+from jax_transformer.tokenizers.readers import language_codes
 from tests.tokenizers.sentencepiece_models import pieces, text, train
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -89,9 +89,10 @@ def write_t5(folder, saved=True):
     return _saved(transformers.T5Tokenizer, folder, [], saved)
 
 
-def write_pegasus(folder):
+def write_pegasus(folder, cleans=False):
     (folder / "spiece.model").write_bytes(train(text(1), 130, **T5))
-    return _saved(transformers.PegasusTokenizer, folder, [])
+    options = {"clean_up_tokenization_spaces": cleans}
+    return _saved(transformers.PegasusTokenizer, folder, [], **options)
 
 
 def _saved(tokenizer_class, folder, names, saved=True, **options):

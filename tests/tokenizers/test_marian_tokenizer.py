@@ -7,9 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
+from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import SentencePieceTokenizer, Tokenizer, describe, from_description
-from jax_transformer.tokenizers.sentencepiece_vocabulary import FILES
+from jax_transformer.tokenizers import describe, from_description
+from jax_transformer.tokenizers.readers.marian import read_marian
+from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_sentencepiece
 from tests.tokenizers.sentencepiece_models import odd_strings, text, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,7 +38,7 @@ def both(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write_marian(folder, **KINDS[request.param])
     theirs = transformers.MarianTokenizer.from_pretrained(folder)
-    return folder, SentencePieceTokenizer.load(folder), theirs
+    return folder, read_marian(folder), theirs
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_ids_and_texts_are_those_of_transformers(both):
 
 
 def test_the_language_code_is_one_token_at_the_beginning_alone(shared):
-    tokenizer = SentencePieceTokenizer.load(shared)
+    tokenizer = read_marian(shared)
     code, *words = tokenizer.encode_source([">>fra<<abc"])[0]
     assert words == tokenizer.encode_source(["abc"])[0]
     assert tokenizer.source_texts([code]) == [">>fra<<"]
@@ -99,7 +101,7 @@ def test_the_language_code_is_one_token_at_the_beginning_alone(shared):
 )
 def test_an_unknown_language_code_is_refused_with_its_line(tmp_path, codes, known):
     write_marian(tmp_path, codes=codes)
-    tokenizer = SentencePieceTokenizer.load(tmp_path)
+    tokenizer = read_marian(tmp_path)
     with pytest.raises(InputError) as refused:
         tokenizer.encode_source(["abc", "", ">>fra<< abc\n", ">>x<<"])
     message = str(refused.value)
@@ -109,9 +111,8 @@ def test_an_unknown_language_code_is_refused_with_its_line(tmp_path, codes, know
     assert tokenizer.encode_target([">>fra<<abc"]) == [unknown]  # as in transformers
 
 
-def test_it_is_a_tokenizer_of_the_protocol_and_comes_back_the_same(both):
+def test_it_comes_back_the_same(both):
     folder, tokenizer, _ = both
-    assert isinstance(tokenizer, Tokenizer)
     assert all((folder / name).read_bytes() == c for name, c in tokenizer.files().items())
     description = json.loads(json.dumps(describe(tokenizer)))
     back = from_description(description, tokenizer.files(), "x")
@@ -125,17 +126,21 @@ def test_it_is_a_tokenizer_of_the_protocol_and_comes_back_the_same(both):
 
 
 def test_whatever_decides_ids_changes_the_digest(folder):
-    digests = {SentencePieceTokenizer.load(folder).digest()}
+    digests = {read_marian(folder).digest()}
     vocabulary = json.loads((folder / "vocab.json").read_text())
     (folder / "vocab.json").write_text(json.dumps(vocabulary, indent=1))
-    digests.add(SentencePieceTokenizer.load(folder).digest())
+    digests.add(read_marian(folder).digest())
     assert len(digests) == 1  # the same vocabulary
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    digests.add(SentencePieceTokenizer.load(folder).digest())
-    digests.add(SentencePieceTokenizer.load(folder, bos_id=3).digest())
+    digests.add(read_marian(folder).digest())
+    digests.add(
+        read_marian(
+            folder, TransformerConfig(src_vocab_size=9, tgt_vocab_size=9, bos_id=3)
+        ).digest()
+    )
     shutil.copy(folder / "target.spm", folder / "source.spm")
-    digests.add(SentencePieceTokenizer.load(folder).digest())
+    digests.add(read_marian(folder).digest())
     assert len(digests) == 4
 
 
@@ -177,9 +182,9 @@ DAMAGE = {
         lambda folder: os.truncate(folder / "source.spm", 2**40),
         "source.spm is no regular file of at most",
     ),
-    "no model": (write("source.spm", b"\x0a\x03abc"), "source.spm: is no whole sentencepiece"),
-    "text as model": (write("target.spm", b"hello"), "target.spm: is no sentencepiece model"),
-    "empty": (write("target.spm", b""), "target.spm: is no whole sentencepiece model"),
+    "no model": (write("source.spm", b"\x0a\x03abc"), "source.spm: is not a whole sentencepiece"),
+    "text as model": (write("target.spm", b"hello"), "target.spm: is not a sentencepiece model"),
+    "empty": (write("target.spm", b""), "target.spm: is not a whole sentencepiece model"),
     "no JSON": (write("vocab.json", b"{"), "vocab.json is no readable JSON"),
     "no UTF-8": (write("vocab.json", b"\xff\xfe{}"), "vocab.json is no readable JSON"),
     "deep": (write("vocab.json", b'{"a":' * 10**5), "vocab.json is no readable JSON"),
@@ -213,25 +218,26 @@ DAMAGE = {
 def test_damaged_files_are_refused_in_one_line(folder, damage, message):
     damage(folder)
     with pytest.raises(InputError, match=message) as refused:
-        SentencePieceTokenizer.load(folder)
+        read_marian(folder)
     assert str(refused.value).startswith(str(folder))
     assert "\n" not in str(refused.value)
 
 
 def test_a_truncated_model_is_refused_at_every_length(shared):
-    contents = {name: (shared / name).read_bytes() for name in FILES}
+    contents = {name: (shared / name).read_bytes() for name in FILES["marian"]}
     whole = contents["source.spm"]
     ends = [0]  # of the pieces: a file that ends between two of them is well-formed
     while whole[ends[-1]] == 0x0A:
         ends.append(ends[-1] + 2 + whole[ends[-1] + 1])
     assert len(ends) > 100
     for length in (*ends, *range(1, len(whole), 9973), len(whole) - 1):
-        with pytest.raises(InputError, match=r"source\.spm: is no (whole )?sentencepiece model"):
-            SentencePieceTokenizer(contents | {"source.spm": whole[:length]}, {}, "x")
+        damaged = {"source.spm": whole[:length]}
+        with pytest.raises(InputError, match=r"source\.spm: is not a (whole )?sentencepiece model"):
+            read_sentencepiece(contents | damaged, {"rule": "marian"}, "x")
 
 
 def test_a_setting_of_another_version_is_refused(shared):
-    tokenizer = SentencePieceTokenizer.load(shared)
+    tokenizer = read_marian(shared)
     description = describe(tokenizer) | {"moses": True}
     with pytest.raises(InputError, match="the setting 'moses', which this version does not know"):
         from_description(description, tokenizer.files(), "x")

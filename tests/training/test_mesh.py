@@ -42,7 +42,7 @@ from jax_transformer.runtime.sharding import (
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches, sharded_epoch
@@ -177,7 +177,7 @@ def compare_padding():
     planned = plan_epoch(encoded, SETTINGS, 0)[0]
     batch = make_batch(encoded, planned)
     for ids in batch[:3]:
-        ids[-4:, 2:] = BytePairTokenizer.pad_id
+        ids[-4:, 2:] = BYTE_PAIR_IDS["pad_id"]
     start = jax.device_get(init_state(CONFIG, SETTINGS))
     results = []
     for sizes, rows in (("data=1", ROWS), ("data=8", 24)):  # three rows a device, four all padding
@@ -243,7 +243,7 @@ def compare_resumed(directory):
 
     quiet = Console(file=io.StringIO(), soft_wrap=True)
     words = [chr(ord("a") + number) for number in range(26)]
-    tokenizer = BytePairTokenizer.train(words, vocab_size=31)
+    tokenizer = train_byte_pair(words, vocab_size=31)
     held_out = Corpus.in_memory(
         *zip(*encoded.read(np.arange(5)).sides(), strict=True), VOCABULARY, VOCABULARY
     )

@@ -59,7 +59,7 @@ def test_weights_are_the_models_over_its_layers_and_heads(model, drawn):
     config, params, tokenizer, _ = model
     shown, translations = drawn
     tokens = translations[1][0].tokens
-    src = np.array([[*tokenizer.encode("cab"), config.eos_id]], np.int32)
+    src = np.array([[*tokenizer.encode_source(["cab"])[0][:-1], config.eos_id]], np.int32)
     weights = np.asarray(cross_attention_weights(params, config, src, tokens[None]))[0]
     assert len({round(float(weight[0, 0]), 6) for weight in weights.reshape(4, -1, 4)}) == 4
     assert np.allclose(shown[0].weights, sum(weights.reshape(4, -1, 4)) / 4, atol=1e-6)

@@ -16,7 +16,7 @@ from jax_transformer import InputError, TransformerConfig
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.storage import weights as files
-from jax_transformer.tokenizers import BytePairTokenizer, write_files
+from jax_transformer.tokenizers import train_byte_pair, write_files
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import (
     GENERATION,
@@ -363,15 +363,15 @@ def test_an_origin_names_only_files_of_its_folder(name):
 
 
 def test_another_tokenizer_is_refused(trained, directory):
-    another = BytePairTokenizer.train(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
-    assert another.vocab_size == trained.tokenizer.vocab_size
+    another = train_byte_pair(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
+    assert another.src_vocab_size == trained.tokenizer.src_vocab_size
     write_files(directory, another)
     message = refusal(directory)
     assert message.startswith(f"{directory / 'tokenizer.json'}: is damaged or of another model")
 
 
 def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
-    smaller = BytePairTokenizer.train(["ein kleines Haus", "a small house"], vocab_size=29)
+    smaller = train_byte_pair(["ein kleines Haus", "a small house"], vocab_size=29)
     save(tmp_path / "model", trained._replace(tokenizer=smaller))
     assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "model")
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
-from jax_transformer.tokenizers import BytePairTokenizer, LineError
+from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes
 from jax_transformer.translation.translate import translate as translate_stream
@@ -49,7 +49,7 @@ def found(model):
 
 
 def source(model, line):
-    return [*model.tokenizer.encode(line), model.config.eos_id]
+    return model.tokenizer.encode_source([line])[0]
 
 
 def limit(model, line):
@@ -126,14 +126,14 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
         rest = translate(model, lines[done:], skip=done, window=100)
         assert [one.text for (one,) in rest] == [one.text for (one,) in whole[done:]]
         assert [src.tolist() for src in sources] == batches[-len(sources) :]
-    encode = BytePairTokenizer.encode_source
+    encode = Tokenizer.encode_source
 
     def encode_but_x(tokenizer, lines, *rest):
         if "x" in lines:
             raise LineError(lines.index("x"), "is no source")
         return encode(tokenizer, lines, *rest)
 
-    monkeypatch.setattr(BytePairTokenizer, "encode_source", encode_but_x)
+    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
     with pytest.raises(InputError, match="line 67 is no source"):
         translate(model, ["b", "b", "x"], skip=64, window=100)
     with pytest.raises(InputError, match="line 7 is no source"):
@@ -290,7 +290,10 @@ def test_other_options_of_generate_can_be_defaults(model, monkeypatch):
 def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     tokenizer = model.tokenizer
     overlong, cut = " ".join(["cab"] * 25), " ".join(["cab"] * 19 + ["c"])
-    assert tokenizer.encode(cut) == tokenizer.encode(overlong)[: MAX_LENGTH - 1]
+    assert (
+        tokenizer.encode_source([cut])[0][:-1]
+        == tokenizer.encode_source([overlong])[0][:-1][: MAX_LENGTH - 1]
+    )
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     options = {"overlong": "cut", "max_new_tokens": 5, "console": console}
@@ -331,7 +334,7 @@ def test_an_option_that_cannot_work_is_refused(model, options, message):
 @pytest.mark.parametrize("token_id", [16, -1, 2**31, 2**32 + 1])
 def test_an_id_outside_the_vocabulary_is_refused_before_any_cast(model, monkeypatch, token_id):
     monkeypatch.setattr(
-        BytePairTokenizer,
+        Tokenizer,
         "encode_source",
         lambda _, lines, *__: [[4, 5, 2], [4, token_id, 2], [2]][: len(lines)],
     )

@@ -1,6 +1,6 @@
 """BlenderbotForConditionalGeneration: dialogue (Roller et al. 2021)."""
 
-from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families import bart_lineage
 
 FAMILY = bart_lineage.family(
     "blenderbot",
@@ -10,5 +10,5 @@ FAMILY = bart_lineage.family(
         "pad_token_id": 0,
         "decoder_start_token_id": 1,
     },
-    tokenizer=tokenizer_files.BLENDERBOT,
+    tokenizer="blenderbot",
 )

@@ -13,7 +13,7 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.declared import checked, declarations
 
 if TYPE_CHECKING:
-    from jax_transformer.convert.families.tokenizer_files import TokenizerFiles
+    from jax_transformer.tokenizers.readers.families import FamilyTokenizer
 
 # The activations of transformers that this library has, in the form of `Family.words`.
 ACTIVATIONS = {
@@ -52,7 +52,8 @@ class Family:
         computed: Keys that follow from other keys where they are absent or null: the function
             gets the values of config.json with the defaults.
         implied: Returns the fields of the config that follow from the fields of config.json.
-        tokenizer: Reads and writes the tokenizer's files; None where this library cannot.
+        tokenizer: Reads and writes the tokenizer's files, or its name in
+            `tokenizers.readers.families.FAMILIES`; None where this library cannot.
         saves_buffers: Whether the layout's buffers are written into model.safetensors.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
             it is given, it decides, and not "tie_word_embeddings" of config.json.
@@ -72,9 +73,18 @@ class Family:
         default_factory=dict
     )
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    tokenizer: TokenizerFiles | None = None
+    tokenizer: str | FamilyTokenizer | None = None
     saves_buffers: bool = False
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
+
+    @property
+    def tokenizer_files(self) -> FamilyTokenizer | None:
+        """Reads and writes the tokenizer's files; needs the libraries of the extra "train"."""
+        if not isinstance(self.tokenizer, str):
+            return self.tokenizer
+        from jax_transformer.tokenizers.readers.families import FAMILIES
+
+        return FAMILIES[self.tokenizer]
 
 
 def config_from_json(

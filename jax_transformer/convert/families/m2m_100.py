@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families import bart_lineage
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.model.memory_checks import check_position_table
@@ -66,5 +66,5 @@ FAMILY = bart_lineage.family(
         "decoder_layerdrop": 0.05,
     },
     implied=_position_offset,
-    tokenizer=tokenizer_files.M2M100,
+    tokenizer="m2m_100",
 )

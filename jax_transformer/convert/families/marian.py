@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families import bart_lineage
 from jax_transformer.convert.families.family import Family
 
 LAYOUT = bart_lineage.layout("marian", bart_lineage.SINUSOIDS)
@@ -43,5 +43,5 @@ FAMILY = Family(
     training_only=bart_lineage.TRAINING_ONLY,
     defaults={"share_encoder_decoder_embeddings": True},
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
-    tokenizer=tokenizer_files.MARIAN,
+    tokenizer="marian",
 )

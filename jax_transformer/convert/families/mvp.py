@@ -1,6 +1,6 @@
 """MvpForConditionalGeneration: supervised text generation (Tang et al. 2023), without prompts."""
 
-from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families import bart_lineage
 
 FAMILY = bart_lineage.family(
     "mvp",
@@ -9,5 +9,5 @@ FAMILY = bart_lineage.family(
     # Prompts are further keys and values of every attention.
     fixed={**bart_lineage.FIXED, "use_prompt": (False,)},
     defaults={"decoder_start_token_id": 2},
-    tokenizer=tokenizer_files.MVP,
+    tokenizer="bart",
 )

@@ -1,6 +1,6 @@
 """PegasusForConditionalGeneration: models for summaries (Zhang et al. 2020)."""
 
-from jax_transformer.convert.families import bart_lineage, tokenizer_files
+from jax_transformer.convert.families import bart_lineage
 
 FAMILY = bart_lineage.family(
     "pegasus",
@@ -13,5 +13,5 @@ FAMILY = bart_lineage.family(
         "decoder_start_token_id": 0,
         "eos_token_id": 1,
     },
-    tokenizer=tokenizer_files.PEGASUS,
+    tokenizer="pegasus",
 )

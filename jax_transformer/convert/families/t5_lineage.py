@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families import tokenizer_files
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.storage.weights.arrays import as_numpy
@@ -143,7 +142,7 @@ def family(
         "defaults": {**DEFAULTS, "feed_forward_proj": feed_forward_proj},
         "computed": COMPUTED,
         "is_tied": is_tied,
-        "tokenizer": tokenizer_files.T5,
+        "tokenizer": "t5",
     }
     return Family(model_type, architecture, preset, **(usual | others))
 

@@ -37,7 +37,7 @@ def tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
     files = {side: _model_file(model, side) for side in SIDES}
     if None in files.values():
         return None
-    from jax_transformer.tokenizers import SentencePieceTokenizer, read_files
+    from jax_transformer.tokenizers import READERS, read_files
 
     check_sizes(model, config)
     contents = {}
@@ -51,12 +51,16 @@ def tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
     if model.target_tokens != model.source_tokens:
         contents["target_vocab.json"] = _vocabulary(model.target_tokens)
     unk_id = model.settings["special_symbols.unk_id"]
-    ids = {"pad": config.pad_id, "eos": config.eos_id, "unk": unk_id}
-    settings = {f"{name}_token": model.target_tokens[i] for name, i in ids.items()}
-    begin = model.target_tokens[config.bos_id]
-    settings |= {"bos_id": config.bos_id, "special_tokens": [begin]}
-    settings["added_tokens"] = {begin: config.bos_id}
-    return SentencePieceTokenizer(contents, settings, str(model.folder))
+    ids = {name: getattr(config, name) for name in ("pad_id", "eos_id", "bos_id")}
+    settings = {
+        **ids,
+        "rule": "marian",
+        "unk_id": unk_id,
+        "source_suffix": [config.eos_id],
+        "target_suffix": [config.eos_id],
+        "added_tokens": {model.target_tokens[i]: i for i in (*ids.values(), unk_id)},
+    }
+    return READERS["sentencepiece"](contents, settings, str(model.folder))
 
 
 def _model_file(model: Model, side: str) -> str | None:
@@ -80,7 +84,7 @@ def _is_whole(content: bytes, name: str, tokens: Sequence[str]) -> bool:
 
     Pieces of one character are used in any case. Pieces of bytes lose their meaning in JoeyNMT.
     """
-    from jax_transformer.tokenizers.sentencepiece_model import read_model
+    from jax_transformer.tokenizers.readers.model_files import read_model
 
     known, processor = set(tokens), read_model(content, name)
     for i in range(processor.get_piece_size()):

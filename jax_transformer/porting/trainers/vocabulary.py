@@ -45,7 +45,7 @@ def word_tokenizer(
         return None
     check_sizes(model, config)
     try:
-        from jax_transformer.tokenizers import SeparateTokenizers, TokenizerJson
+        from jax_transformer.tokenizers import READERS, separate
     except ImportError as error:
         raise InputError("a vocabulary needs tokenizers; install jax-transformer[train]") from error
     settings: dict[str, Any] = {name: getattr(config, name) for name in SPECIAL}
@@ -58,10 +58,11 @@ def word_tokenizer(
         special_ids = {settings[name] for name in SPECIAL}
         content = json.dumps(_tokenizer_json(tokens, unk_id, special_ids, any_whitespace)).encode()
         own = settings | {"vocab_size": len(tokens)}
-        both.append(TokenizerJson(content, own, f"the {side} vocabulary"))
+        files = {"tokenizer.json": content}
+        both.append(READERS["tokenizer_json"](files, own, f"the {side} vocabulary"))
         if model.source_tokens == model.target_tokens:
             return both[0]
-    return SeparateTokenizers(*both)
+    return separate(*both)
 
 
 def check_sizes(model: Model, config: TransformerConfig) -> None:

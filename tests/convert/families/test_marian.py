@@ -16,7 +16,7 @@ from jax_transformer.convert.families.family import config_from_json
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
-from jax_transformer.tokenizers import BytePairTokenizer
+from jax_transformer.tokenizers import train_byte_pair
 from tests.convert.families.bart_lineage import both_sides, ids
 from tests.convert.families.case import (
     foreign_model,
@@ -116,7 +116,7 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path, monkeypat
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code.startswith(f"error: {message} (FileNotFoundError")
-    byte_pair = BytePairTokenizer.train(["ab"], vocab_size=8)
+    byte_pair = train_byte_pair(["ab"], vocab_size=8)
     with pytest.raises(InputError, match="a MarianMTModel cannot have a tokenizer of the kind 'by"):
         to_huggingface(params, config, tmp_path / "other", tokenizer=byte_pair)
     assert os.listdir(tmp_path) == ["model"]

@@ -1,18 +1,30 @@
-"""Sentencepiece models and vocabularies, read with care."""
+"""Files of tokenizers, read with care: sentencepiece models and vocabularies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import sentencepiece
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.reading import parse_json
+from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_bytes
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
 CHARACTER_MAP = 2  # field of the message NormalizerSpec
-MARK = "▁"  # what sentencepiece writes for a space
+T5_MODEL = "spiece.model"
+MBART_MODEL = "sentencepiece.bpe.model"  # of mBART-50, M2M100 and NLLB, too
 # The first tokens of fairseq, in the place of the first three pieces of a model: <unk>, <s>, </s>.
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the content of files in a folder.
+
+    Raises:
+        InputError: One is missing, is no regular file, or is too large.
+    """
+    fault = "cannot be read; a tokenizer file must be there"
+    return {name: read_bytes(folder / name, fault, MAX_TOKENIZER) for name in names}
 
 
 def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
@@ -21,51 +33,29 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     Raises:
         InputError: It is damaged or cut off.
     """
-    remedy = "copy the file again"
     try:
-        missing = {PIECES, TRAINER_SETTINGS, NORMALIZER} - _message_fields(content)
-        if missing:
-            raise InputError(f"{name}: is no whole sentencepiece model; {remedy}")
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
+        fields = [(field, type(value)) for field, value in _fields(content)]
+        # A file that was cut off between two fields is still a message: the fields tell.
+        if {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}:
+            return sentencepiece.SentencePieceProcessor(model_proto=content)
     except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name}: is no sentencepiece model, or is damaged; {remedy}") from error
+        raise InputError(
+            f"{name}: is not a sentencepiece model, or is damaged; copy the file again"
+        ) from error
+    raise InputError(f"{name}: is not a whole sentencepiece model; copy the file again")
 
 
 def normalization_map(content: bytes, name: str) -> bytes:
     """Return the map of a sentencepiece model that normalises characters; empty if it has none.
 
-    Args:
-        content: A model that `read_model` accepts.
-        name: Its name in error messages.
-
     Raises:
         InputError: The model is damaged.
     """
     try:
-        (settings,) = (value for field, value in _fields(content) if field == NORMALIZER)
-        found = [value for field, value in _fields(settings) if field == CHARACTER_MAP]
-    except (IndexError, ValueError) as error:
+        settings = dict(_fields(content))[NORMALIZER]
+        return memoryview(dict(_fields(settings)).get(CHARACTER_MAP, b"")).tobytes()
+    except (IndexError, ValueError, TypeError) as error:
         raise InputError(f"{name}: is damaged; copy the file again") from error
-    return bytes(found[-1]) if found else b""
-
-
-def _message_fields(content: bytes) -> set[int]:
-    """Return the numbers of the fields of a protocol buffer message of length-delimited fields.
-
-    A file that was cut off between two fields is still a message: the fields tell.
-
-    Raises:
-        ValueError: A field is of another type or longer than the message.
-        IndexError: The message ends within the length of a field.
-    """
-    fields = set()
-    for field, value in _fields(content):
-        if not isinstance(value, bytes):
-            raise ValueError(f"field {field} is a number")
-        fields.add(field)
-    return fields
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
@@ -92,29 +82,28 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
 
     while position < len(content):
         field, wire_type = divmod(number(), 8)
-        if wire_type == 0:
-            yield field, number()
-        elif wire_type == 2:
-            length = number()
-            position += length
+        if wire_type not in (0, 2):
+            raise ValueError(f"field {field} is of wire type {wire_type}")
+        value = number()
+        if wire_type == 2:
+            position += value
             if position > len(content):
                 raise ValueError("the last field is longer than the message")
-            yield field, content[position - length : position]
-        else:
-            raise ValueError(f"field {field} is of wire type {wire_type}")
+            value = content[position - value : position]
+        yield field, value
 
 
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     """Return the id of each token.
 
     Raises:
-        InputError: The file is no vocabulary.
+        InputError: The file is not a vocabulary.
     """
     vocabulary = parse_json(content, name)
     for token, token_id in vocabulary.items():
         if type(token_id) is not int or not 0 <= token_id < 2**31:
             raise InputError(
-                f"{name}: is no vocabulary: the id of {token[:40]!r} is {token_id!r:.40}; an id is "
-                "a whole number from 0 on"
+                f"{name}: is not a vocabulary: the id of {token[:40]!r} is {token_id!r:.40}; an id "
+                "is a whole number from 0 on"
             )
     return vocabulary

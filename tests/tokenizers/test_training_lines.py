@@ -1,3 +1,4 @@
+import functools
 import random
 
 import numpy as np
@@ -6,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import BytePairTokenizer
-from jax_transformer.tokenizers.sample import LONGEST_WORD, LinesWithin, sampled
+from jax_transformer.tokenizers import byte_pair, train_byte_pair
+from jax_transformer.tokenizers.training_lines import LONGEST_WORD, LinesWithin, sampled
 
 
 @given(count=st.integers(1, 60), pairs=st.integers(0, 10**12), seed=st.integers(0, 2**32 - 1))
@@ -65,7 +66,7 @@ def test_lines_with_a_word_that_would_take_the_trainer_long_are_left_out_and_cou
     lines = LinesWithin([*kept, long + "字", f"a {marks} b", "x" * 10**6, f"{long}\u0301"], 10**7)
     assert list(lines) == kept
     assert lines.left_out == 4
-    words = BytePairTokenizer.train(["a b"], 10).words
+    words = functools.partial(byte_pair.words, train_byte_pair(["a b"], 10))
     assert max(map(len, (word for line in kept for word in words(f" {line}")))) == LONGEST_WORD + 1
     assert len(words(f"a {marks} b")[1]) == LONGEST_WORD + 2  # with its space
 
@@ -75,7 +76,7 @@ def test_the_order_of_the_lines_does_not_change_the_vocabulary():
     words = [a + b + c for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     lines = [f"{word} {word[::-1]}. {word}!" for word in words]
     orders = [lines, lines[::-1], *(random.Random(i).sample(lines, len(lines)) for i in range(4))]
-    assert len({BytePairTokenizer.train(order, 200).to_json() for order in orders}) == 1
+    assert len({train_byte_pair(order, 200).digest() for order in orders}) == 1
 
 
 def test_training_holds_no_list_of_the_lines():
@@ -93,6 +94,6 @@ def test_training_holds_no_list_of_the_lines():
             most = max(most, living)
             yield Line(f"word {number % 7}")
 
-    BytePairTokenizer.train(lines(), 20)
+    train_byte_pair(lines(), 20)
     assert living == 0
     assert most < 2_000

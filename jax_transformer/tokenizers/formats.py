@@ -1,0 +1,132 @@
+"""Tokenizers by kind, and how any of them is written and read: a description and its files."""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError, one_line
+from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, read_byte_pair
+from jax_transformer.tokenizers.readers.byte_level import BYTE_LEVEL, read_byte_level
+from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
+from jax_transformer.tokenizers.readers.tokenizer_json import TOKENIZER_JSON, read_tokenizer_json
+from jax_transformer.tokenizers.readers.unigram import UNIGRAM, read_unigram
+from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS, Tokenizer
+
+SEPARATE = "separate"
+SIDES = ("source", "target")
+
+
+def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that encodes sources by one tokenizer and targets by another.
+
+    Raises:
+        InputError: The special ids differ.
+    """
+    for name in SPECIAL_IDS:
+        ids = getattr(source, name), getattr(target, name)
+        if ids[0] != ids[1]:
+            raise InputError(
+                f"{name} is {ids[0]} in the source's tokenizer and {ids[1]} in the target's; "
+                "use tokenizers whose special ids agree"
+            )
+    parts = dict(zip(SIDES, (source, target), strict=True))
+    return Tokenizer(
+        SEPARATE,
+        {
+            f"{side}_{name}": content
+            for side, tokenizer in parts.items()
+            for name, content in tokenizer.contents.items()
+        },
+        {side: describe(tokenizer) for side, tokenizer in parts.items()},
+        *(getattr(target, name) for name in SPECIAL_IDS),
+        source.source,
+        target.target,
+    )
+
+
+def _read_separate(
+    contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
+) -> Tokenizer:
+    if set(settings) != set(SIDES):
+        raise InputError(f"{name}: separate tokenizers are described as source and target")
+    parts = [
+        from_description(
+            settings[side],
+            {
+                file.removeprefix(f"{side}_"): content
+                for file, content in contents.items()
+                if file.startswith(f"{side}_")
+            },
+            f"{name} ({side})",
+        )
+        for side in SIDES
+    ]
+    return separate(*parts)
+
+
+# Each returns the tokenizer, given its files by name, its settings, and the name of what contains
+# them for error messages. It refuses files that are missing or damaged.
+READERS: dict[str, Callable[[Mapping[str, bytes], Mapping[str, Any], str], Tokenizer]] = {
+    BYTE_PAIR: read_byte_pair,
+    BYTE_LEVEL: read_byte_level,
+    TOKENIZER_JSON: read_tokenizer_json,
+    SENTENCEPIECE: read_sentencepiece,
+    UNIGRAM: read_unigram,
+    SEPARATE: _read_separate,
+}
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what identifies a tokenizer beside its files, ready for JSON."""
+    return {"kind": tokenizer.kind, "files": sorted(tokenizer.contents), **tokenizer.settings}
+
+
+def from_description(
+    description: Mapping[str, Any], contents: Mapping[str, bytes], name: str
+) -> Tokenizer:
+    """Return the tokenizer from what `describe` returned and the content of its files.
+
+    Args:
+        description: The description.
+        contents: The files by name.
+        name: What contains the files, for error messages.
+
+    Raises:
+        InputError: The kind is unknown, or a file is missing or damaged.
+    """
+    settings = dict(description)
+    kind = settings.pop("kind", None)
+    if kind not in READERS:
+        raise InputError(f"{name}: the tokenizer's kind {kind!r} is none of {', '.join(READERS)}")
+    wanted = settings.pop("files")
+    files = {file: content for file, content in contents.items() if file in wanted}
+    return READERS[kind](files, settings, name)
+
+
+def to_text(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer as JSON: what `describe` returns, and the content of its files."""
+    files = {name: base64.b64encode(data).decode() for name, data in tokenizer.contents.items()}
+    return json.dumps({"tokenizer": describe(tokenizer), "files": files})
+
+
+def from_text(text: str | bytes, name: str) -> Tokenizer:
+    """Return the tokenizer that `to_text` has written.
+
+    Raises:
+        InputError: The text is damaged; the message begins with `name`.
+    """
+    try:
+        read = json.loads(text)
+        files = {name: base64.b64decode(data) for name, data in read["files"].items()}
+        return from_description(read["tokenizer"], files, name)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = one_line(repr(error), 200)
+        raise InputError(f"{name}: is not a tokenizer ({reason}); delete it") from error
+
+
+def write_files(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write a tokenizer's files into an existing folder."""
+    for name, content in tokenizer.contents.items():
+        (folder / name).write_bytes(content)

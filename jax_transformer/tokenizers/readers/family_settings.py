@@ -1,0 +1,144 @@
+"""What the readers of the families' tokenizers share: special tokens, affixes, languages."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.reading import read_json
+from jax_transformer.tokenizers.languages import Languages
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# The names of special tokens where tokenizer_config.json has no others.
+USUAL = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "unk": "<unk>",
+    "sep": "</s>",
+    "pad": "<pad>",
+    "cls": "<s>",
+    "mask": "<mask>",
+}
+FITS = {"padded": max, "cut": min}
+_CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # as de_DE and deu_Latn
+
+
+class LanguageRule(NamedTuple):
+    """How a family marks languages: attributes of `Languages`, and the source's usual code."""
+
+    placement: Literal["before", "after"]
+    usual: str
+    starts: bool = False
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's tokenizer_config.json; {} where it is absent."""
+    path = folder / TOKENIZER_CONFIG
+    return read_json(path) if path.exists() else {}
+
+
+def class_of(folder: Path) -> str:
+    """Return the name of the tokenizer's class in transformers; "" if the folder names none."""
+    name = read_tokenizer_config(folder).get("tokenizer_class")
+    if name is None and (folder / CONFIG_FILE).exists():
+        name = read_json(folder / CONFIG_FILE).get("tokenizer_class")
+    return name.removesuffix("Fast") if isinstance(name, str) else ""
+
+
+def special_tokens(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each special token, by its names in `USUAL`.
+
+    Args:
+        values: The content of tokenizer_config.json.
+    """
+    tokens = {}
+    for key, usual in USUAL.items():
+        token = values.get(f"{key}_token") or usual
+        token = token.get("content") if isinstance(token, Mapping) else token
+        tokens[key] = token if isinstance(token, str) else repr(token)
+    return tokens
+
+
+def codes_in(vocabulary: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
+    """Return the ids of the language codes among tokens, in ascending order."""
+    codes = {token: vocabulary[token] for token in tokens if _CODE.fullmatch(token)}
+    return dict(sorted(codes.items(), key=lambda code: code[1]))
+
+
+def family_settings(
+    path: Path,
+    vocabulary: Mapping[str, int],
+    config: TransformerConfig | None,
+    *,
+    prefix: Sequence[str] = (),
+    suffix: Sequence[str] = ("eos",),
+    target_suffix: Sequence[str] | None = None,
+    codes: Mapping[str, int] | None = None,
+    rule: LanguageRule | None = None,
+    size: int | None = None,
+    fit: Literal["padded", "cut"] | None = None,
+) -> dict[str, Any]:
+    """Return the settings that all kinds of tokenizers have, of a folder of transformers.
+
+    Args:
+        path: The file of the vocabulary, beside tokenizer_config.json.
+        vocabulary: The id of each token.
+        config: The shape of the model, whose start token is that of targets; None for padding.
+        prefix: Names in `USUAL` of the tokens before the text of a source and of a target.
+        suffix: The same for the tokens after it.
+        target_suffix: The same for the tokens after a target; None for those of a source.
+        codes: The id of each language code.
+        rule: How lines are marked by their languages; None by `prefix` and `suffix`.
+        size: Number of ids of the tokenizer; None is that of the vocabulary.
+        fit: Whether the model may have more ids than the tokenizer, because its table is padded,
+            or may lack the tokenizer's last special tokens; None for neither.
+
+    Raises:
+        InputError: The vocabulary lacks a special token, there are no language codes, or a code of
+            tokenizer_config.json is none of them.
+    """
+    values = read_tokenizer_config(path.parent)
+    tokens = special_tokens(values)
+
+    def ids(keys: Sequence[str]) -> list[int]:
+        for key in keys:
+            if tokens[key] not in vocabulary:
+                raise InputError(f"{path}: lacks the special token {tokens[key]!r:.60}; add it")
+        return [vocabulary[tokens[key]] for key in keys]
+
+    named = ("pad", "eos", "unk")
+    settings = {f"{key}_id": i for key, i in zip(named, ids(named), strict=True)}
+    settings["bos_id"] = settings["pad_id"] if config is None else config.bos_id
+    settings["clean_up_spaces"] = bool(values.get("clean_up_tokenization_spaces"))
+    if rule is None:
+        before, after = ids(prefix), ids(suffix)
+        target_after = after if target_suffix is None else ids(target_suffix)
+        settings |= {"source_prefix": before, "source_suffix": after}
+        settings |= {"target_prefix": before, "target_suffix": target_after}
+    else:
+        settings["languages"] = _languages(codes or {}, values, path, rule).to_json()
+    size = 1 + max(vocabulary.values()) if size is None else size
+    fitting = size if fit is None else FITS[fit](size, config.src_vocab_size)
+    if fitting != size:
+        settings["vocab_size"] = fitting
+    return settings
+
+
+def _languages(
+    codes: Mapping[str, int], values: Mapping[str, Any], path: Path, rule: LanguageRule
+) -> Languages:
+    """Return the languages, set to those in tokenizer_config.json."""
+    if not codes:
+        raise InputError(
+            f"{path}: has no language code among its added tokens; use the {path.name} that the "
+            "model was published with"
+        )
+    source = rule.usual if rule.usual in codes else None
+    languages = Languages(codes, rule.placement, rule.starts, source)
+    try:
+        return languages.changed(values.get("src_lang"), values.get("tgt_lang"))
+    except InputError as error:
+        raise InputError(f"{path.parent / TOKENIZER_CONFIG}: {error}") from error

@@ -1,0 +1,214 @@
+"""The two libraries that split text into the pieces of a vocabulary: tokenizers, sentencepiece.
+
+sentencepiece stays beside tokenizers because the latter normalises some text differently: of a
+letter with two combining marks, or a ligature with one (U+FB01 U+0301), it loses marks; it drops
+U+0085; and it takes a control token that the text spells, for example "</s>" in full width, for the
+token.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Literal
+
+import sentencepiece
+import tokenizers
+
+from jax_transformer.errors import InputError
+
+MARK = "▁"  # what sentencepiece writes for a space
+MOST_CODES = 8  # language codes that a message shows
+Rule = Literal["marian", "m2m_100", "mbart"]
+
+
+class LineError(InputError):
+    """A line cannot be a source of a model.
+
+    Attributes:
+        row: Index of the line among the lines that were to be encoded.
+        fault: What is wrong with it.
+    """
+
+    def __init__(self, row: int, fault: str) -> None:
+        """Name the line by its number, counted from 1."""
+        super().__init__(f"line {row + 1} {fault}")
+        self.row, self.fault = row, fault
+
+
+class LibrarySegmenter:
+    """A `tokenizers.Tokenizer`; the template, truncation and padding of its file do not act.
+
+    Attributes:
+        library: The library's tokenizer.
+        size: The largest id and 1.
+        special_ids: Ids of special tokens, the last of which a model's table may lack.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, left_out: Set[int] = frozenset()) -> None:
+        """Wrap the library's tokenizer.
+
+        Args:
+            library: The tokenizer.
+            left_out: The ids that decoding leaves out; if empty, those of all special tokens.
+        """
+        library.no_truncation()
+        library.no_padding()
+        self.library, self._left_out = library, left_out
+        self.size = 1 + max(library.get_vocab(with_added_tokens=True).values())
+        added = library.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        self.special_ids = {*self._special}
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; uses every CPU core."""
+        encodings = self.library.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+        ids = [token_id for token_id in ids if token_id not in self._left_out]
+        return self.library.decode(ids, skip_special_tokens=not self._left_out)
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token with the space that it begins with; `</s>` as "</s>"."""
+        # Decoding removes the space of the first token, so another token comes before each.
+        first = min(self.special_ids, default=0)
+        before = self.library.decode([first], skip_special_tokens=False)
+        pairs = [[first, token_id] for token_id in ids]
+        texts = self.library.decode_batch(pairs, skip_special_tokens=False)
+        return [
+            self._special.get(token_id, text.removeprefix(before))
+            for token_id, text in zip(ids, texts, strict=True)
+        ]
+
+    def token(self, token_id: int) -> str:
+        """Return the token of an id that the vocabulary has."""
+        return self.library.id_to_token(token_id)
+
+
+class SentencePieceSegmenter:
+    """A sentencepiece model whose pieces have the ids of another vocabulary.
+
+    Added tokens in a line, as `</s>`, become their ids, as in transformers. By the rule "marian" a
+    text may begin with a language code such as `>>fra<<`, which is one token.
+    """
+
+    special_ids: Set[int] = frozenset()
+
+    def __init__(
+        self,
+        model: sentencepiece.SentencePieceProcessor,
+        ids: Mapping[str, int],
+        added: Mapping[str, int],
+        ordinary: Sequence[str],
+        unk_id: int,
+        rule: Rule,
+        *,
+        joiner: sentencepiece.SentencePieceProcessor,
+        is_source: bool,
+    ) -> None:
+        """Set what splits lines and joins pieces.
+
+        Args:
+            model: Splits lines into pieces.
+            ids: The id of each piece.
+            added: The ids of tokens that are found in a line before it is split into pieces.
+            ordinary: Those of `added` that decoding does not leave out.
+            unk_id: Id of pieces that `ids` lacks.
+            rule: How pieces are joined: as by the class of this family in transformers.
+            joiner: Joins pieces.
+            is_source: Whether a language code that the vocabulary lacks is refused.
+        """
+        self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule
+        self._added, self._joiner, self._is_source = added, joiner, is_source
+        self._tokens = {i: token for token, i in (*ids.items(), *added.items())}
+        self._left_out = {i for token, i in added.items() if token not in ordinary}
+        self.size = 1 + max(self._tokens)
+        # The longest token first: one may begin with another.
+        longest_first = sorted(added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; uses every CPU core.
+
+        Raises:
+            LineError: A source begins with a language code that the vocabulary lacks.
+        """
+        texts: list[str] = []
+        rows: list[list[int | None]] = []  # None is the place of the next of `texts`
+        for row, line in enumerate(lines):
+            ids: list[int | None] = []
+            for part in filter(None, self._split(line)):
+                if part in self._added:
+                    ids.append(self._added[part])
+                    continue
+                code, text = _language_code(part) if self._rule == "marian" else ("", part)
+                if code:
+                    if self._is_source and not ids and code not in self._ids:
+                        raise LineError(
+                            row,
+                            f"begins with the language code {code[:60]!r}, but the model knows "
+                            f"{self._known_codes()}",
+                        )
+                    ids.append(self._ids.get(code, self._unk_id))
+                ids.append(None)
+                texts.append(text)
+            rows.append(ids)
+        pieces = iter(self._model.encode(texts, out_type=str))
+        return [list(self._filled(ids, pieces)) for ids in rows]
+
+    def _filled(self, ids: Sequence[int | None], pieces: Iterator[list[str]]) -> Iterator[int]:
+        """Yield the ids of a line, given the pieces of its texts."""
+        for token_id in ids:
+            if token_id is None:
+                yield from (self._ids.get(piece, self._unk_id) for piece in next(pieces))
+            else:
+                yield token_id
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens, as the class in transformers joins it."""
+        ids = [token_id for token_id in ids if token_id not in self._left_out]
+        if self._rule == "marian":
+            pieces = [self.token(token_id) for token_id in ids]
+            return self._joiner.decode_pieces(pieces).replace(MARK, " ").strip()
+        if self._rule == "mbart":  # MBartTokenizer uses the library tokenizers
+            first, *others = [self._tokens.get(token_id, "") for token_id in ids] or [""]
+            return first.replace(MARK, "") + "".join(others).replace(MARK, " ")
+        # An id that no token has, as the made-up words of M2M100, is "<unk>".
+        parts = [
+            self._joiner.decode_pieces([self._tokens[token_id] for token_id in part])
+            if has_token
+            else "<unk>" * len([*part])
+            for has_token, part in itertools.groupby(ids, self._tokens.__contains__)
+        ]
+        return "".join(parts).strip()
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token with the space that it begins with; `</s>` as "</s>"."""
+        return [self.token(token_id).replace(MARK, " ") for token_id in ids]
+
+    def token(self, token_id: int) -> str:
+        """Return the token of an id; where the vocabulary has a gap, what transformers reads."""
+        if token_id in self._tokens:
+            return self._tokens[token_id]
+        if self._rule == "marian" and 0 <= token_id < self._joiner.get_piece_size():
+            return self._joiner.id_to_piece(token_id)
+        return self._tokens.get(self._unk_id, "<unk>")
+
+    def _known_codes(self) -> str:
+        """Return the language codes of the vocabulary for a message."""
+        codes = [token for token in self._ids if _language_code(token) == (token, "")]
+        if not codes:
+            return "no language codes"
+        more = len(codes) - MOST_CODES
+        shown = ", ".join(codes[:MOST_CODES])
+        return f"{shown} and {more} more" if more > 0 else shown
+
+
+Segmenter = LibrarySegmenter | SentencePieceSegmenter
+
+
+def _language_code(text: str) -> tuple[str, str]:
+    """Return the language code at the beginning of a text ("" if there is none), and the rest."""
+    end = text.find("<<") + 2
+    return (text[:end], text[end:]) if text.startswith(">>") and end > 1 else ("", text)
