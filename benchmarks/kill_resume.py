@@ -28,8 +28,7 @@ from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoint_format import named_arrays
-from jax_transformer.runs.checkpoints import read_step, restore, steps_in
+from jax_transformer.runs.checkpoints import named_arrays, read_step, restore, steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.output import HALF_WRITTEN
 from jax_transformer.runs.signals import Stopped, stop_requests
@@ -139,10 +138,10 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
     settings, training, held_out = tiny_task(task)
     console = Console(file=sys.stderr, soft_wrap=True)
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint = None
+    saved = None
     if steps_in(directory / loop.CHECKPOINTS):
-        checkpoint = restore(directory / loop.CHECKPOINTS, console).checkpoint
-    first = checkpoint.progress.step if checkpoint else 0
+        saved = restore(directory / loop.CHECKPOINTS, console)
+    first = saved.progress.step if saved else 0
 
     def noted(*arguments: Any) -> Iterator[NumberedBatch]:
         nonlocal first
@@ -156,7 +155,7 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
 
     with mock.patch.object(training_mesh, "epoch_batches", noted), stop_requests() as stop:
         try:
-            run = loop.Run(directory, settings, checkpoint, stop, mesh=make_mesh(mesh))
+            run = loop.Run(directory, settings, saved, stop, mesh=make_mesh(mesh))
             loop.train(run, training, held_out, console)
         except Stopped as stopped:
             console.print(str(stopped))

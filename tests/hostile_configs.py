@@ -13,7 +13,6 @@ import itertools
 import json
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -40,8 +39,8 @@ from jax_transformer.storage.digests import json_digest
 from jax_transformer.translation import model_folder
 from tests.models import random_params, small_config, tiny_model
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
+from tests.runs.runs import make_settings, save
 
-GOLDEN = Path(__file__).parent / "runs" / "golden"
 SECONDS, BYTES = 2.0, 200e6  # that reading a hostile config may take
 PROGRAMS = (AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT)
 PRESET_OF = {"reference": "vaswani2017", "torch_nn_encoder": "torch_nn"}
@@ -252,8 +251,8 @@ def _layout_file(folder: Path) -> Door:
 
 
 def _run(folder: Path) -> Door:
-    newest = sorted(GOLDEN.iterdir())[-1]
-    steps = shutil.copytree(newest / "steps", folder / "steps")
+    steps = folder / "steps"
+    save(steps, make_settings(), [8])
     path = steps / "8" / "run" / "metadata"
     sound = json.loads(path.read_text("utf-8"))
 

@@ -35,11 +35,11 @@ from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.model.memory_checks import check_training
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import Restored, restore
+from jax_transformer.runs.checkpoints import Saved, restore
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config
-from jax_transformer.runs.output import SETTINGS_FILE, check_output, claimed
+from jax_transformer.runs.output import check_output, claimed
 from jax_transformer.runs.signals import Stopped, StopRequest, stop_requests
 from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
@@ -53,6 +53,7 @@ from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.translation import scores
+from jax_transformer.translation.model_folder import SETTINGS_FILE
 
 
 def train(*argv: str) -> None:
@@ -105,7 +106,7 @@ def parse_new(argv: Sequence[str], arguments: Arguments) -> tuple[Arguments, Sta
 
 def parse_resumed(
     argv: Sequence[str], arguments: Arguments, console: Console
-) -> tuple[Arguments, Restored]:
+) -> tuple[Arguments, Saved]:
     """Return the arguments of the run in --output, and the run.
 
     Those that the command line or its --config file names win; `check_resumed` and `check_same`
@@ -121,12 +122,12 @@ def parse_resumed(
     given = with_file(argv, dataclasses.replace(saved, output=arguments.output))
     arguments = parse(argv, given)
     check_resumed(saved, arguments)
-    step = resumed.checkpoint.progress.step
+    step = resumed.progress.step
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
     return arguments, resumed
 
 
-def run(arguments: Arguments, start: Start, resumed: Restored | None, console: Console) -> None:
+def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Console) -> None:
     """Read the text, train, write the model, translate the validation text."""
     started = time.monotonic()
     is_main = distributed.is_main()
@@ -136,7 +137,7 @@ def run(arguments: Arguments, start: Start, resumed: Restored | None, console: C
     settings, corpora = prepare(arguments, start, console)
     arguments = dataclasses.replace(arguments, output=arguments.output or first_free_run())
     if resumed:
-        check_same(resumed.settings, settings, resumed.checkpoint.progress.step)
+        check_same(resumed.settings, settings, resumed.progress.step)
     distributed.check_agreement(facts(settings, start, mesh))
     show_settings(arguments, settings, mesh, console)
 
@@ -246,7 +247,7 @@ def show_settings(
     console.print(f"{trained:,} of {whole:,} parameters are trained")
 
 
-def start_directory(arguments: Arguments, resumed: Restored | None) -> None:
+def start_directory(arguments: Arguments, resumed: Saved | None) -> None:
     """Write settings.yaml; remove the checkpoints of a run that is overwritten."""
     if not resumed:
         loop.discard_run(arguments.output)
@@ -257,7 +258,7 @@ def make_run(
     arguments: Arguments,
     settings: RunSettings,
     start: Start,
-    resumed: Restored | None,
+    resumed: Saved | None,
     stop: StopRequest,
     evaluation: Evaluation,
 ) -> loop.Run:
@@ -266,7 +267,7 @@ def make_run(
     return loop.Run(
         arguments.output,
         settings,
-        resumed.checkpoint if resumed else None,
+        resumed,
         stop,
         evaluation.measure if translating else None,
         arguments.tensorboard,

@@ -12,7 +12,6 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.runs.checkpoint_format import TRAINING_CONFIG_NAMES
 from jax_transformer.runs.corpora import Files, TextSettings
 from jax_transformer.runs.existing_tokenizer import run_tokenizer
 from jax_transformer.runs.model_settings import (
@@ -394,10 +393,6 @@ def with_present_names(read: dict[str, Any], path: Path) -> dict[str, Any]:
         for name in sizes.keys() & model.keys():
             raise InputError(f"{path}: {name} is there twice; keep the one under model")
         read["model"] = sizes | model
-    if isinstance(read.get("training"), dict):
-        read["training"] = {
-            TRAINING_CONFIG_NAMES.get(name, name): value for name, value in read["training"].items()
-        }
     return read
 
 

@@ -34,7 +34,7 @@ from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import (
     CONFIG_FILE,
     check_writable,
-    mend,
+    model_folder_of,
     staged,
 )
 from jax_transformer.storage.reading import read_json
@@ -296,8 +296,9 @@ def _tokenizer_files(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    written = files.config(tokenizer, config)
-    return {TOKENIZER_CONFIG: _json_bytes(written)} if written else {}
+    if files.config is None:
+        return {}
+    return {TOKENIZER_CONFIG: _json_bytes(files.config(tokenizer, config))}
 
 
 def _json_bytes(values: Mapping[str, Any]) -> bytes:
@@ -353,8 +354,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
             "with `hf download`"
         )
-    mend(folder)
-    return read_json(folder / CONFIG_FILE)
+    return read_json(model_folder_of(folder) / CONFIG_FILE)
 
 
 def read_model_config(path: Path) -> TransformerConfig:

@@ -1,33 +1,33 @@
-"""Reads a run's checkpoints, past damaged ones; `checkpoint_format` describes the files."""
+"""A run's checkpoints: each process writes and reads its own part of the arrays, by orbax.
 
+A directory holds a folder for each step, and `start`: the tokenizer's files and the model's origin,
+which no step changes. A step holds `arrays`, with the sha256 of each of its files, and `run`, JSON
+with everything else.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
 import json
+import logging
 import math
-import shutil
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import parameter_count
-from jax_transformer.runs.checkpoint_format import (
-    ARRAYS,
-    FILES,
-    RUN,
-    describe,
-    in_one_line,
-    is_key,
-    named_arrays,
-    named_leaves,
-    orbax_quiet,
-    upgrade,
-    upgraded_array_name,
-)
 from jax_transformer.runs.state import (
     KEPT,
     RunCheckpoint,
@@ -38,12 +38,17 @@ from jax_transformer.runs.state import (
     progress_to_json,
     settings_from_json,
     settings_to_json,
+    start_files,
 )
 from jax_transformer.runtime import distributed
-from jax_transformer.storage.digests import file_digest, json_digest
-from jax_transformer.storage.reading import MAX_RECORDS, read_json
-from jax_transformer.training.step import init_state
+from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.faults import shorten
+from jax_transformer.storage.writing import lock
+from jax_transformer.training.step import init_state, state_shardings
 
+FORMAT = 5  # of what a step's folder holds
+ARRAYS, RUN, START = "arrays", "run", "start"
+DIGESTS = "files.json"  # size and sha256 of each file of `arrays`
 DAMAGED = "damaged"  # folder that unreadable steps are moved to
 
 
@@ -51,30 +56,215 @@ class DamagedError(InputError):
     """The files of a checkpoint are not those that were written."""
 
 
-class Restored(NamedTuple):
-    """A run that can continue, on any devices.
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk, whose files are those that were written.
 
     Attributes:
+        directory: The folder of its step.
         settings: The settings of the run.
-        checkpoint: Its progress and its arrays, whole and on the host.
+        progress: Its progress.
     """
 
+    directory: epath.Path
     settings: RunSettings
-    checkpoint: RunCheckpoint
+    progress: RunProgress
+
+    def read(self, mesh: Mesh) -> RunCheckpoint:
+        """Return the checkpoint; each process reads the parts that its devices of a mesh hold."""
+        places = state_shardings(mesh, self.settings.config, self.settings.training_config)
+        best = None if self.progress.best_step is None else places.params
+        return self._read(RunCheckpoint(self.progress, places, best))
+
+    @property
+    def checkpoint(self) -> RunCheckpoint:
+        """The checkpoint with whole arrays on the host."""
+        return self._read(None)
+
+    def _read(self, places: RunCheckpoint | None) -> RunCheckpoint:
+        shapes = _shapes(self.settings, self.progress)
+        sharding = {} if places is None else dict(named_leaves(places))
+        targets = {
+            name: jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding[name])
+            if sharding
+            else np.empty(data.shape, data.dtype)
+            for name, data in ((name, _key_data(leaf)) for name, leaf in named_leaves(shapes))
+        }
+        with _orbax_quiet(), _as_damage(self.directory), ocp.StandardCheckpointer() as checkpointer:
+            arrays = checkpointer.restore(self.directory.resolve() / ARRAYS, targets)
+        leaves = [
+            jax.random.wrap_key_data(arrays[name]) if _is_key(leaf) else arrays[name]
+            for name, leaf in named_leaves(shapes)
+        ]
+        tree = jax.tree.structure((shapes.state, shapes.best_params))
+        return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, leaves))
 
 
-def steps_in(directory: Path) -> list[int]:
+class RunCheckpoints:
+    """Writes a run's checkpoints in the background. A context: leaving it waits for the last one.
+
+    A step's folder appears under its number only when it is complete. Entering the context creates
+    the directory, locks out other runs, and removes what killed runs left half written.
+    """
+
+    def __init__(self, directory: epath.PathLike, settings: RunSettings) -> None:
+        """Store the settings; the context does the work.
+
+        Args:
+            directory: Where the newest `settings.training_config.keep_checkpoints` steps are kept.
+            settings: The settings of the run, written into every checkpoint.
+        """
+        self._directory = epath.Path(directory)
+        self._settings = settings
+        self._manager: ocp.CheckpointManager | None = None
+        self._opened = contextlib.ExitStack()
+
+    def __enter__(self) -> "RunCheckpoints":
+        """Open the directory.
+
+        Raises:
+            InputError: It cannot be created or written, or another process writes to it.
+        """
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        handlers.add(ARRAYS, ocp.args.StandardSave, DigestingHandler())
+        handlers.add(RUN, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self._settings.training_config.keep_checkpoints,
+            cleanup_tmp_directories=True,
+            save_root_metadata=False,
+            # Otherwise the threads of a save whose directory cannot be created block the exit.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
+        with contextlib.ExitStack() as opened, self._as_input_errors():
+            if distributed.is_main():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                opened.enter_context(locked(self._directory))
+                self._write_start()
+            opened.enter_context(_orbax_quiet())
+            self._manager = ocp.CheckpointManager(
+                self._directory.resolve(),
+                options=options,
+                handler_registry=handlers,
+            )
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Wait for the last checkpoint; an error that is raised already hides one of the save."""
+        errors = self._as_input_errors() if error is None else contextlib.suppress(Exception)
+        with self._opened, errors:
+            if self._manager is not None:
+                self._manager.close()
+
+    def save(self, checkpoint: RunCheckpoint) -> None:
+        """Copy a checkpoint and start to write it; a step that exists already is left alone.
+
+        All processes call this, and each writes the parts of the arrays that its devices hold.
+
+        Raises:
+            InputError: This checkpoint, or the one before, could not be written.
+        """
+        step = checkpoint.progress.step
+        with self._as_input_errors():
+            self._manager.wait_until_finished()
+            if step in self._manager.all_steps():
+                return
+            if distributed.is_main():
+                self._write_start()  # somebody may have deleted the directory
+            # Copies, because the next training step reuses the memory of the state.
+            arrays = {name: jnp.copy(_key_data(leaf)) for name, leaf in named_leaves(checkpoint)}
+            content = {
+                "format": FORMAT,
+                "settings": settings_to_json(self._settings),
+                "progress": progress_to_json(checkpoint.progress),
+                "arrays": {name: _described(array) for name, array in arrays.items()},
+            }
+            written = ocp.args.Composite(
+                arrays=ocp.args.StandardSave(arrays),
+                run=ocp.args.JsonSave({"sha256": json_digest(content), "content": content}),
+            )
+            self._manager.save(step, args=written, force=True)
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is written.
+
+        Raises:
+            InputError: It could not be written.
+        """
+        with self._as_input_errors():
+            self._manager.wait_until_finished()
+
+    def _write_start(self) -> None:
+        """Write the files that no step changes, all of them or none, unless they are there."""
+        if (self._directory / START).exists():
+            return
+        staging = self._directory / f"{START}.orbax-checkpoint-tmp"
+        if staging.exists():
+            staging.rmtree()
+        staging.mkdir(parents=True)
+        for name, content in start_files(self._settings).items():
+            (staging / name).write_bytes(content)
+        staging.rename(self._directory / START)
+
+    @contextlib.contextmanager
+    def _as_input_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # orbax and the stores below it raise many types
+            raise InputError(
+                f"{self._directory}: a checkpoint could not be written ({_in_one_line(error)}); "
+                "the ones before it are whole: free some space or repair the disk, then resume"
+            ) from error
+
+
+class DigestingHandler(ocp.StandardCheckpointHandler):
+    """Writes arrays as orbax does, then the sha256 of each file, before the step is committed."""
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Write the digests once the arrays of all processes are complete."""
+        super().finalize(directory)
+        digests = {
+            str(path.relative_to(directory)): (path.stat().length, _file_digest(path))
+            for path in _files(directory)
+        }
+        (directory / DIGESTS).write_text(json.dumps(digests))
+
+
+@contextlib.contextmanager
+def locked(directory: epath.PathLike) -> Iterator[None]:
+    """Keep other processes out of a local directory; the lock ends with the process.
+
+    Raises:
+        InputError: Another process holds the lock.
+    """
+    if not os.path.isdir(directory):  # of an object store, which has no locks
+        yield
+        return
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        lock(opened, f"{directory}: another process is training this run; wait for it or end it")
+        yield
+    finally:
+        os.close(opened)
+
+
+def steps_in(directory: epath.PathLike) -> list[int]:
     """Return the steps that a directory of checkpoints holds, the oldest first."""
+    directory = epath.Path(directory)
     if not directory.is_dir():
         return []
     names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
     return sorted(int(name) for name in names if name == str(int(name)))
 
 
-def restore(directory: Path, console: Console) -> Restored:
-    """Read the newest complete checkpoint; report damaged ones and move them aside.
+def restore(directory: epath.PathLike, console: Console) -> Saved:
+    """Find the newest complete checkpoint; report damaged ones and move them aside.
 
-    With several processes the main one reads, and sends the others what it has read.
+    All processes call this. Each checks a share of the files, and reads the description.
 
     Args:
         directory: The directory that `RunCheckpoints` has written to.
@@ -84,68 +274,96 @@ def restore(directory: Path, console: Console) -> Restored:
         InputError: There is no checkpoint, all of them are damaged, the newest undamaged one was
             written by another version of the library, or there are steps of two runs.
     """
-    return _broadcast(_newest(directory, console) if distributed.is_main() else None)
-
-
-def _newest(directory: Path, console: Console) -> Restored:
-    steps = steps_in(directory)
+    directory = epath.Path(directory)
+    steps = json.loads(distributed.from_main(json.dumps(steps_in(directory)).encode()))
     if not steps:
         raise InputError(f"{directory}: holds no checkpoint of a run; start one without resume")
     damaged = []
     for step in reversed(steps):
+        saved = error = None
         try:
-            restored = read_step(directory, step)
-        except DamagedError as error:
+            saved = read_step(directory, step)
+        except DamagedError as caught:
+            error = caught
+        if distributed.any_process(error is not None):
+            error = error or f"{directory / str(step)} is damaged"
             console.print(f"WARNING: {error}; going back to the checkpoint before it")
             damaged.append(step)
             continue
-        check_one_run(directory, restored.settings, (one for one in steps if one < step))
-        for step in damaged:
-            _move_aside(directory, step)
-        return restored
+        check_one_run(directory, saved.settings, (older for older in steps if older < step))
+        if distributed.is_main():
+            for name in map(str, damaged):
+                _move_aside(directory, name)
+        return saved
     raise InputError(
         f"{directory}: all of its checkpoints are damaged ({', '.join(map(str, steps))}); "
         "start the run again or restore the directory from a copy"
     )
 
 
-def read_step(directory: Path, step: int) -> Restored:
-    """Read the checkpoint of one step.
+def read_step(directory: epath.PathLike, step: int) -> Saved:
+    """Check the files of one step and read its description.
 
     Raises:
         DamagedError: It is damaged.
         InputError: It was written by another version of the library.
     """
-    path = directory / str(step)
+    path = epath.Path(directory) / str(step)
     try:
-        with orbax_quiet():
-            return _read(path.absolute())
+        with _orbax_quiet(), _as_damage(path):
+            settings, progress, arrays = _read_description(path)
+            _check_arrays(settings, progress, arrays)
+            _check_digests(path / ARRAYS)
+    except DamagedError:
+        raise
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except Exception as error:  # a damaged file makes the readers raise many types
-        raise DamagedError(f"{path} is damaged ({in_one_line(error)})") from error
+    return Saved(path, settings, progress)
 
 
-class _Described(NamedTuple):
-    """What a checkpoint says of itself: its settings, its progress, and its arrays' digests."""
+def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterable[int]) -> None:
+    """Refuse steps of another run, which were put beside those of this one.
 
-    settings: RunSettings
-    progress: RunProgress
-    arrays: dict[str, Any]
+    Args:
+        directory: The directory of checkpoints.
+        newest: The settings of the newest step.
+        older: Steps before it; damaged ones are passed over.
+
+    Raises:
+        InputError: A step has other settings; the message names both values.
+    """
+    for step in older:
+        path = epath.Path(directory) / str(step)
+        try:
+            settings, *_ = _read_description(path)
+        except Exception:  # it is damaged, and nothing of it is needed
+            continue
+        try:
+            check_same(settings, newest, step)
+        except InputError as error:
+            reason = str(error).removesuffix(KEPT)
+            raise InputError(
+                f"{path}: is of another run than the newest step beside it ({reason}); remove the "
+                "steps that do not belong there"
+            ) from error
 
 
-def _read_description(directory: Path) -> _Described:
-    for path in directory.rglob("*"):
-        if not path.is_dir() and not path.is_file():  # a FIFO would make orbax wait
-            raise ValueError(f"{path.relative_to(directory)} is no regular file")
-    alone = distributed.orbax_alone()
-    handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        content = upgrade(verified(checkpointer.restore(directory / RUN)))
+def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
+    """Return settings, progress, and dtype and shape of each array."""
+    for path in _files(step):
+        if not path.is_file():  # a FIFO would never end
+            raise ValueError(f"{path.relative_to(step)} is not a regular file")
+    content = verified(json.loads((step / RUN / "metadata").read_text()))
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:
+        raise InputError(
+            f"is of format {shorten(version)}, but this version of the library reads format "
+            f"{FORMAT}; use the version that wrote it"
+        )
     progress = progress_from_json(content["progress"])
-    if str(progress.step) != directory.name:
+    if str(progress.step) != step.name:
         raise ValueError(f"it is of step {progress.step}")
-    return _Described(settings_from_json(content["settings"]), progress, content["arrays"])
+    return settings_from_json(content["settings"], step.parent / START), progress, content["arrays"]
 
 
 def verified(read: dict[str, Any]) -> dict[str, Any]:
@@ -162,61 +380,58 @@ def verified(read: dict[str, Any]) -> dict[str, Any]:
     return read["content"]
 
 
-def check_one_run(directory: Path, newest: RunSettings, older: Iterable[int]) -> None:
-    """Refuse steps of another run, which were put beside those of this one.
+def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[str, Any]) -> None:
+    """Refuse a config whose arrays are not those that are described.
 
-    Args:
-        directory: The directory of checkpoints.
-        newest: The settings of the newest step.
-        older: Steps before it; damaged ones are passed over.
-
-    Raises:
-        InputError: A step has other settings; the message names both values.
+    The number of parameters comes first: the shapes of an absurd config take long to trace.
     """
-    for step in older:
-        path = directory / str(step)
-        try:
-            with orbax_quiet():
-                settings = _read_description(path.absolute()).settings
-        except Exception:  # it is damaged, and nothing of it is needed
-            continue
-        try:
-            check_same(settings, newest, step)
-        except InputError as error:
-            reason = str(error).removesuffix(KEPT)
-            raise InputError(
-                f"{path}: is of another run than the newest step beside it ({reason}); remove the "
-                "steps that do not belong there"
-            ) from error
-
-
-def _read(directory: Path) -> Restored:
-    settings, progress, described = _read_description(directory)
-    _check_held(settings, described)
-    arrays = {
-        upgraded_array_name(name): array
-        for name, array in _read_arrays(directory / ARRAYS, described).items()
+    numbers = sum(math.prod(array["shape"]) for array in described.values())
+    if (count := parameter_count(settings.config)) > numbers:
+        raise InputError(
+            f"its config has {count:,} parameters, but its arrays have only {numbers:,} numbers; "
+            "restore the directory from a copy"
+        )
+    expected = {
+        name: _described(_key_data(leaf))
+        for name, leaf in named_leaves(_shapes(settings, progress))
     }
-    shapes = _shapes(settings, progress)
-    for name, leaf in named_leaves(shapes):
-        if name not in arrays or not _fits(arrays[name], leaf):
+    for name, description in expected.items():
+        if described.get(name) != description:
             raise InputError(
                 f"{name} is missing or of another shape; use the version of the library that "
                 "wrote the checkpoint"
             )
-    if others := sorted(arrays.keys() - {name for name, _ in named_leaves(shapes)}):
-        raise InputError(f"{others[0]} is of no model of its config; use a copy of the directory")
-    return Restored(settings, _filled(shapes, arrays))
-
-
-def _check_held(settings: RunSettings, described: dict[str, Any]) -> None:
-    """Refuse a config of more parameters than the arrays have numbers, before it is traced."""
-    held = sum(math.prod(array["shape"]) for array in described.values())
-    if (claimed := parameter_count(settings.config)) > held:
+    if unexpected := sorted(described.keys() - expected.keys()):
         raise InputError(
-            f"its config has {claimed:,} parameters, but its arrays have only {held:,} numbers; "
-            "restore the directory from a copy"
+            f"{unexpected[0]} belongs to no model of its config; use a copy of the directory"
         )
+
+
+def _check_digests(arrays: epath.Path) -> None:
+    """Compare the digests of this process' share of the files, before orbax reads any of them."""
+    files = sorted(json.loads((arrays / DIGESTS).read_text()).items())
+    for name, (size, digest) in files[jax.process_index() :: jax.process_count()]:
+        path = arrays / name
+        if not path.is_file() or path.stat().length != size:  # before a long file is read
+            raise ValueError(f"{ARRAYS}/{name} is missing or of another size")
+        if _file_digest(path) != digest:
+            raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
+
+
+def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
+    """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
+    return {name: distributed.to_host(_key_data(leaf)) for name, leaf in named_leaves(checkpoint)}
+
+
+def named_leaves(checkpoint: RunCheckpoint) -> list[tuple[str, Any]]:
+    """Return every array of a checkpoint with its path, in the order of the tree's leaves."""
+    tree = {"state": checkpoint.state, "best_params": checkpoint.best_params}
+    names = []
+    for part in ("state", "best_params"):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree[part]):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            names.append((f"{part}/{name}", leaf))
+    return names
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
@@ -225,67 +440,83 @@ def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
     return RunCheckpoint(progress, state, None if progress.best_step is None else state.params)
 
 
-def _filled(shapes: RunCheckpoint, arrays: dict[str, np.ndarray]) -> RunCheckpoint:
-    leaves = [_from_host(arrays[name], leaf) for name, leaf in named_leaves(shapes)]
-    tree = jax.tree.structure((shapes.state, shapes.best_params))
-    return RunCheckpoint(shapes.progress, *jax.tree.unflatten(tree, leaves))
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _broadcast(restored: Restored | None) -> Restored:
-    """Return what the main process has restored, on every process."""
-    if jax.process_count() == 1:
-        return restored
-    content, arrays = {}, {}
-    if restored is not None:
-        content["settings"] = settings_to_json(restored.settings)
-        content["progress"] = progress_to_json(restored.checkpoint.progress)
-        arrays = named_arrays(restored.checkpoint)
-    content = json.loads(distributed.from_main(json.dumps(content).encode()))
-    settings = settings_from_json(content["settings"])
-    shapes = _shapes(settings, progress_from_json(content["progress"]))
-    for name, leaf in named_leaves(shapes):
-        like = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-        own = arrays[name].tobytes() if restored is not None else None
-        arrays[name] = np.frombuffer(distributed.from_main(own), like.dtype).reshape(like.shape)
-    return Restored(settings, _filled(shapes, arrays))
+def _key_data(leaf: Any) -> Any:
+    """Return an array or its shape; of random keys, their words."""
+    if not _is_key(leaf):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return jax.random.key_data(leaf)
 
 
-def _read_arrays(directory: Path, described: dict[str, Any]) -> dict[str, np.ndarray]:
-    blanks = {
-        name: np.empty(array["shape"], jnp.dtype(array["dtype"]))
-        for name, array in described.items()
-    }
-    # No file is longer than all arrays and what orbax writes beside them.
-    largest = 2 * sum(blank.nbytes for blank in blanks.values()) + MAX_RECORDS
-    # Damage is detected before orbax reads: the threads of orbax would keep complaining about it.
-    try:
-        for name, digest in read_json(directory / FILES, MAX_RECORDS).items():
-            if not (directory / name).is_file():
-                raise ValueError(f"{ARRAYS}/{name} is missing")
-            if file_digest(directory / name, largest) != digest:
-                raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
-    except InputError as error:  # it is damaged, and not of another version
-        raise ValueError(str(error)) from error
-    alone = distributed.orbax_alone()
-    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-        arrays = checkpointer.restore(directory, blanks)
-    for name, array in arrays.items():
-        if describe(array) != described[name]:
-            raise ValueError(f"{name}: its sha256 differs")
-    return arrays
+def _described(array: Any) -> dict[str, Any]:
+    """Return dtype and shape, ready for JSON."""
+    return {"dtype": str(array.dtype), "shape": list(array.shape)}
 
 
-def _from_host(array: np.ndarray, like: Any) -> np.ndarray | jax.Array:
-    return jax.random.wrap_key_data(array) if is_key(like) else array
+def _files(directory: epath.Path) -> Iterator[epath.Path]:
+    """Yield everything below a directory that is not a directory, in order."""
+    for path in sorted(directory.iterdir()):
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path
 
 
-def _fits(array: np.ndarray, like: Any) -> bool:
-    expected = jax.eval_shape(jax.random.key_data, like) if is_key(like) else like
-    return (array.shape, array.dtype) == (expected.shape, expected.dtype)
+def _file_digest(path: epath.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _move_aside(directory: Path, step: int) -> None:
-    aside = directory / DAMAGED / str(step)
-    shutil.rmtree(aside, ignore_errors=True)
+def _move_aside(directory: epath.Path, step: str) -> None:
+    aside = directory / DAMAGED / step
+    if aside.exists():
+        aside.rmtree()
     aside.parent.mkdir(exist_ok=True)
-    (directory / str(step)).rename(aside)
+    (directory / step).rename(aside)
+
+
+@contextlib.contextmanager
+def _as_damage(path: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file makes the readers raise many types
+        raise DamagedError(f"{path} is damaged ({_in_one_line(error)})") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return an error as one line; of one of tensorstore, only what the system said."""
+    text = " ".join(str(error).split(" [tensorstore_spec")[0].split())
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        text = os.strerror(int(code[1]))
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+@contextlib.contextmanager
+def _orbax_quiet() -> Iterator[None]:
+    """Silence what orbax and tensorstore say of an error beside raising it, from every thread.
+
+    Orbax logs a traceback. It also closes its event loop at the first write that fails; each other
+    write that ends later then prints that the loop is closed. Some end after the error has left
+    this context, so after an error these lines stay silent.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    level = log.level
+
+    def without_closed_loops(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = without_closed_loops
+    try:
+        yield
+        sys.unraisablehook = hook
+    finally:
+        log.setLevel(level)

@@ -17,6 +17,7 @@ from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.storage.folder import MODEL
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.translation import alignment_plot, model_folder, scores
 from jax_transformer.translation.model_folder import TrainedModel
@@ -80,7 +81,7 @@ class Evaluation:
             InputError: The model cannot be written.
         """
         model = trained_model(self.settings, best.params)
-        model_folder.write(output, model, self.settings.origin)
+        model_folder.write(output / MODEL, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
         self._draw(output / CURVES, self._draw_curves)
         self._draw(output / ATTENTION, functools.partial(self._draw_attention, model))

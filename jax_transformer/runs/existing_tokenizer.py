@@ -7,15 +7,15 @@ from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError
-from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.tokenizers import (
     Tokenizer,
     parse_byte_pair,
     read_files,
     separate,
 )
-from jax_transformer.tokenizers.readers.library import read_usual_names
 from jax_transformer.tokenizers.readers.marian import read_marian
+from jax_transformer.tokenizers.readers.tokenizer_json import read_usual_names
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -56,6 +56,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
         return _read_file(path.parent, path.name)
+    path = model_folder_of(path)
     if (path / CONFIG_FILE).exists():
         if not is_huggingface(path):
             return load_tokenizer(path)

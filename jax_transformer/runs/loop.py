@@ -21,8 +21,7 @@ from rich.console import Console
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import undivided
 from jax_transformer.model.transformer import Params
-from jax_transformer.runs.checkpoint_writer import RunCheckpoints
-from jax_transformer.runs.checkpoints import steps_in
+from jax_transformer.runs.checkpoints import RunCheckpoints, Saved, steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
 from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
 from jax_transformer.runs.progress import Progress
@@ -51,11 +50,10 @@ from jax_transformer.training.step import (
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
-    state_shardings,
 )
+from jax_transformer.translation.model_folder import CHECKPOINTS
 
 STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
-CHECKPOINTS = "run"  # folder of the run's checkpoints in its directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Run:
 
     directory: Path
     settings: RunSettings
-    resumed: RunCheckpoint | None = None
+    resumed: Saved | None = None
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
     measure: Callable[[int, Params], dict[str, float]] | None = None
     tensorboard: bool = False
@@ -302,10 +300,7 @@ def _start(run: Run) -> RunCheckpoint:
         return RunCheckpoint(RunProgress(), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
-    progress, state, best_params = run.resumed
-    places = state_shardings(run.mesh, config, training_config)
-    state = jax.device_put(state, places, may_alias=False)
-    best_params = best_params and jax.device_put(best_params, places.params, may_alias=False)
+    progress, state, best_params = run.resumed.read(run.mesh)
     return RunCheckpoint(progress.skipping(positions), state, best_params)
 
 

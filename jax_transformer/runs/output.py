@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.runs.lock import locked
-from jax_transformer.runs.loop import CHECKPOINTS
+from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
 from jax_transformer.storage.faults import check_path, faults_named
-from jax_transformer.storage.folder import check_free, mend
+from jax_transformer.storage.folder import CONFIG_FILE, MODEL, check_writable
 from jax_transformer.storage.writing import WRITING
+from jax_transformer.translation.model_folder import CHECKPOINTS, SETTINGS_FILE
 
-SETTINGS_FILE = "settings.yaml"  # the settings as they were resolved
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole
 
 
@@ -35,21 +34,27 @@ def check_output(directory: Path, overwrite: bool) -> None:
     check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
-    if os.path.lexists(directory) and not overwrite:
-        raise InputError(
-            f"{directory}: exists already; name another output, overwrite it, or resume the run in "
-            "it"
-        )
-    check_free(directory, overwrite)
+    if os.path.lexists(directory):
+        if not overwrite:
+            raise InputError(
+                f"{directory}: exists already; name another output, overwrite it, or resume the "
+                "run in it"
+            )
+        if directory.is_symlink() or not (directory / MODEL / CONFIG_FILE).is_file():
+            raise InputError(
+                f"{directory}: is not the output of a finished run and so is not overwritten; name "
+                "another output, or delete it"
+            )
+    with faults_named(directory, "cannot be written; name another output", OSError):
+        check_writable(directory / MODEL, ())
 
 
 @contextlib.contextmanager
 def claimed(directory: Path) -> Iterator[None]:
     """Create a directory if it does not exist, and keep other runs out of it.
 
-    What a killed run has left of a model that it was writing is removed. If the run is refused
-    before its first checkpoint and its first evaluation, a directory that was created here is
-    removed again.
+    If the run is refused before its first checkpoint and its first evaluation, a directory that was
+    created here is removed again.
 
     Raises:
         InputError: Another run is being trained in it, or it cannot be created.
@@ -59,7 +64,6 @@ def claimed(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         try:
-            mend(directory)
             yield
         except InputError:
             if missing and _has_only_begun(directory) and not _is_evaluated(directory):

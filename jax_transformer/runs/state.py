@@ -1,17 +1,18 @@
 """The settings of a training run, which stay, and its progress, which grows; both as plain JSON."""
 
-import base64
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.origin import Origin
+from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.storage.reading import with_tuples
+from jax_transformer.storage.reading import MAX_TOKENIZER, with_tuples
 from jax_transformer.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, TrainState
@@ -178,35 +179,46 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
         "config": settings.config.to_dict(),
         "training_config": dataclasses.asdict(settings.training_config),
         "tokenizer": describe(settings.tokenizer),
-        "tokenizer_files": {
-            name: base64.b64encode(content).decode()
-            for name, content in settings.tokenizer.files().items()
-        },
         "tokenizer_sha256": settings.tokenizer.digest(),
         "data_sha256": settings.data_sha256,
         "arguments": settings.arguments,
         "generation": None if settings.generation is None else dict(settings.generation),
-        "origin": None if settings.origin is None else settings.origin.to_json(),
+        "origin_sha256": None if settings.origin is None else _digest(settings.origin),
     }
 
 
-def settings_from_json(read: dict[str, Any]) -> RunSettings:
+def start_files(settings: RunSettings) -> dict[str, bytes]:
+    """Return the files that a run writes once: those of its tokenizer, and the model's origin."""
+    files = dict(settings.tokenizer.files())
+    if settings.origin is not None:
+        files[ORIGIN_FILE] = settings.origin.to_bytes()
+    return files
+
+
+def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
     """Return the settings; one that was added after the JSON was written has its default.
+
+    Args:
+        read: What `settings_to_json` returned.
+        start: The folder of the `start_files`.
 
     Raises:
         InputError: A setting is unknown, or a value is wrong.
-        ValueError: The tokenizer differs from its digest.
+        ValueError: The tokenizer or the origin differs from its digest.
     """
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     for name, value in read["training_config"].items():
         if name not in known:
-            raise InputError(f"{name}={value!r} is no setting of this version of the library")
-    contents = {
-        name: base64.b64decode(content) for name, content in read["tokenizer_files"].items()
-    }
+            raise InputError(f"{name}={value!r} is not a setting of this version of the library")
+    contents = {name: _read(start / name) for name in read["tokenizer"]["files"]}
     tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:
         raise ValueError("the tokenizer's sha256 differs")
+    origin = None
+    if read["origin_sha256"] is not None:
+        origin = Origin.from_bytes(_read(start / ORIGIN_FILE))
+        if _digest(origin) != read["origin_sha256"]:
+            raise ValueError("the origin's sha256 differs")
     return RunSettings(
         TransformerConfig.from_dict(read["config"]),
         TrainingConfig(**with_tuples(read["training_config"])),
@@ -214,8 +226,20 @@ def settings_from_json(read: dict[str, Any]) -> RunSettings:
         read["data_sha256"],
         read["arguments"],
         with_tuples(read["generation"]),
-        None if read["origin"] is None else Origin.from_json(read["origin"]),
+        origin,
     )
+
+
+def _read(path: epath.Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(MAX_TOKENIZER + 1)
+    if len(content) > MAX_TOKENIZER:
+        raise ValueError(f"{path.name} is longer than any that is written")
+    return content
+
+
+def _digest(origin: Origin) -> str:
+    return hashlib.sha256(origin.to_bytes()).hexdigest()
 
 
 def progress_to_json(progress: RunProgress) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import NoReturn
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jax_transformer.config import check_whole_numbers
@@ -197,12 +196,11 @@ def from_main(content: bytes | None) -> bytes:
     return multihost_utils.broadcast_one_to_all(blank if own is None else own).tobytes()
 
 
-def orbax_alone() -> ocp.options.MultiprocessingOptions:
-    """Return the options with which orbax works in one process, without waiting for others."""
-    index = 0 if _alone() else jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process{index}"
-    )
+def any_process(flag: bool) -> bool:
+    """Return whether the flag is True on any of the processes; all of them must call this."""
+    if _alone():
+        return flag
+    return bool(multihost_utils.process_allgather(np.int32(flag)).any())
 
 
 def step_watchdog(lost_after: int) -> Watchdog:

@@ -32,7 +32,7 @@ from jax_transformer.storage.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     check_free,
-    mend,
+    model_folder_of,
     staged,
 )
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes, read_json, with_tuples
@@ -47,11 +47,11 @@ from jax_transformer.tokenizers import (
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
+CHECKPOINTS = "run"  # folder of the checkpoints in the output of a run
+SETTINGS_FILE = "settings.yaml"  # in the output of a run: the settings as they were resolved
 DTYPES = ("float32", "bfloat16")  # of the parameters
 # Generation defaults of the models that this library trains.
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
-# The tokenizer of a folder that describes none.
-BYTE_PAIR = MappingProxyType({"kind": "byte_pair", "files": ["tokenizer.json"]})
 
 
 class TrainedModel(NamedTuple):
@@ -104,13 +104,8 @@ def load(
             is missing or damaged, or the files do not belong together; the model has no such
             language, or does not say which language to translate into. The message is one line.
     """
-    folder = Path(folder)
+    folder = model_folder_of(Path(folder))
     description = _read_description(folder)
-    if "parameters_sha256" in description:
-        raise InputError(
-            f"{folder}: has the model format of an earlier version, which is no longer read; write "
-            f"it again with `jax-transformer train --resume --output {folder}`, or train again"
-        )
     if not isinstance(description.get("model_type"), str):
         path = folder / CONFIG_FILE
         raise InputError(f"{path}: is damaged (it names no model_type); copy the model again")
@@ -148,15 +143,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         InputError: The folder is not that of a model of this library, or is damaged.
     """
+    folder = model_folder_of(folder)
     description = _read_description(folder)
     _check_description(folder, description)
-    for name in description.get("tokenizer", BYTE_PAIR)["files"]:
+    for name in description["tokenizer"]["files"]:
         _check_digest(folder / name, description["sha256"][name])
     return _read_tokenizer(folder, description)
 
 
 def _read_tokenizer(folder: Path, description: Mapping[str, Any]) -> Tokenizer:
-    described = description.get("tokenizer", BYTE_PAIR)  # absent in folders of earlier versions
+    described = description["tokenizer"]
     return from_description(described, read_files(folder, described["files"]), str(folder))
 
 
@@ -166,6 +162,7 @@ def read_origin(folder: Path) -> Origin | None:
     Raises:
         InputError: The folder is not that of a model of this library, or is damaged.
     """
+    folder = model_folder_of(folder)
     description = _read_description(folder)
     _check_description(folder, description)
     if ORIGIN_FILE not in description["sha256"]:
@@ -245,7 +242,6 @@ def _read_description(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: There is none, or it is damaged.
     """
-    mend(folder)
     path = folder / CONFIG_FILE
     try:
         return read_json(path)
@@ -257,15 +253,13 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def _missing(folder: Path) -> str:
-    """Return the message for a folder without config.json: an unfinished run, or no model."""
-    # Here, because these imports take seconds and only an error needs them.
-    from jax_transformer.runs.checkpoints import steps_in
-    from jax_transformer.runs.loop import CHECKPOINTS
-    from jax_transformer.runs.output import SETTINGS_FILE
-
+    """Return the message for a folder without config.json: an unfinished run, or not a model."""
     for output in (folder, folder.parent):  # the output of a run, or the checkpoints in it
-        if steps_in(output / CHECKPOINTS) and folder in (output, output / CHECKPOINTS):
-            if (output / CONFIG_FILE).is_file():
+        checkpoints = output / CHECKPOINTS
+        if folder not in (output, checkpoints) or not checkpoints.is_dir():
+            continue
+        if any(path.name.isdecimal() for path in checkpoints.iterdir()):
+            if model_folder_of(output) != output:
                 return f"{folder}: holds the checkpoints of a run; its model is in {output}"
             return (
                 f"{folder}: training has not finished; resume it with `jax-transformer train "
@@ -303,7 +297,7 @@ def _check_description(
         config = TransformerConfig.from_dict(description["config"])
         generation = with_tuples({**description["generation"]})
         names = {*description["sha256"]}
-        wanted = {WEIGHTS_FILE, *description.get("tokenizer", BYTE_PAIR)["files"]}
+        wanted = {WEIGHTS_FILE, *description["tokenizer"]["files"]}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:

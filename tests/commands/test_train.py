@@ -19,7 +19,7 @@ from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.runs import evaluation, output
-from jax_transformer.runs.lock import locked
+from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text import number_words
 from jax_transformer.translation.model_folder import load
@@ -43,7 +43,7 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
         "to score: jax-transformer translate model < FILE | sacrebleu REFERENCE --tokenize 13a\n"
     )
     names = {path.name for path in (directory / "model").iterdir()}
-    assert names >= {"config.json", "metrics.jsonl", "run", "settings.yaml", "tokenizer.json"}
+    assert names >= {"metrics.jsonl", "model", "run", "settings.yaml"}
     assert names >= {"attention.png", "curves.png"}
     reports = read_metrics(directory / "model/metrics.jsonl")
     evaluated = [report for report in reports if "validation_loss" in report]
@@ -209,7 +209,7 @@ def test_an_existing_output_is_refused_before_anything_is_read(corpus, monkeypat
     Path("model/thesis.tex").touch()
     files = dict.fromkeys(FILES, "missing")
     assert "model: exists already" in refusal(capsys, *arguments(files, "--output=model"))
-    assert "model: is not the folder of a trained model" in refusal(
+    assert "model: is not the output of a finished run" in refusal(
         capsys, *arguments(files, "--output=model", "--overwrite")
     )
 
@@ -248,7 +248,7 @@ BAD_ARGUMENTS = {
     "--max-length=2": "max_length=2 is too short for 5 of 6 validation pairs",
     "--preset=nonsense": "preset='nonsense' is unknown",
     "--preset=torch_nn": "token_embeddings='none'",
-    "--output=source/model": "is no writable directory",
+    "--output=source/model": "is not a writable directory",
 }
 
 
@@ -292,7 +292,7 @@ def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
 def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
     program(*arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
     assert "model of step 3 written to model" in capsys.readouterr().out
-    assert sorted(path.name for path in (finished / "run").iterdir()) == ["0", "3"]
+    assert sorted(path.name for path in (finished / "run").iterdir()) == ["0", "3", "start"]
     assert {report["step"] for report in read_metrics(finished / "metrics.jsonl")} == {3}
 
 
@@ -319,7 +319,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_started_again(
     assert line.startswith("error: model: another process is training this run")
     program(*arguments(corpus, "--output=model"))
     assert "model of step 12 written to model" in capsys.readouterr().out
-    assert sorted(path.name for path in (begun / "run").iterdir()) == ["0", "12"]
+    assert sorted(path.name for path in (begun / "run").iterdir()) == ["0", "12", "start"]
     assert {report["step"] for report in read_metrics(begun / "metrics.jsonl")} == {10, 12}
 
 

@@ -1,12 +1,15 @@
 """What the tests of runs share: one unbroken run, and training steps that are compiled once."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 
 from benchmarks.kill_resume import Task, train_or_resume
 from jax_transformer.runs import loop
 from jax_transformer.runs.state import MAY_CHANGE
+from tests.runs.runs import make_settings, save
 
 STEPS = 40
 
@@ -45,3 +48,21 @@ def compile_once(compiled_steps, monkeypatch):
         return compiled_steps[key]
 
     monkeypatch.setattr(loop, "_compile_steps", reuse)
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return make_settings()
+
+
+@pytest.fixture(scope="module")
+def saved(settings, tmp_path_factory):
+    """Steps 0, 4 and 8; not to be changed."""
+    directory = tmp_path_factory.mktemp("saved") / "run"
+    save(directory, settings, (0, 4, 8))
+    return directory
+
+
+@pytest.fixture
+def directory(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "run"))

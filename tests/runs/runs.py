@@ -1,6 +1,5 @@
 """Runs for tests: a tiny model's settings, and checkpoints with other numbers at each step."""
 
-import hashlib
 import io
 
 import jax
@@ -9,8 +8,7 @@ from rich.console import Console
 
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.runs.checkpoint_format import named_arrays
-from jax_transformer.runs.checkpoint_writer import RunCheckpoints
+from jax_transformer.runs.checkpoints import RunCheckpoints, named_arrays
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
@@ -73,23 +71,6 @@ def save(directory, settings, steps):
     with RunCheckpoints(directory, settings) as checkpoints:
         for step in steps:
             checkpoints.save(make_checkpoint(settings, step))
-
-
-def write_golden(directory):
-    """Write the files of golden/format_N with the present version; by hand, for a new format."""
-    settings = make_settings()
-    checkpoint = make_checkpoint(settings, 8)
-    checkpoint = checkpoint._replace(progress=checkpoint.progress._replace(window=()))
-    with RunCheckpoints(directory / "steps", settings) as checkpoints:
-        checkpoints.save(checkpoint)
-    (directory / "sha256").write_text(f"{arrays_digest(checkpoint)}\n")
-    for mark in directory.rglob("commit_success.txt"):
-        mark.write_text("Checkpoint commit was successful")  # without the machine's path
-
-
-def arrays_digest(checkpoint):
-    arrays = named_arrays(checkpoint).values()
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 def quiet():

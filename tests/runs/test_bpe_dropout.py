@@ -16,7 +16,7 @@ STOPPED, STEPS = 8, 12  # batches in an epoch: 5 or 6
 def train(directory, steps, resumed=False):
     settings, training, held_out = tiny_task(Task(steps, keep=STEPS))
     config = dataclasses.replace(settings.training_config, bpe_dropout=0.3)
-    checkpoint = restore(directory / loop.CHECKPOINTS, quiet()).checkpoint if resumed else None
+    checkpoint = restore(directory / loop.CHECKPOINTS, quiet()) if resumed else None
     run = loop.Run(directory, settings._replace(training_config=config), checkpoint)
     loop.train(run, training, held_out, quiet())
 
@@ -33,7 +33,7 @@ def test_a_resumed_run_with_bpe_dropout_is_bitwise_the_unbroken_one(tmp_path, mo
     unbroken, stopped = (tmp_path / name for name in ("unbroken", "stopped"))
     train(unbroken, STEPS)
     train(stopped, STOPPED)
-    place = restore(stopped / loop.CHECKPOINTS, quiet()).checkpoint.progress
+    place = restore(stopped / loop.CHECKPOINTS, quiet()).progress
     assert place.step == STOPPED
     assert place.next.epoch > 0
     assert place.next.batch > 0

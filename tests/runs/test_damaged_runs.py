@@ -15,9 +15,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.runs.checkpoint_format import orbax_quiet
-from jax_transformer.runs.checkpoint_writer import DigestingHandler, RunCheckpoints
-from jax_transformer.runs.checkpoints import restore, steps_in
+from jax_transformer.runs.checkpoints import (
+    DigestingHandler,
+    RunCheckpoints,
+    _orbax_quiet,
+    restore,
+    steps_in,
+)
 from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
 
@@ -40,6 +44,7 @@ def damages(directory, step):
                 yield f"{way} {path.relative_to(directory / str(step))}", path, damage
 
 
+@pytest.mark.exhaustive
 def test_every_damage_of_the_newest_step_is_found_and_the_one_before_taken(
     settings, saved, tmp_path, capfd
 ):
@@ -201,7 +206,7 @@ def test_other_errors_of_other_threads_are_not_silenced(monkeypatch):
         types.SimpleNamespace(exc_value=RuntimeError(text))
         for text in ("Event loop is closed", "something else")
     )
-    with orbax_quiet():
+    with _orbax_quiet():
         sys.unraisablehook(closed)
         sys.unraisablehook(other)
     assert seen == [other]

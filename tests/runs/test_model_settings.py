@@ -62,17 +62,6 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     assert (parsed().model.d_model, parsed("--source=x").model.d_model) == (64, 256)
 
 
-def test_files_of_earlier_versions_are_read(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text("d_model: 24\ndropout: 0.5\ntraining: {token_budget: 9, average_decay: 0.5}")
-    read = parsed("--config", str(path))
-    assert (read.model.d_model, read.model.dropout) == (24, 0.5)
-    assert (read.training.max_tokens, read.training.ema_decay) == (9, 0.5)
-    path.write_text("d_model: 24\nmodel: {d_model: 32}")
-    with pytest.raises(InputError, match="d_model is there twice; keep the one under model"):
-        train.defaults([f"--config={path}"])
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
 def test_the_recipes_are_settings(path):
     recipe = train.defaults([f"--config={path}"])

@@ -3,7 +3,8 @@
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.runs.output import SETTINGS_FILE, check_output, claimed
+from jax_transformer.runs.output import check_output
+from jax_transformer.translation.model_folder import SETTINGS_FILE
 
 
 @pytest.mark.parametrize(
@@ -24,10 +25,15 @@ def test_an_output_in_which_a_run_has_only_begun_is_free(tmp_path, left):
         check_output(tmp_path, overwrite=False)
 
 
-def test_a_model_that_a_killed_run_was_writing_is_removed_at_the_start(tmp_path):
-    output = tmp_path / "run"
-    staging = tmp_path / ".writing.run"
-    (staging / "new").mkdir(parents=True)
-    (staging / "new" / "model.safetensors").write_bytes(bytes(100))
-    with claimed(output):
-        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+def test_only_the_output_of_a_run_is_overwritten(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(
+        InputError, match="is not the output of a finished run and so is not overwritten"
+    ):
+        check_output(tmp_path, overwrite=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    check_output(tmp_path, overwrite=True)
+    (tmp_path / "model" / "mine").mkdir()
+    with pytest.raises(InputError, match="mine: is a folder"):
+        check_output(tmp_path, overwrite=True)

@@ -45,8 +45,8 @@ from unittest import mock
 import jax, numpy as np
 from benchmarks.kill_resume import Task, tiny_task
 from jax_transformer.runtime import distributed
-from jax_transformer.data import batches
-from jax_transformer.data.plan import plan_epoch
+from jax_transformer.text import batches
+from jax_transformer.text.plan import plan_epoch
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.mesh import (sharded_batches, fill_rows)
 

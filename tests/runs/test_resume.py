@@ -29,8 +29,7 @@ from benchmarks.kill_resume import (
 )
 from jax_transformer import InputError
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoint_writer import DigestingHandler
-from jax_transformer.runs.checkpoints import restore, steps_in
+from jax_transformer.runs.checkpoints import DigestingHandler, restore, steps_in
 from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite
 from jax_transformer.runs.signals import stop_requests
 from jax_transformer.runs.state import Position
@@ -44,7 +43,7 @@ def quiet():
 
 
 def newest(directory):
-    return restore(directory / loop.CHECKPOINTS, quiet()).checkpoint
+    return restore(directory / loop.CHECKPOINTS, quiet())
 
 
 def wait_until(condition):
@@ -78,7 +77,7 @@ def test_signals_save_the_step_they_fall_into(unbroken, tmp_path):
 # Within pbkdf2_hmac, as within XLA, the main thread runs no signal handler of Python's.
 LONG_WORK = """
 import hashlib, time
-from jax_transformer.training.run.signals import stop_requests
+from jax_transformer.runs.signals import stop_requests
 
 with stop_requests(lambda line: print(line, flush=True)) as stop, stop.during("this evaluation"):
     print("a long evaluation", flush=True)
@@ -160,7 +159,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     before = newest(tmp_path)
     assert before.progress.step == 10
     loop.train(dataclasses.replace(run, resumed=before), training, held_out, quiet())
-    progress, state, _ = newest(tmp_path)
+    progress, state, _ = newest(tmp_path).checkpoint
     assert progress.skipped == bad == read_nonfinite(tmp_path)
     assert (progress.step, progress.rejected) == (STEPS, 0)
     assert progress.next == Position(9, 0, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on

@@ -25,7 +25,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_transformer.runtime import distributed
-from jax_transformer.training.run.signals import stop_requests
+from jax_transformer.runs.signals import stop_requests
 
 port, index, fact, lost_after = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 named = (f"localhost:{port}", 2, index) if int(port) else (None, None, None)

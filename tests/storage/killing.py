@@ -12,7 +12,8 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 def killed_before(moment: int, function: Callable[[], object]) -> bool:
     """Run a function in a fork of this process, which is killed before its n-th change of the disk.
 
-    Python tells an audit hook of each change before it is made, whichever function makes it.
+    Python tells an audit hook of each change before it is made, whichever function makes it; a call
+    of the C library tells it the library and the name of the function.
 
     Args:
         moment: The change, from 1.
@@ -28,6 +29,7 @@ def killed_before(moment: int, function: Callable[[], object]) -> bool:
         def kill(event: str, arguments: tuple) -> None:
             nonlocal left
             changes = event in CHANGES or (event == "open" and arguments[2] & WRITING)
+            changes = changes or (event == "ctypes.dlsym" and arguments[1] == "renameat2")
             left -= bool(changes)
             if changes and left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -7,9 +7,9 @@ import pytest
 import tokenizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import READERS
-from jax_transformer.tokenizers.readers.library import (
+from jax_transformer.tokenizers.readers.tokenizer_json import (
     parse,
+    read_tokenizer_json,
     read_usual_names,
 )
 from tests.tokenizers.family_tokenizers import write_pegasus
@@ -20,7 +20,7 @@ PEGASUS |= {"source_suffix": [1], "target_suffix": [1]}
 
 
 def read(content, settings, name):
-    return READERS["tokenizer_json"]({"tokenizer.json": content}, settings, name)
+    return read_tokenizer_json({"tokenizer.json": content}, settings, name)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,16 @@ def test_the_files_own_template_truncation_and_padding_do_not_act(content):
     assert 1 not in whole
 
 
+def test_whatever_decides_ids_changes_the_digest(content):
+    same = [read(written, PEGASUS, "x").digest() for written in (content, content + b"\n")]
+    other = [
+        read(content, PEGASUS | {"source_prefix": [3]}, "x").digest(),
+        read(content.replace(b'"\xe2\x96\x81"', b'"_"'), PEGASUS, "x").digest(),
+    ]
+    assert len({*same}) == 1
+    assert len({*same, *other}) == 3
+
+
 def word_level(*special):
     """Return the tokenizer.json of another program, with these special tokens."""
     vocab = {token: number for number, token in enumerate([*special, "a", "b"])}
@@ -80,6 +90,10 @@ def test_special_ids_are_found_by_their_usual_names(special, ids):
 DAMAGE = {
     "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
     "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),
+    "empty": (b"", "x: damaged tokenizer file"),
+    "cut off": (word_level("<pad>", "</s>", "<unk>")[:-20], "x: damaged tokenizer file"),
+    "no UTF-8": (b"\xff\xfe", "x: not UTF-8"),
+    "another JSON": (b'{"a": 1}', "x: damaged tokenizer file"),
 }
 
 
@@ -92,7 +106,9 @@ def test_a_damaged_file_is_refused_in_one_line(damaged, message):
 
 @pytest.mark.parametrize("changed", [{"eos_id": 500}, {"pad_id": None}, {"source_prefix": [-1]}])
 def test_ids_beyond_the_vocabulary_are_refused(content, changed):
-    with pytest.raises(InputError, match=f"x: {next(iter(changed))}=.* must be ids of the vocab"):
+    with pytest.raises(
+        InputError, match=f"x/tokenizer.json: {next(iter(changed))}=.* must be ids of the vocab"
+    ):
         read(content, PEGASUS | changed, "x")
 
 

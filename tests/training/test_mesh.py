@@ -228,7 +228,7 @@ def compare_resumed(directory):
         settings = RunSettings(config, some, tokenizer, "0" * 64, {})
         resumed = None
         if (directory / name / loop.CHECKPOINTS).exists():
-            resumed = restore(directory / name / loop.CHECKPOINTS, quiet).checkpoint
+            resumed = restore(directory / name / loop.CHECKPOINTS, quiet)
         run = loop.Run(directory / name, settings, resumed, mesh=devices(sizes))
 
         def noted(*arguments):
@@ -251,13 +251,13 @@ def compare_resumed(directory):
     unequal, parts = [], ("data=2,fsdp=2,tensor=2", "data=1", "fsdp=4", "fsdp=2")
     for steps, sizes in zip((3, 6, 9, 12), parts, strict=True):
         run = go_on("many", sizes, steps)
-        saved = restore(run.directory / loop.CHECKPOINTS, quiet).checkpoint
+        saved = restore(run.directory / loop.CHECKPOINTS, quiet)
         for other in parts:
             mesh = devices(other)
             again = loop._start(dataclasses.replace(run, resumed=saved, mesh=mesh))
             where = state_shardings(mesh, config, fixed)
             assert jax.tree.map(lambda leaf: leaf.sharding, again.state) == where
-            if not same_bits(again, saved):
+            if not same_bits(again, saved.checkpoint):
                 unequal.append([steps, sizes, other])
     one, many = (read_metrics(directory / name / METRICS_FILE) for name in ("one", "many"))
     names = ("loss", "validation_loss")

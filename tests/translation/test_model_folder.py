@@ -129,14 +129,13 @@ def test_an_existing_model_is_kept_unless_overwriting_is_allowed(trained, other,
     with pytest.raises(InputError, match="exists already"):
         save(directory, trained)
     assert contents(directory) == before
-    (directory / "run").mkdir()
-    (directory / "run" / "12").write_text("x")
+    (directory / "notes").write_text("x")
     for model, rewrite in (
         (other, lambda: save(directory, other, overwrite=True)),
         (trained, lambda: write(directory, trained)),
     ):
         rewrite()
-        assert (directory / "run" / "12").read_text() == "x"
+        assert (directory / "notes").read_text() == "x"
         assert same_params(load(directory), model)
     assert [path.name for path in directory.parent.iterdir()] == ["model"]
 
@@ -388,14 +387,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         assert "is not the folder of a trained model" in refusal(tmp_path / name)
 
 
-def test_the_format_of_an_earlier_version_is_named_with_the_remedy(directory):
-    old = {"config": {}, "tokenizer_sha256": "", "parameters_sha256": {"d/0": ""}}
-    (directory / "config.json").write_text(json.dumps(old))
-    message = refusal(directory)
-    assert "the model format of an earlier version, which is no longer read" in message
-    assert f"`jax-transformer train --resume --output {directory}`, or train again" in message
-
-
 def test_an_unfinished_run_is_named_with_the_remedies(tmp_path):
     output = tmp_path / "runs" / "0"
     output.mkdir(parents=True)
@@ -410,8 +401,10 @@ def test_an_unfinished_run_is_named_with_the_remedies(tmp_path):
 
 
 def test_the_checkpoints_of_a_finished_run_name_the_model(directory):
-    runs.save(directory / "run", runs.make_settings(), [3])
-    assert refusal(directory / "run").endswith(f"its model is in {directory}")
+    output = directory.parent
+    runs.save(output / "run", runs.make_settings(), [3])
+    assert load(output).config == load(directory).config
+    assert refusal(output / "run").endswith(f"its model is in {output}")
 
 
 def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypatch):
