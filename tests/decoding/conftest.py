@@ -22,13 +22,13 @@ def sequences(count, seed=0, longest=LONGEST):
     return src, tgt
 
 
-def train_to_reverse(config, steps, batch=32, seed=0):
+def train_to_reverse(config, steps, batch=16, seed=0):
     """Return parameters that learned for a while to reverse sequences."""
     src, tgt = (
         jnp.asarray(side).reshape(steps, batch, -1) for side in sequences(steps * batch, seed)
     )
     optimizer = optax.adam(optax.linear_onecycle_schedule(steps, 5e-3))
-    params = init_params(jax.random.key(seed), config)
+    params = jax.jit(init_params, static_argnums=1)(jax.random.key(seed), config)
 
     def loss(params, src, tgt):
         begun = jnp.concatenate([jnp.full_like(tgt[:, :1], config.bos_id), tgt[:, :-1]], 1)
@@ -65,4 +65,4 @@ def reversal_model():
         output_bias=False,
         dropout=0.0,
     )
-    return config, train_to_reverse(config, steps=300)
+    return config, train_to_reverse(config, steps=200)
