@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.systems import processor, spread
-from jax_transformer.commands.train_arguments import Arguments, defaults
+from jax_transformer.commands.train_arguments import Arguments, named_settings
 from jax_transformer.model.checks import check_ids
 from jax_transformer.runs.model_settings import model_config
 from jax_transformer.runtime.host_memory import keep_freed_memory
@@ -68,7 +68,7 @@ def make_all(encoded: Corpus, settings: TrainingConfig) -> float:
 def encode(corpus: Text, arguments: Arguments) -> tuple[Tokenizer, Corpus]:
     """Return the vocabulary of a recipe, and the text in it."""
     tokenizer = train_byte_pair(corpus.sources + corpus.targets, arguments.vocab_size)
-    return tokenizer, encode_text(corpus, tokenizer, arguments.model.max_length)
+    return tokenizer, encode_text(corpus, tokenizer, arguments.model["max_length"])
 
 
 def compare(
@@ -144,7 +144,10 @@ def main(
     keep_freed_memory()
     console = Console()
     corpus = read_text(source, target)
-    recipes = {"train.py": Arguments(), RECIPE.stem: defaults([f"--config={RECIPE}"])}
+    recipes = {
+        "train.py": Arguments(),
+        RECIPE.stem: named_settings([f"--config={RECIPE}"]).arguments(),
+    }
     texts = {name: encode(corpus, arguments) for name, arguments in recipes.items()}
     _, encoded = texts[RECIPE.stem]
     console.print(f"{encoded.counts.report()}")

@@ -17,12 +17,12 @@ from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, call_progr
 from jax_transformer.commands.budget import budget
 from jax_transformer.commands.convert import convert
 from jax_transformer.commands.main import check_arguments
-from jax_transformer.commands.train import check_values, parse_new
+from jax_transformer.commands.train import check_values, new_arguments
 from jax_transformer.commands.train_arguments import (
     OF_ONE_START,
+    PARTS,
     Arguments,
-    defaults,
-    parse,
+    named_settings,
 )
 from jax_transformer.commands.translate import translate
 from jax_transformer.runtime.sharding import make_mesh
@@ -75,8 +75,8 @@ ODD = (
 def start(argv: Sequence[str]) -> Arguments:
     """Do what `train` does before it reads any text; return the arguments."""
     check_arguments(argv)
-    arguments = parse(argv, defaults(argv))
-    arguments, begin = parse_new(argv, arguments)
+    named = named_settings(argv)
+    arguments, begin = new_arguments(named, named.arguments())
     check_values(arguments, begin)
     make_mesh(arguments.mesh)
     return arguments
@@ -88,15 +88,15 @@ def check_accepted(arguments: Arguments, folder: Path) -> None:
     Raises:
         WrongResult: They are not.
     """
-    for part in (arguments, arguments.training, arguments.model):
-        for name, value in vars(part).items():
+    for part in (vars(arguments), vars(arguments.training), arguments.model):
+        for name, value in part.items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
                     raise WrongResult(f"{name}={number} is accepted")
     default = Arguments()
     path = folder / "again.yaml"
     path.write_text(to_yaml(arguments.to_mapping()), "utf-8")
-    again = parse((f"--config={path}",), defaults((f"--config={path}",)))
+    again = named_settings((f"--config={path}",)).arguments()
     ignored = {name: getattr(default, name) for name in OF_ONE_START}
     one, other = (dataclasses.replace(given, **ignored) for given in (arguments, again))
     if one != other:
@@ -150,9 +150,8 @@ def _yaml(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> Attem
 def _with_change(draw: np.random.Generator, settings: dict[str, Any]) -> tuple[dict, str]:
     """Return settings with one field of the run, the model or the training set to a value."""
     part = choose(draw, ("run", "model", "training", "training"))
-    default = defaults(())
-    source = {"run": default, "model": default.model, "training": default.training}[part]
-    name = choose(draw, [field.name for field in dataclasses.fields(source)])
+    fields = {"run": Arguments, **PARTS}[part]
+    name = choose(draw, [field.name for field in dataclasses.fields(fields)])
     value = choose(draw, [value for value in VALUES if not str(value).startswith(RAW)])
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()
@@ -191,12 +190,11 @@ def _flags(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> Atte
     settings = base(text, folder)
     argv = [f"--{name.replace('_', '-')}={settings[name]}" for name in ("vocab_size", "prepared")]
     argv += ["--source", settings["source"][0], "--target", settings["target"][0]]
-    default = defaults(())
     changed = []
     for _ in range(int(choose(draw, (1, 1, 2)))):
-        part = choose(draw, (default, default.model, default.training))
+        part = choose(draw, (Arguments, *PARTS.values()))
         names = [field.name for field in dataclasses.fields(part)]
-        name = choose(draw, [name for name in names if name not in ("model", "training")])
+        name = choose(draw, [name for name in names if name not in PARTS])
         value = choose(draw, FLAG_VALUES)
         flag = name.replace("_", "-")
         changed += choose(draw, ([f"--{flag}={value}"], [f"--{flag}", value], [f"--{flag}"]))

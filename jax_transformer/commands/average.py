@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import tyro
-
 from jax_transformer.runs.averaging import average_run
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.storage.faults import check_path
@@ -12,8 +10,8 @@ from jax_transformer.translation.model_folder import check_free, save
 
 
 def average(
-    run: tyro.conf.Positional[Path],
-    output: tyro.conf.Positional[Path],
+    run: Path,
+    output: Path,
     /,
     last: int | None = None,
     overwrite: bool = False,

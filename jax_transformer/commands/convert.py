@@ -3,9 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import tyro
+from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import check_config, get_layout, read_layout, to_params, to_tensors
@@ -30,8 +28,6 @@ from jax_transformer.tokenizers import Tokenizer
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
-Prefixes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="PREFIX ...")]
-
 
 class Source(NamedTuple):
     """A model that was read.
@@ -54,13 +50,13 @@ class Source(NamedTuple):
 
 
 def convert(
-    source: tyro.conf.Positional[Path],
-    output: tyro.conf.Positional[Path],
+    source: Path,
+    output: Path,
     /,
     layout: str = "reference",
     output_layout: str = "reference",
     config: Path | None = None,
-    strip_prefixes: Prefixes = (),
+    strip_prefixes: tuple[str, ...] = (),
     dtype: str | None = None,
     overwrite: bool = False,
     max_shard_size: str = MAX_SHARD_SIZE,

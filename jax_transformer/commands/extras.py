@@ -11,7 +11,6 @@ EXTRA_OF = {
     "tokenizers": "train",
     "sentencepiece": "train",
     "sacrebleu": "train",
-    "tyro": "train",
     "rich": "train",
     "matplotlib": "train",
     "yaml": "train",

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jax_transformer.commands.command_line import call
 from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError, shorten
@@ -121,15 +122,8 @@ def run_command(name: str, *arguments: str) -> None:
     command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
     if name in PARSES_ITSELF:
         command(*arguments)
-        return
-    import tyro
-
-    tyro.cli(
-        command,
-        prog=f"jax-transformer {name}",
-        args=arguments,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    else:
+        call(command, arguments)
 
 
 def usage() -> str:

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 
 from jax_transformer.commands.train import check_values
-from jax_transformer.commands.train_arguments import check_start, defaults, parse, read_start
+from jax_transformer.commands.train_arguments import check_start, named_settings, read_start
 from jax_transformer.runs.corpora import encode_corpora, read_corpora, try_corpora
 
 DRY_RUN = "--dry-run"
@@ -29,13 +29,12 @@ def prepare(*argv: str) -> None:
     given = [argument for argument in argv if argument != DRY_RUN]
     # The report alone goes to standard output.
     console = Console(markup=False, highlight=False, soft_wrap=True, file=sys.stderr)
-    arguments = parse(given, defaults(given))
-    start = read_start(arguments)
-    if start.tokenizer is not None:
-        arguments = parse(given, defaults(given, start))
+    named = named_settings(given)
+    start = read_start(named.arguments())
+    arguments = named.arguments(start)
     check_start(arguments, start)
     check_values(arguments, start)
-    settings = arguments.text_settings((start.config or arguments.model).max_length)
+    settings = arguments.text_settings()
     corpora = read_corpora(settings, start.tokenizer, console)
     if DRY_RUN in argv:
         print("\n".join(try_corpora(corpora, settings, console)))

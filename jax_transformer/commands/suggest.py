@@ -1,12 +1,10 @@
 """`jax-transformer suggest`: the config and the layout of weights that nobody described."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
 
-import tyro
-
+from jax_transformer.commands.extras import check_installed
 from jax_transformer.convert import from_torch, layouts_of, write_layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import compare_record
@@ -17,7 +15,7 @@ from jax_transformer.storage import weights as files
 
 
 def suggest(
-    weights: tyro.conf.Positional[Path],
+    weights: Path,
     /,
     against: Path | None = None,
     output: Path = Path("layout.toml"),
@@ -44,8 +42,8 @@ def suggest(
         raise InputError(f"{output} already exists; choose another --output or add --overwrite")
     if output.suffix != ".toml" or not output.absolute().parent.is_dir():
         raise InputError(f"--output {output} must be a .toml file in a folder that exists")
-    if against is not None and importlib.util.find_spec("torch") is None:
-        raise InputError("suggest --against runs torch; install jax-transformer[torch]")
+    if against is not None:
+        check_installed("torch")
     if weights.is_dir():
         raise InputError(f"{weights} is a folder; suggest reads a file of weights")
     record = None if against is None else read_record(against)

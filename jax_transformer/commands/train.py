@@ -7,7 +7,6 @@ import itertools
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -19,18 +18,17 @@ from jax_transformer.commands.extras import check_installed
 from jax_transformer.commands.train_arguments import (
     NO_START,
     Arguments,
+    NamedSettings,
     Start,
     arguments_of_run,
     check_resumed,
     check_start,
-    defaults,
     kept_arguments,
-    parse,
+    named_settings,
     read_start,
     start_of_run,
-    with_file,
 )
-from jax_transformer.config import TransformerConfig, check_whole_numbers
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.model.memory_checks import check_training
@@ -61,7 +59,8 @@ def train(*argv: str) -> None:
     console = Console(markup=False, highlight=False, soft_wrap=True)
     keep_compilations()
     try:
-        arguments = parse(argv, defaults(argv))
+        named = named_settings(argv)
+        arguments = named.arguments()
         if arguments.keep_freed_memory:
             keep_freed_memory()
         distributed.initialize(
@@ -72,10 +71,10 @@ def train(*argv: str) -> None:
         )
         console.quiet = not distributed.is_main()
         if arguments.resume:
-            arguments, resumed = parse_resumed(argv, arguments, console)
+            arguments, resumed = resumed_arguments(named, arguments, console)
             run(arguments, start_of_run(resumed.settings), resumed, console)
         else:
-            arguments, start = parse_new(argv, arguments)
+            arguments, start = new_arguments(named, arguments)
             run(arguments, start, None, console)
     except Stopped as stopped:
         console.print(str(stopped))
@@ -84,12 +83,12 @@ def train(*argv: str) -> None:
         distributed.fail(error)
 
 
-def parse_new(argv: Sequence[str], arguments: Arguments) -> tuple[Arguments, Start]:
+def new_arguments(named: NamedSettings, arguments: Arguments) -> tuple[Arguments, Start]:
     """Return the arguments of a new run, and what it starts from.
 
     Args:
-        argv: The command line.
-        arguments: The command line as parsed without what the run starts from.
+        named: What the command line names.
+        arguments: The arguments without what the run starts from.
 
     Raises:
         InputError: The output may not be written, a folder or file cannot be used, or the
@@ -98,19 +97,18 @@ def parse_new(argv: Sequence[str], arguments: Arguments) -> tuple[Arguments, Sta
     if distributed.is_main() and arguments.output:
         check_output(arguments.output, arguments.overwrite)
     start = read_start(arguments)
-    if start.tokenizer is not None:
-        arguments = parse(argv, defaults(argv, start))
+    arguments = named.arguments(start)
     check_start(arguments, start)
     return arguments, start
 
 
-def parse_resumed(
-    argv: Sequence[str], arguments: Arguments, console: Console
+def resumed_arguments(
+    named: NamedSettings, arguments: Arguments, console: Console
 ) -> tuple[Arguments, Saved]:
     """Return the arguments of the run in --output, and the run.
 
-    Those that the command line or its --config file names win; `check_resumed` and `check_same`
-    refuse the ones that a resumed run must keep.
+    Those that are named win; `check_resumed` and `check_same` refuse the ones that a resumed run
+    must keep.
 
     Raises:
         InputError: There is no such run, or the command line asks for another one.
@@ -119,8 +117,7 @@ def parse_resumed(
         raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
     resumed = restore(arguments.output / loop.CHECKPOINTS, console)
     saved = arguments_of_run(resumed.settings)
-    given = with_file(argv, dataclasses.replace(saved, output=arguments.output))
-    arguments = parse(argv, given)
+    arguments = named.replaced_in(saved)
     check_resumed(saved, arguments)
     step = resumed.progress.step
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
@@ -175,7 +172,6 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
         ModuleNotFoundError: A library is missing that is needed later.
     """
     check_path(arguments.prepared)
-    check_whole_numbers(vars(arguments))
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
@@ -186,7 +182,7 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     if arguments.training.batching == "packed":
         check_packs(config)
     check_files(arguments.files, arguments.valid_pairs, arguments.weights)
-    arguments.text_settings(config.max_length).filters.check()
+    arguments.text_settings().filters.check()
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:
@@ -213,8 +209,7 @@ def prepare(arguments: Arguments, start: Start, console: Console) -> tuple[RunSe
     Raises:
         InputError: A file cannot be used, or the model does not fit it.
     """
-    max_length = (start.config or arguments.model).max_length
-    text_settings = arguments.text_settings(max_length)
+    text_settings = arguments.text_settings()
     corpora = read_corpora(text_settings, start.tokenizer, console)
     config = model_config(arguments.model, start.config or corpora.tokenizer)
     _check_memory(arguments, config, known=True)

@@ -1,13 +1,11 @@
 """The arguments of `jax-transformer train`: flags, a YAML file, and what a new run starts from."""
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tyro
-
+from jax_transformer.commands.command_line import Parser, described, show_help
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
@@ -15,20 +13,19 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.runs.corpora import Files, TextSettings
 from jax_transformer.runs.existing_tokenizer import run_tokenizer
 from jax_transformer.runs.model_settings import (
-    ModelSettings,
     check_same_model,
     named_fields,
-    preset_settings,
-    settings_of,
+    preset_fields,
+    undecided_fields,
 )
 from jax_transformer.runs.run_model import read_initial_model
 from jax_transformer.runs.state import RunSettings, check_equal
-from jax_transformer.storage.declared import replace_fields
+from jax_transformer.storage.declared import checked_fields, declarations
 from jax_transformer.storage.yaml_file import read_mapping
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.config import Count, TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
@@ -37,8 +34,8 @@ NOT_KEPT = (
     *OF_ONE_START,
     *("output", "prepared", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
 )
-OWN_PATHS = ("init", "tokenizer", "target_tokenizer")
-PATHS = (*Files._fields, *OWN_PATHS)  # kept as absolute paths
+PATHS = (*Files._fields, "init", "tokenizer", "target_tokenizer")  # kept as absolute paths
+PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
 TEXT_SIZES = {
     "d_model": 256,
@@ -67,130 +64,109 @@ class Arguments:
     Without files the task is the embedded one, English number words to German ones, and the
     defaults are made for it. With --source they are made for some ten thousand sentences: see
     `--source FILE --help`.
+
+    Attributes:
+        config: YAML file with these settings: the model's fields under `model`, those of the
+            training under `training`. Flags win over the file, the file over the preset.
+        source: Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several
+            files are one text. A .tsv file holds sources and targets, with a tab between them.
+        target: Translation of the training text, line by line; as many files as --source.
+        weights: One number for each file of --source: how often its pairs are drawn, in proportion.
+            If None, each pair is drawn once an epoch.
+        valid_source: Validation text: selects the best parameters and is translated at the end.
+        valid_target: Translation of the validation text, line by line.
+        valid_pairs: Without validation files, pairs of the training text that are held out for
+            validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
+        longest_side: Most tokens of a side of a training pair; longer pairs are dropped. If None,
+            max_length.
+        max_ratio: Most tokens of the longer side of a training pair for each token of the shorter
+            side; other pairs are dropped.
+        drop_duplicates: Drop the training pairs that repeat an earlier one.
+        tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
+        prepared: Folder that keeps tokenizers and encoded text. A later run on the same text,
+            tokenizer and limits uses them again.
+        init: Model to start from: the folder of a model of this library or of Hugging Face. The run
+            keeps its tokenizer, its config and its generation defaults; only the dropout rates may
+            be others.
+        ignore_generation_config: Ignore the generation defaults of the Hugging Face folder of
+            --init.
+        source_lang: Code of the language of the sources, for a model or tokenizer with language
+            codes; if None, the one that its folder names.
+        target_lang: Code of the language of the targets; if None, the one that the folder names.
+        tokenizer: Tokenizer to use instead of training one: a tokenizer.json, or the folder of a
+            tokenizer or of a model.
+        target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
+            model with token_embeddings "separate".
+        output: Directory of the run and of its model; if None, the first free one of runs/0,
+            runs/1, ...
+        overwrite: Replace the model that is in --output.
+        resume: Continue the run in --output from its last checkpoint, with its own settings.
+        tensorboard: Also write events for TensorBoard, into tensorboard/ in the output.
+        mesh: Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits
+            parameters and optimizer, "tensor" the matrix products; -1 takes the other devices. If
+            None, one device.
+        coordinator: With several processes, host:port of the first one; the port must be free
+            there.
+        num_processes: Number of processes.
+        process_id: Number of this process, from 0.
+        lost_after: Seconds of silence after which another process counts as lost, and this one
+            ends.
+        keep_freed_memory: Keep the memory of a step for the next one, which is faster on a CPU;
+            Linux only.
+        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for text that is tokenised
+            already.
+        preset: The described implementation to train. It gives the fields of the model that are not
+            named; sizes that it leaves open are those of the task. None with --init.
+        vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
+            --init, the number of ids of the source's tokenizer.
+        model: Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come
+            from the tokenizer.
+        training: Batches, schedule, optimizer and objective.
     """
 
     config: Path | None = None
-    """YAML file with these settings: the model's fields under `model`, those of the training under
-    `training`. Flags win over the file, the file over the preset."""
-
     source: tuple[Path, ...] | None = None
-    """Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several files are
-    one text. A .tsv file holds sources and targets, with a tab between them."""
-
     target: tuple[Path, ...] | None = None
-    """Translation of the training text, line by line; as many files as --source."""
-
     weights: tuple[float, ...] | None = None
-    """One number for each file of --source: how often its pairs are drawn, in proportion. If None,
-    each pair is drawn once an epoch."""
-
     valid_source: tuple[Path, ...] | None = None
-    """Validation text: selects the best parameters and is translated at the end."""
-
     valid_target: tuple[Path, ...] | None = None
-    """Translation of the validation text, line by line."""
-
-    valid_pairs: int | None = None
-    """Without validation files, pairs of the training text that are held out for validation, chosen
-    by --seed; if None, 5 % of them, at least 1 and at most 1,000."""
-
-    longest_side: int | None = None
-    """Most tokens of a side of a training pair; longer pairs are dropped. If None, max_length."""
-
+    valid_pairs: Count | None = None
+    longest_side: Count | None = None
     max_ratio: float | None = None
-    """Most tokens of the longer side of a training pair for each token of the shorter side; other
-    pairs are dropped."""
-
     drop_duplicates: bool = False
-    """Drop the training pairs that repeat an earlier one."""
-
-    tokenizer_pairs: int = 2_000_000
-    """Most training pairs that the tokenizer is trained on, chosen by --seed."""
-
+    tokenizer_pairs: Count = 2_000_000
     prepared: Path = dataclasses.field(default_factory=default_store)
-    """Folder that keeps tokenizers and encoded text. A later run on the same text, tokenizer and
-    limits uses them again."""
-
     init: Path | None = None
-    """Model to start from: the folder of a model of this library or of Hugging Face. The run keeps
-    its tokenizer, its config and its generation defaults; only the dropout rates may be others."""
-
     ignore_generation_config: bool = False
-    """Ignore the generation defaults of the Hugging Face folder of --init."""
-
     source_lang: str | None = None
-    """Code of the language of the sources, for a model or tokenizer with language codes; if None,
-    the one that its folder names."""
-
     target_lang: str | None = None
-    """Code of the language of the targets; if None, the one that the folder names."""
-
     tokenizer: Path | None = None
-    """Tokenizer to use instead of training one: a tokenizer.json, or the folder of a tokenizer or
-    of a model."""
-
     target_tokenizer: Path | None = None
-    """Tokenizer of the targets, where --tokenizer is that of the sources; for a model with
-    token_embeddings "separate"."""
-
     output: Path | None = None
-    """Directory of the run and of its model; if None, the first free one of runs/0, runs/1, ..."""
-
     overwrite: bool = False
-    """Replace the model that is in --output."""
-
     resume: bool = False
-    """Continue the run in --output from its last checkpoint, with its own settings."""
-
     tensorboard: bool = False
-    """Also write events for TensorBoard, into tensorboard/ in the output."""
-
     mesh: str | None = None
-    """Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits parameters
-    and optimizer, "tensor" the matrix products; -1 takes the other devices. If None, one device."""
-
     coordinator: str | None = None
-    """With several processes, host:port of the first one; the port must be free there."""
-
-    num_processes: int | None = None
-    """Number of processes."""
-
+    num_processes: Count | None = None
     process_id: int | None = None
-    """Number of this process, from 0."""
-
-    lost_after: int = 120
-    """Seconds of silence after which another process counts as lost, and this one ends."""
-
+    lost_after: Count = 120
     keep_freed_memory: bool = True
-    """Keep the memory of a step for the next one, which is faster on a CPU; Linux only."""
-
     bleu_tokenization: str = "13a"
-    """sacrebleu's tokenization for BLEU; "none" for text that is tokenised already."""
-
     preset: str | None = "vaswani2017"
-    """The described implementation to train. It gives the fields of the model that are not named;
-    sizes that it leaves open are those of the task. None with --init."""
-
-    vocab_size: int = 6000
-    """Entries of the byte-pair encoding that both languages share; with --tokenizer or --init, the
-    number of ids of the source's tokenizer."""
-
-    model: ModelSettings = dataclasses.field(
-        default_factory=lambda: preset_settings("vaswani2017", TEXT_SIZES)
+    vocab_size: Count = 6000
+    model: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES)
     )
-    """Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come from the
-    tokenizer."""
-
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """Batches, schedule, optimizer and objective."""
 
     @property
     def files(self) -> Files:
         """The text files."""
         return Files(self.source, self.target, self.valid_source, self.valid_target)
 
-    def text_settings(self, max_length: int) -> TextSettings:
-        """Return which text the run trains on, given the most tokens of a side of its model."""
+    def text_settings(self) -> TextSettings:
+        """Return which text the run trains on."""
         return TextSettings(
             self.files,
             self.weights,
@@ -198,7 +174,7 @@ class Arguments:
             self.training.seed,
             self.vocab_size,
             self.tokenizer_pairs,
-            Filters(max_length, self.longest_side, self.max_ratio),
+            Filters(self.model["max_length"], self.longest_side, self.max_ratio),
             self.drop_duplicates,
             self.prepared,
         )
@@ -212,7 +188,7 @@ class Arguments:
 
 NUMBER_WORDS = Arguments(
     vocab_size=90,
-    model=preset_settings("vaswani2017", NUMBER_WORDS_SIZES),
+    model=preset_fields("vaswani2017", NUMBER_WORDS_SIZES),
     training=TrainingConfig(
         steps=1000,
         warmup_steps=200,
@@ -304,7 +280,7 @@ def check_start(arguments: Arguments, start: Start) -> None:
             f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "
             f"{start.tokenizer.src_vocab_size}; leave vocab_size out"
         )
-    tables = arguments.model.token_embeddings
+    tables = arguments.model["token_embeddings"]
     has_two = start.tokenizer is not None and start.tokenizer.kind == "separate"
     if has_two and tables != "separate":
         name = "tokenizer" if arguments.target_tokenizer is None else "target_tokenizer"
@@ -314,97 +290,95 @@ def check_start(arguments: Arguments, start: Start) -> None:
         )
 
 
-def defaults(argv: Sequence[str], start: Start = NO_START) -> Arguments:
-    """Return the arguments that hold where the command line names no others.
+class NamedSettings(NamedTuple):
+    """What a command line and its --config file name, by name; flags win over the file.
 
-    They are those of the task, in the sizes of the preset, or the model that the run starts from,
-    with the settings of a file.
+    Attributes:
+        run: Fields of `Arguments`.
+        model: Fields of `TransformerConfig`.
+        training: Fields of `TrainingConfig`.
+    """
+
+    run: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any]
+
+    def arguments(self, start: Start = NO_START) -> Arguments:
+        """Return the arguments: what is named wins over the preset, the preset over the task.
+
+        Args:
+            start: What the run starts from: its vocabulary and its model win over the preset.
+
+        Raises:
+            InputError: The preset is unknown, or settings of the training contradict each other.
+        """
+        numbers = not {"config", "source"} & self.run.keys()
+        task, sizes = (NUMBER_WORDS, NUMBER_WORDS_SIZES) if numbers else (Arguments(), TEXT_SIZES)
+        if (preset := self.run.get("preset")) is not None:
+            task = dataclasses.replace(task, model=preset_fields(preset, sizes))
+        if start.tokenizer is not None:
+            task = dataclasses.replace(task, vocab_size=start.tokenizer.src_vocab_size)
+        if start.config is not None:
+            model = undecided_fields(start.config.to_dict())
+            task = dataclasses.replace(task, preset=None, model=model)
+        return self.replaced_in(task)
+
+    def replaced_in(self, arguments: Arguments) -> Arguments:
+        """Return arguments with the named ones replaced."""
+        training = dataclasses.replace(arguments.training, **self.training)
+        model = {**arguments.model, **self.model}
+        return dataclasses.replace(arguments, **self.run, model=model, training=training)
+
+
+def named_settings(argv: Sequence[str]) -> NamedSettings:
+    """Return what a command line names; with --help it is shown, and the program ends.
 
     Raises:
-        InputError: The preset is unknown, or `replace_fields` refuses the file.
+        InputError: The file cannot be read, a flag or a name is unknown, or a value does not fit
+            its declaration.
     """
-    named = _named_first(argv)
-    if named.config is None and named.source is None:
-        return with_start(with_preset(NUMBER_WORDS, named.preset, NUMBER_WORDS_SIZES), start)
-    if named.config is None:
-        return with_start(with_preset(Arguments(), named.preset, TEXT_SIZES), start)
-    read = with_present_names(read_mapping(named.config), named.config)
-    task = with_preset(Arguments(), named.preset or read.get("preset"), TEXT_SIZES)
-    return replace_fields(with_start(task, start), read, str(named.config))
+    flags = _parser(Arguments()).parse(argv)
+    wants_help = flags.pop("help", False)
+    part_of = {name: part for part, settings in PARTS.items() for name in declarations(settings)}
+    nested: dict[str, Any] = {part: {} for part in PARTS}
+    for name, value in flags.items():
+        (nested[part_of[name]] if name in part_of else nested)[name] = value
+    by_flag, by_file = _checked(nested, "", text=True), NamedSettings({}, {}, {})
+    if path := by_flag.run.get("config"):
+        by_file = _checked(read_mapping(path), f"{path}: ")
+    named = NamedSettings(*({**one, **other} for one, other in zip(by_file, by_flag, strict=True)))
+    if wants_help:
+        show_help(_parser(named.arguments()))
+    return named
 
 
-def with_file(argv: Sequence[str], saved: Arguments) -> Arguments:
-    """Return the arguments of a run with the fields replaced that the command line's file names.
-
-    The output is that of `saved`.
-
-    Raises:
-        InputError: `replace_fields` refuses the file.
-    """
-    path = _named_first(argv).config
-    if path is None:
-        return saved
-    read = with_present_names(read_mapping(path), path)
-    given = replace_fields(saved, read, str(path))
-    return dataclasses.replace(given, output=saved.output)
+def _checked(named: Mapping[str, Any], prefix: str, *, text: bool = False) -> NamedSettings:
+    of_run = dict(named)
+    for name in Files._fields:  # one file needs no list
+        if isinstance(of_run.get(name), str):
+            of_run[name] = [of_run[name]]
+    parts = [
+        checked_fields(
+            settings, of_run.pop(part, {}), f"{prefix}{part}: " * bool(prefix), text=text
+        )
+        for part, settings in PARTS.items()
+    ]
+    return NamedSettings(checked_fields(Arguments, of_run, prefix, text=text), *parts)
 
 
-def _named_first(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what the defaults of the other arguments depend on: config, source and preset."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--source")
-    parser.add_argument("--preset")
-    return parser.parse_known_args(list(argv))[0]
-
-
-def with_start(task: Arguments, start: Start) -> Arguments:
-    """Return a task's arguments with what a new run starts from: its vocabulary and its model."""
-    if start.tokenizer is not None:
-        task = dataclasses.replace(task, vocab_size=start.tokenizer.src_vocab_size)
-    if start.config is not None:
-        task = dataclasses.replace(task, preset=None, model=settings_of(start.config))
-    return task
-
-
-def with_preset(task: Arguments, preset: str | None, sizes: dict[str, Any]) -> Arguments:
-    """Return a task's arguments with another preset in the task's sizes; None changes nothing.
-
-    Raises:
-        InputError: The preset is unknown.
-    """
-    if preset is None:
-        return task
-    return dataclasses.replace(task, preset=preset, model=preset_settings(preset, sizes))
-
-
-def with_present_names(read: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a file's settings under their present names.
-
-    Files of earlier versions have the sizes of the model beside `model`, and other names in
-    `training`.
-
-    Raises:
-        InputError: A size is there twice.
-    """
-    sizes = {name: read.pop(name) for name in TEXT_SIZES if name in read}
-    model = read.get("model", {})
-    if sizes and isinstance(model, dict):
-        for name in sizes.keys() & model.keys():
-            raise InputError(f"{path}: {name} is there twice; keep the one under model")
-        read["model"] = sizes | model
-    return read
-
-
-def parse(argv: Sequence[str], default: Arguments) -> Arguments:
-    """Return the command line's arguments; those that it does not name are as in `default`."""
-    return tyro.cli(
-        Arguments,
-        prog="jax-transformer train",
-        args=list(argv),
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+def _parser(defaults: Arguments) -> Parser:
+    parser = Parser("train", described(Arguments)[0])
+    model_defaults = dict.fromkeys(declarations(TransformerConfig)) | dict(defaults.model)
+    for settings, values in (
+        (Arguments, vars(defaults)),
+        (TransformerConfig, model_defaults),
+        (TrainingConfig, vars(defaults.training)),
+    ):
+        helps = described(settings)[1]
+        for name, declared in declarations(settings).items():
+            if name not in PARTS:
+                parser.add(name, declared, helps[name], values[name])
+    return parser
 
 
 def kept_arguments(arguments: Arguments) -> dict[str, Any]:
@@ -419,16 +393,9 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
 
 def arguments_of_run(settings: RunSettings) -> Arguments:
     """Return the arguments that a run was started with; its config says what the model is."""
-    known = {field.name for field in dataclasses.fields(Arguments)}
-    kept = {name: value for name, value in settings.arguments.items() if name in known}
-    paths = {name: Path(kept[name]) for name in OWN_PATHS if kept.get(name)}
-    for name in Files._fields:
-        if kept.get(name):  # one file in the checkpoints of earlier versions
-            files = [kept[name]] if isinstance(kept[name], str) else kept[name]
-            paths[name] = tuple(map(Path, files))
-    return Arguments(
-        **kept | paths, model=settings_of(settings.config), training=settings.training_config
-    )
+    model = undecided_fields(settings.config.to_dict())
+    arguments = Arguments(model=model, training=settings.training_config)
+    return dataclasses.replace(arguments, **checked_fields(Arguments, settings.arguments))
 
 
 def check_resumed(saved: Arguments, given: Arguments) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-import tyro
 from rich.console import Console
 
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
@@ -33,7 +32,7 @@ LONGEST_LINE = 2**20  # bytes
 
 
 def translate(
-    folder: tyro.conf.Positional[Path],
+    folder: Path,
     /,
     input: Path | None = None,
     output: Path | None = None,

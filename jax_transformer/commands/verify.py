@@ -1,12 +1,10 @@
 """`jax-transformer verify`: the same weights in both frameworks, or beside the user's program."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
-import tyro
-
-from jax_transformer.commands.convert import Prefixes, file_config, is_checkpoint, read_source
+from jax_transformer.commands.convert import file_config, is_checkpoint, read_source
+from jax_transformer.commands.extras import check_installed
 from jax_transformer.convert import get_layout, to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError
@@ -19,11 +17,11 @@ from jax_transformer.storage import weights as files
 
 
 def verify(
-    source: tyro.conf.Positional[Path],
+    source: Path,
     /,
     layout: str = "reference",
     config: Path | None = None,
-    strip_prefixes: Prefixes = (),
+    strip_prefixes: tuple[str, ...] = (),
     against: Path | None = None,
     report: Path | None = None,
     overwrite: bool = False,
@@ -60,8 +58,7 @@ def verify(
 def _both_frameworks(
     source: Path, layout: str, config: Path | None, strip_prefixes: tuple[str, ...]
 ) -> Verification:
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("verify runs torch beside jax; install jax-transformer[torch]")
+    check_installed("torch")
     if source.is_dir() or is_checkpoint(source, layout, config):
         model = read_source(source, layout, config, strip_prefixes)
         return verify_tensors(to_torch(model.params, model.config), model.config)

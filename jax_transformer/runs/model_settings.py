@@ -1,7 +1,5 @@
-"""The shape of a model as settings: every field of `TransformerConfig`, as flag or YAML."""
+"""The shape of a model as settings: the fields of `TransformerConfig` that flags and YAML name."""
 
-import dataclasses
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,74 +12,49 @@ from jax_transformer.tokenizers.readers.tokenizer_json import MOST_IDS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
+DECIDED = VOCABULARY_SIZES + SPECIAL_IDS  # by the tokenizer
 # Fields that change no parameter and no output: a run that starts from a model may change them.
 DROPOUT_RATES = ("dropout", "attention_dropout", "activation_dropout")
 
 
-def _model_settings() -> type:
-    """Return a dataclass with the fields of `TransformerConfig`, which checks nothing itself.
-
-    The command line's parser would hide the message of a config that refuses its values. What the
-    tokenizer decides may be None here.
-    """
-    fields = []
-    for field in dataclasses.fields(TransformerConfig):
-        hint = inspect.get_annotations(TransformerConfig, eval_str=True)[field.name]
-        if field.name in VOCABULARY_SIZES + SPECIAL_IDS:
-            fields.append((field.name, hint | None, dataclasses.field(default=None)))
-        else:
-            fields.append((field.name, hint, dataclasses.field(default=field.default)))
-    documented = {"__doc__": TransformerConfig.__doc__, "__module__": __name__}
-    return dataclasses.make_dataclass("ModelSettings", fields, frozen=True, namespace=documented)
+def undecided_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model that its tokenizer does not decide."""
+    return {name: value for name, value in fields.items() if name not in DECIDED}
 
 
-ModelSettings = _model_settings()
-
-
-def preset_settings(preset: str, sizes: dict[str, Any]) -> ModelSettings:
+def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a preset in some sizes; fields that the preset itself names win over the sizes.
 
     Raises:
         InputError: The preset is unknown.
     """
-    TransformerConfig.preset(preset)  # refuses an unknown name
-    fields = sizes | PRESETS[preset]
-    decided_by_tokenizer = dict.fromkeys(VOCABULARY_SIZES + SPECIAL_IDS)
-    return ModelSettings(**fields | decided_by_tokenizer)
-
-
-def settings_of(config: TransformerConfig) -> ModelSettings:
-    """Return the settings that give a config again with the same tokenizer."""
-    return ModelSettings(**config.to_dict() | dict.fromkeys(VOCABULARY_SIZES + SPECIAL_IDS))
+    fields = TransformerConfig.preset(preset).to_dict()
+    return undecided_fields({**fields, **sizes, **PRESETS[preset]})
 
 
 def named_fields(
-    model: ModelSettings, preset: str | None, always: Collection[str]
+    model: Mapping[str, Any], preset: str | None, always: Collection[str]
 ) -> dict[str, Any]:
     """Return the fields that a settings file must name beside the preset.
 
     Args:
-        model: The settings.
-        preset: The preset that the file names; None if it names none, and so every field that the
-            tokenizer does not decide.
+        model: The fields of the model.
+        preset: The preset that the file names; None if it names none, and so every field.
         always: Fields to name even where they are those of the preset.
     """
-    fields = dataclasses.asdict(model)
-    if preset is None:
-        decided = {*VOCABULARY_SIZES, *SPECIAL_IDS}
-        expected = {name: None if name in decided else ... for name in fields}
-    else:
-        expected = dataclasses.asdict(preset_settings(preset, {}))
+    expected = {} if preset is None else preset_fields(preset, {})
     return {
-        name: value for name, value in fields.items() if name in always or value != expected[name]
+        name: value
+        for name, value in model.items()
+        if name in always or name not in expected or value != expected[name]
     }
 
 
-def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
+def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
     """Return the shape of the model as far as it is known before there is a tokenizer.
 
     Args:
-        model: The settings.
+        model: The fields of the model.
         vocab_size: Entries that the tokenizer is to have, at most.
 
     Raises:
@@ -97,12 +70,12 @@ def check_model(model: ModelSettings, vocab_size: int) -> TransformerConfig:
 
 
 def model_config(
-    model: ModelSettings, tokenizer: Tokenizer | TransformerConfig
+    model: Mapping[str, Any], tokenizer: Tokenizer | TransformerConfig
 ) -> TransformerConfig:
     """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
 
     Args:
-        model: The settings.
+        model: The fields of the model.
         tokenizer: The tokenizer, or the config of a model that has its tokenizer already.
 
     Raises:
@@ -114,12 +87,12 @@ def model_config(
 
 
 def check_same_model(
-    model: ModelSettings, preset: str | None, config: TransformerConfig, name: str
+    model: Mapping[str, Any], preset: str | None, config: TransformerConfig, name: str
 ) -> None:
     """Refuse settings of another model than the one that a run starts from.
 
     Args:
-        model: The settings.
+        model: The fields of the model.
         preset: The preset that was named; None if none was.
         config: The shape of the model that the run starts from.
         name: What this model is called in messages.
@@ -129,35 +102,33 @@ def check_same_model(
     """
     kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
     by_preset = {} if preset is None else PRESETS[preset]
-    for field in sorted(kept & by_preset.keys() - {*VOCABULARY_SIZES, *SPECIAL_IDS}):
+    for field in sorted(kept & by_preset.keys() - {*DECIDED}):
         if by_preset[field] != getattr(config, field):
             raise InputError(
                 f"preset={preset!r} has {field}={by_preset[field]!r}, but the model in {name} has "
                 f"{getattr(config, field)!r}; leave preset out"
             )
     for field in sorted(kept):
-        given, own = getattr(model, field), getattr(config, field)
-        undecided = given is None and field in VOCABULARY_SIZES + SPECIAL_IDS
-        if given != own and not undecided:
+        value = getattr(config, field)
+        if model.get(field, value) != value:
             raise InputError(
-                f"{field}={given!r} is not that of the model in {name}, which has {own!r}; leave "
-                f"{field} out"
+                f"{field}={model[field]!r} is not that of the model in {name}, which has "
+                f"{value!r}; leave {field} out"
             )
 
 
 def _resolved(
-    model: ModelSettings, special_ids: Mapping[str, int], sizes: tuple[int, int]
+    model: Mapping[str, Any], special_ids: Mapping[str, int], sizes: tuple[int, int]
 ) -> TransformerConfig:
     decided = dict(zip(VOCABULARY_SIZES, sizes, strict=True))
     decided |= {name: special_ids[name] for name in SPECIAL_IDS}
     for name, value in decided.items():
-        given = getattr(model, name)
-        if given not in (None, value):
+        if model.get(name, value) != value:
             remedy = " or set vocab_size" if name in VOCABULARY_SIZES else ""
             raise InputError(
-                f"{name}={given} contradicts the tokenizer, which has {value}; leave {name} out"
-                f"{remedy}"
+                f"{name}={model[name]} contradicts the tokenizer, which has {value}; leave {name} "
+                f"out{remedy}"
             )
-    config = TransformerConfig(**dataclasses.asdict(model) | decided)
+    config = TransformerConfig(**{**model, **decided})
     check_generates(config)
     return config

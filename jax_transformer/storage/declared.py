@@ -4,14 +4,14 @@ A field is declared as `Annotated[int, Meta(ge=1)]`, as `Literal` choices, as a 
 path, or with `| None`. Values may come from Python, from JSON or YAML, or as text from flags.
 """
 
-import dataclasses
+import contextlib
 import difflib
 import functools
 import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args
 
 import numpy as np
 from msgspec import ValidationError, convert
@@ -28,8 +28,6 @@ from msgspec.inspect import (
 
 from jax_transformer.errors import InputError, shorten
 
-Settings = TypeVar("Settings")
-
 
 def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
     """Return a value as the declared type: NumPy's numbers as Python's, lists as tuples.
@@ -44,8 +42,8 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
         InputError: Names the value, and the type, range or choices that are wanted.
     """
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-    if text and plain == "None":
-        plain = "null"
+    if text and plain == "None" and type(None) in get_args(declared):
+        return None
     try:
         converted = convert(plain, declared, strict=not text, dec_hook=_path)
     except (ValidationError, RecursionError) as error:
@@ -58,7 +56,11 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
 
 def _refusal(name: str, value: Any, declared: Any, text: bool) -> InputError:
     wanted, remedy = _wanted(type_info(declared)), ""
-    if isinstance(value, str) and not text and "finite number" in wanted:
+    if text and isinstance(value, str):
+        for kind in (float, int):  # a number is shown without quotes
+            with contextlib.suppress(ValidationError):
+                value = convert(value, kind, strict=False)
+    elif isinstance(value, str) and "finite number" in wanted:
         remedy = "; write 1.0e-3, not 1e-3"  # in YAML 1.1 a number with an exponent has a point
     return InputError(f"{name}={shorten(value)} must be {wanted}{remedy}")
 
@@ -73,35 +75,30 @@ def check_fields(settings: Any) -> None:
         object.__setattr__(settings, name, checked(name, getattr(settings, name), declared))
 
 
-def replace_fields(
-    settings: Settings, values: Any, place: str = "", *, text: bool = False
-) -> Settings:
-    """Return a dataclass with the fields replaced that a mapping names, nested ones likewise.
+def checked_fields(
+    settings: type, values: Any, prefix: str = "", *, text: bool = False
+) -> dict[str, Any]:
+    """Return a mapping's values as the fields of a dataclass are declared.
+
+    Whether they fit together is checked on construction.
 
     Args:
-        settings: A dataclass instance.
-        values: The mapping from names to values.
-        place: Where the mapping stands, for messages; "" leaves it out.
+        settings: The dataclass.
+        values: The mapping.
+        prefix: What stands before each name in a message.
         text: As for `checked`.
 
     Raises:
-        InputError: The mapping is not one, names an unknown field, or has a value that does not
-            fit its declaration or another field.
+        InputError: The mapping is not one, a field is unknown, or a value does not fit its
+            declaration.
     """
-    declared, prefix = declarations(type(settings)), f"{place}: " if place else ""
-    changes = {}
+    declared = declarations(settings)
     for name, value in check_mapping(values, prefix).items():
         check_name(name, value, declared, prefix)
-        if dataclasses.is_dataclass(declared[name]):
-            changes[name] = replace_fields(
-                getattr(settings, name), value, f"{prefix}{name}", text=text
-            )
-        else:
-            changes[name] = checked(f"{prefix}{name}", value, declared[name], text=text)
-    try:
-        return dataclasses.replace(settings, **changes)
-    except InputError as error:
-        raise InputError(f"{prefix}{error}") from error
+    return {
+        name: checked(f"{prefix}{name}", value, declared[name], text=text)
+        for name, value in values.items()
+    }
 
 
 def check_mapping(values: Any, prefix: str = "") -> dict[str, Any]:

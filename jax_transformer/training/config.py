@@ -1,7 +1,7 @@
 """How a model is trained: the settings of section 5."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, no_type_check
 
 from msgspec import Meta
 
@@ -20,111 +20,94 @@ ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu"]
 
 
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """Batches, schedule, optimizer and objective of a training run.
 
     Frozen, hashable (a static argument of `jax.jit`) and checked on construction.
+
+    Attributes:
+        steps: Optimizer steps.
+        schedule: Learning rate after the linear warm-up: "noam" is section 5.3, "cosine" ends at 0
+            with the last step.
+        warmup_steps: Steps in which the learning rate grows linearly (section 5.3).
+        learning_rate_factor: With "noam", factor on the rate of section 5.3; the peak is factor /
+            sqrt(d_model * warm-up steps).
+        learning_rate: With any other schedule, the peak of the learning rate.
+        cooldown_steps: Number of last steps in which the rate also falls linearly to 0; not with
+            "cosine".
+        adam_beta1: Decay of Adam's first moment.
+        adam_beta2: Decay of Adam's second moment.
+        adam_epsilon: Added to the root of Adam's second moment.
+        weight_decay: Decoupled weight decay of kernels and embeddings, not of biases and norms
+            (AdamW).
+        clip_norm: Largest global norm of the gradient; a larger gradient is scaled down. None: no
+            clipping.
+        spike_factor: Reject a step whose loss is above this factor times the median of the 32
+            losses before it; None rejects only losses and gradients that are not finite.
+        freeze: Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'.
+            The paths are those that jax-transformer convert prints; "*" also matches "/".
+        num_microbatches: Split each batch into this many parts and accumulate their gradients, to
+            save memory.
+        ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
+            evaluated and kept in their place; None keeps no EMA.
+        compute_dtype: Dtype that the model computes in; parameters, loss and optimizer are always
+            float32.
+        gradient_dtype: With compute_dtype "bfloat16", dtype in which devices add up their gradients
+            of kernels and tables; "float32" doubles what they exchange.
+        remat: What the backward pass recomputes, to save memory: "none", whole "layers" from their
+            inputs, or "dots", everything except the matrix products with kernels.
+        scan_layers: Compile the layers as one loop, which shortens the compilation of a deep model;
+            the dropout masks are then different ones.
+        label_smoothing: Probability spread evenly over the vocabulary (section 5.4).
+        max_tokens: Most tokens of a batch on each side, padding included (sentences times length).
+        batching: A row of a batch is one pair, in "buckets" of similar lengths, or several "packed"
+            pairs.
+        bucket_count: With "buckets", most batch lengths; each is compiled separately.
+        pack_length: With "packed", the batch length of source and target.
+        evaluation_interval: Steps between two evaluations of the validation loss; each writes a
+            checkpoint of the run.
+        select_by: What selects the best evaluation: the validation loss, or the BLEU of the
+            validation text, translated greedily.
+        patience: End the run after this many evaluations in a row without a better one; None never
+            does.
+        keep_checkpoints: Number of run checkpoints to keep, the newest ones.
+        bpe_dropout: Probability of dropping a merge of the byte-pair encoding, drawn anew in each
+            epoch (Provilkov et al. 2020); for a tokenizer that this library has trained.
+        seed: Seed of initialisation, batch order, dropout and the choice of held-out pairs.
     """
 
     steps: Count = 2600
-    """Optimizer steps."""
-
     schedule: Schedule = "noam"
-    """Learning rate after the linear warm-up: "noam" is section 5.3, "cosine" ends at 0 with the
-    last step."""
-
     warmup_steps: Count = 600
-    """Steps in which the learning rate grows linearly (section 5.3)."""
-
     learning_rate_factor: Positive = 0.6
-    """With "noam", factor on the rate of section 5.3; the peak is factor / sqrt(d_model * warm-up
-    steps)."""
-
     learning_rate: Positive = 1e-3
-    """With any other schedule, the peak of the learning rate."""
-
     cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
-    """Number of last steps in which the rate also falls linearly to 0; not with "cosine"."""
-
     adam_beta1: Share = 0.9
-    """Decay of Adam's first moment."""
-
     adam_beta2: Share = 0.98
-    """Decay of Adam's second moment."""
-
     adam_epsilon: Positive = 1e-9
-    """Added to the root of Adam's second moment."""
-
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    """Decoupled weight decay of kernels and embeddings, not of biases and norms (AdamW)."""
-
     clip_norm: Positive | None = None
-    """Largest global norm of the gradient; a larger gradient is scaled down. None: no clipping."""
-
     spike_factor: Annotated[float, Meta(gt=1)] | None = None
-    """Reject a step whose loss is above this factor times the median of the 32 losses before it;
-    None rejects only losses and gradients that are not finite."""
-
     freeze: tuple[str, ...] = ()
-    """Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'. The paths
-    are those that jax-transformer convert prints; "*" also matches "/"."""
-
     num_microbatches: Count = 1
-    """Split each batch into this many parts and accumulate their gradients, to save memory."""
-
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Decay of the exponential moving average (EMA) of the parameters, which is then evaluated and
-    kept in their place; None keeps no EMA."""
-
     compute_dtype: ComputeDtype = "float32"
-    """Dtype that the model computes in; parameters, loss and optimizer are always float32."""
-
     gradient_dtype: ComputeDtype = "bfloat16"
-    """With compute_dtype "bfloat16", dtype in which devices add up their gradients of kernels and
-    tables; "float32" doubles what they exchange."""
-
     remat: Remat = "none"
-    """What the backward pass recomputes, to save memory: "none", whole "layers" from their inputs,
-    or "dots", everything except the matrix products with kernels."""
-
     scan_layers: bool = False
-    """Compile the layers as one loop, which shortens the compilation of a deep model; the dropout
-    masks are then different ones."""
-
     label_smoothing: Share = 0.1
-    """Probability spread evenly over the vocabulary (section 5.4)."""
-
     max_tokens: Count = 2048
-    """Most tokens of a batch on each side, padding included (sentences times length)."""
-
     batching: Batching = "buckets"
-    """A row of a batch is one pair, in "buckets" of similar lengths, or several "packed" pairs."""
-
     bucket_count: Count = 7
-    """With "buckets", most batch lengths; each is compiled separately."""
-
     pack_length: Count = 128
-    """With "packed", the batch length of source and target."""
-
     evaluation_interval: Count = 325
-    """Steps between two evaluations of the validation loss; each writes a checkpoint of the run."""
-
     select_by: Criterion = "loss"
-    """What selects the best evaluation: the validation loss, or the BLEU of the validation text,
-    translated greedily."""
-
     patience: Count | None = None
-    """End the run after this many evaluations in a row without a better one; None never does."""
-
     keep_checkpoints: Count = 3
-    """Number of run checkpoints to keep, the newest ones."""
-
     bpe_dropout: Share = 0.0
-    """Probability of dropping a merge of the byte-pair encoding, drawn anew in each epoch
-    (Provilkov et al. 2020); for a tokenizer that this library has trained."""
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
-    """Seed of initialisation, batch order, dropout and the choice of held-out pairs."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot train.

@@ -80,7 +80,10 @@ def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypat
 def test_verify_without_torch_names_the_extra(weights, run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _ = run("verify", "weights.pt", *TORCH_NN)
-    assert code == "error: verify runs torch beside jax; install jax-transformer[torch]"
+    assert code == (
+        "error: jax-transformer verify needs torch, which is not installed: "
+        'pip install "jax-transformer[torch]"'
+    )
 
 
 REFUSED = {

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jax_transformer import InputError
 from jax_transformer.commands.convert import file_config
-from jax_transformer.commands.train_arguments import defaults
+from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert import read_layout
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.porting.record import read_record
@@ -44,7 +44,7 @@ def unfinished_output(path):
 # By what a user calls it: the name of the file, and what reads it.
 READERS = {
     "settings": ("settings.yaml", read_mapping),
-    "settings of train": ("settings.yaml", lambda path: defaults([f"--config={path}"])),
+    "settings of train": ("settings.yaml", lambda path: named_settings([f"--config={path}"])),
     "layout": ("layout.toml", read_layout),
     "config of convert": ("c.json", lambda path: file_config(Path("x.pt"), path, "reference")),
     "weights": ("model.safetensors", files.read),

@@ -181,7 +181,7 @@ def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, caps
 
 
 BAD_SPLITS = {
-    "--valid-pairs=0": "valid_pairs=0 must be at least 1",
+    "--valid-pairs=0": "valid_pairs=0 must be a whole number, at least 1",
     "--valid-pairs=6": "valid_pairs=6 leaves none of 6 pairs to train on",
 }
 
@@ -239,8 +239,14 @@ def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
 
 BAD_ARGUMENTS = {
     "--source=missing": "missing: No such file",
+    "--steps=x": "steps='x' must be a whole number, at least 1",
+    "--steps=2.5": "steps=2.5 must be a whole number, at least 1",
+    "--scan-layers=no": "argument --scan-layers/--no-scan-layers: ignored explicit argument 'no'",
+    "--stepss=3": "'--stepss=3' is not an argument of jax-transformer train; did you mean --steps?",
+    "--steps": "argument --steps: expected one argument; see jax-transformer train --help",
+    "--compute-dtype=int8": "compute_dtype='int8' must be one of 'bfloat16', 'float32'",
     "--steps=0": "steps=0 must be a whole number, at least 1",
-    "--label-smoothing=1": "label_smoothing=1.0",
+    "--label-smoothing=1": "label_smoothing=1 must be a finite number, at least 0 and below 1",
     "--num-heads=3": "num_heads=3 must divide d_model=8",
     "--d-model=7": "num_heads=2 must divide d_model=7",
     "--dropout=1.5": "dropout=1.5",

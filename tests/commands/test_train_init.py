@@ -13,6 +13,7 @@ import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import train
+from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import to_huggingface
 from jax_transformer.convert.table import flatten
@@ -60,11 +61,11 @@ def base(first_run, corpus):
 def write_toy(folder):
     """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
     tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
-    fields = train.defaults(["--source=x"]).model
+    fields = named_settings(["--source=x"]).arguments().model
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "d_ff": 8, "dropout": 0.2}
-    config = train.model_config(dataclasses.replace(fields, **sizes | ids), tokenizer)
+    config = train.model_config({**fields, **sizes, **ids}, tokenizer)
     params = random_params(config, dtype=jax.numpy.bfloat16)
     to_huggingface(params, config, folder, family="toy", tokenizer=tokenizer)
     (Path(folder) / "README.md").write_text("# toy\n")
@@ -202,7 +203,8 @@ def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
 def started(*argv):
     """Return the settings of a run, without training."""
     options = [*TEXT, *argv]
-    found, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    named = named_settings(options)
+    found, start = train.new_arguments(named, named.arguments())
     return train.prepare(found, start, quiet())[0]
 
 
@@ -232,7 +234,8 @@ def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     model = tiny_model(lines, 60, max_length=200)
     save(Path("model"), model)
     options = ["--init=model"]
-    found, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    named = named_settings(options)
+    found, start = train.new_arguments(named, named.arguments())
     settings, corpora = train.prepare(found, start, quiet())
     assert settings.config == model.config
     assert len(corpora.training) > 1000
@@ -328,6 +331,7 @@ def test_what_contradicts_the_tokenizer_is_refused(bad, capsys, options, message
 
 def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
     options = [*TEXT, "--init=sampling", "--ignore-generation-config"]
-    _, start = train.parse_new(options, train.parse(options, train.defaults(options)))
+    named = named_settings(options)
+    _, start = train.new_arguments(named, named.arguments())
     assert start.generation == {}
     assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'

@@ -48,15 +48,14 @@ def main() -> None:
     """Train, draw, print, and write the section of the document."""
     jax.config.update("jax_enable_x64", True)
     defaults = NUMBER_WORDS
-    model = dataclasses.replace(
-        defaults.model,
+    config = TransformerConfig(
+        **defaults.model,
         src_vocab_size=defaults.vocab_size,
         tgt_vocab_size=defaults.vocab_size,
         pad_id=BYTE_PAIR_IDS["pad_id"],
         bos_id=BYTE_PAIR_IDS["bos_id"],
         eos_id=BYTE_PAIR_IDS["eos_id"],
     )
-    config = TransformerConfig(**dataclasses.asdict(model))
     # Section 5.3's schedule alone: torch_reference.training has no cooldown.
     settings = dataclasses.replace(
         defaults.training,

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from jax_transformer import InputError, TransformerConfig
-from jax_transformer.commands import train
+from jax_transformer.commands.train import check_values, to_yaml
+from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
 from jax_transformer.tokenizers import train_byte_pair
 
@@ -18,7 +19,7 @@ WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
 
 
 def parsed(*argv):
-    return train.parse(argv, train.defaults(argv))
+    return named_settings(argv).arguments()
 
 
 def other_value(name, preset="vaswani2017"):
@@ -42,11 +43,11 @@ def test_every_field_of_the_model_is_a_flag_and_a_line_of_yaml(tmp_path, name):
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump({"model": {name: value}}))
     by_flag, by_file = parsed("--source=x", *flag), parsed("--config", str(path))
-    assert getattr(by_flag.model, name) == getattr(by_file.model, name) == value
-    assert value != getattr(parsed("--source=x").model, name)
+    assert by_flag.model[name] == by_file.model[name] == value
+    assert value != parsed("--source=x").model.get(name)
     assert by_flag.model == by_file.model
     # settings.yaml of the run gives the same model again.
-    path.write_text(train.to_yaml(by_flag.to_mapping()))
+    path.write_text(to_yaml(by_flag.to_mapping()))
     assert parsed("--config", str(path)).model == by_flag.model
 
 
@@ -54,18 +55,48 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("preset: pre_norm\nmodel: {final_norm: false, dropout: 0.4, d_ff: 20}\n")
     model = parsed("--config", str(path), "--dropout=0.3", "--no-memory-norm").model
-    assert (model.norm, model.final_norm, model.dropout, model.d_ff) == ("std_norm", False, 0.3, 20)
+    expected = {"norm": "std_norm", "final_norm": False, "dropout": 0.3, "d_ff": 20}
+    assert model.items() >= expected.items()
     other = parsed("--config", str(path), "--preset=pre_norm_memory_norm")
-    assert (other.preset, other.model.memory_norm) == ("pre_norm_memory_norm", True)
-    assert (other.model.dropout, other.model.max_length) == (0.4, 100)
-    assert parsed("--source=x", "--preset=shared_heads").model.dropout == 0.2
-    assert (parsed().model.d_model, parsed("--source=x").model.d_model) == (64, 256)
+    assert (other.preset, other.model["memory_norm"]) == ("pre_norm_memory_norm", True)
+    assert (other.model["dropout"], other.model["max_length"]) == (0.4, 100)
+    assert parsed("--source=x", "--preset=shared_heads").model["dropout"] == 0.2
+    assert [parsed(*flags).model["d_model"] for flags in ((), ("--source=x",))] == [64, 256]
+
+
+def test_settings_that_only_fit_together_may_come_from_both(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("source: text\ntraining: {schedule: cosine, warmup_steps: 9000}\n")
+    read = parsed(f"--config={path}", "--steps=10000")
+    assert (read.source, read.training.steps) == ((Path("text"),), 10_000)
+    with pytest.raises(InputError, match="warmup_steps=9000 must be below steps=2600"):
+        parsed(f"--config={path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {step: 9}", "training: step=9 is not a setting; did you mean steps?"),
+        ("training: 3", "training: must map names of settings to values, but is 3"),
+        ("training: {null: 1}", "training: the name None of a setting must be text"),
+        ("training: {freeze: encoder/*}", "training: freeze='encoder/*' must be a list, each item"),
+        ("model: {d_model: 9.5}", "model: d_model=9.5 must be a whole number, at least 1"),
+        ("model: {width: 9}", "model: width=9 is not a setting"),
+        ("valid_pairs: 0", "valid_pairs=0 must be a whole number, at least 1"),
+    ],
+)
+def test_a_wrong_line_of_the_file_is_named(tmp_path, text, message):
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        parsed(f"--config={path}")
+    assert str(refused.value).startswith(f"{path}: {message}")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
 def test_the_recipes_are_settings(path):
-    recipe = train.defaults([f"--config={path}"])
-    train.check_values(recipe)
+    recipe = parsed(f"--config={path}")
+    check_values(recipe)
     assert recipe.training.max_tokens >= 8192
 
 

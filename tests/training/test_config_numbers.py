@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.runs.model_settings import check_model, preset_settings
-from jax_transformer.storage.declared import replace_fields
+from jax_transformer.runs.model_settings import check_model, preset_fields
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 
@@ -32,13 +31,13 @@ WRONG = {
 @pytest.mark.parametrize(("message", "settings"), WRONG.items(), ids=WRONG)
 def test_a_setting_that_cannot_train_is_refused(message, settings):
     with pytest.raises(InputError) as refused:
-        replace_fields(TrainingConfig(), settings)
+        TrainingConfig(**settings)
     assert message in str(refused.value)
 
 
 def test_numbers_of_numpy_are_those_of_python():
     numbers = {"steps": np.int64(3), "clip_norm": np.float64(0.5), "freeze": ["x"]}
-    settings = replace_fields(TrainingConfig(), numbers)
+    settings = TrainingConfig(**numbers)
     assert settings == TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",))
     assert hash(settings) == hash(TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",)))
 
@@ -55,4 +54,4 @@ def test_a_vocabulary_that_no_tokenizer_holds_is_refused():
     with pytest.raises(InputError, match="vocab_size=1000000000000 must be at most 16777216"):
         train_byte_pair(["a b"], 10**12)
     with pytest.raises(InputError, match="vocab_size=16777217 must be at most 16777216"):
-        check_model(preset_settings("vaswani2017", {}), 2**24 + 1)
+        check_model(preset_fields("vaswani2017", {}), 2**24 + 1)
