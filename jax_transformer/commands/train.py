@@ -38,7 +38,7 @@ from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, r
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config
 from jax_transformer.runs.output import check_output, claimed
-from jax_transformer.runs.signals import Stopped, StopRequest, stop_requests
+from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.compilation_cache import keep_compilations
@@ -145,8 +145,22 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
     claim = claimed(arguments.output) if is_main else contextlib.nullcontext()
     with stop_requests(console.print) as stop, claim:
         if is_main:
-            start_directory(arguments, resumed)
-        this_run = make_run(arguments, settings, start, resumed, stop, evaluation)
+            if not resumed:
+                loop.discard_run(arguments.output)  # the checkpoints of one that is overwritten
+            replace_file(arguments.output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
+        # The number words are translated at the end only, unless BLEU selects.
+        translating = arguments.source or arguments.training.select_by == "bleu"
+        this_run = loop.Run(
+            arguments.output,
+            settings,
+            resumed,
+            stop,
+            evaluation.measure if translating else None,
+            arguments.tensorboard,
+            mesh,
+            arguments.lost_after,
+            start.params,
+        )
         best = loop.train(this_run, corpora.training, corpora.validation, console)
     if stop.signal is not None:  # it came after the last step, too late for the loop
         raise Stopped(
@@ -240,36 +254,6 @@ def show_settings(
     console.print(str(choose_for(device, dtype, config.head_dim, dropped)))
     trained, whole = trained_sizes(config, arguments.training.freeze)
     console.print(f"{trained:,} of {whole:,} parameters are trained")
-
-
-def start_directory(arguments: Arguments, resumed: Saved | None) -> None:
-    """Write settings.yaml; remove the checkpoints of a run that is overwritten."""
-    if not resumed:
-        loop.discard_run(arguments.output)
-    replace_file(arguments.output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-
-
-def make_run(
-    arguments: Arguments,
-    settings: RunSettings,
-    start: Start,
-    resumed: Saved | None,
-    stop: StopRequest,
-    evaluation: Evaluation,
-) -> loop.Run:
-    """Return the run; the number words are translated at its end only, unless BLEU selects."""
-    translating = arguments.source or arguments.training.select_by == "bleu"
-    return loop.Run(
-        arguments.output,
-        settings,
-        resumed,
-        stop,
-        evaluation.measure if translating else None,
-        arguments.tensorboard,
-        evaluation.mesh,
-        arguments.lost_after,
-        start.params,
-    )
 
 
 def next_commands(arguments: Arguments) -> str:

@@ -15,6 +15,7 @@ import pytest
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands.extras import EXTRA_OF
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +140,10 @@ main.main(["train"])
 """
 
 
-@pytest.mark.parametrize("place", ["callback", "suppressed", "compiled code"])
+PLACES = ["callback", "suppressed", "compiled code"]
+
+
+@pytest.mark.parametrize("place", tiered(PLACES, quick=["compiled code"]))
 def test_ctrl_c_is_one_line_and_code_130(place):
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, place],
@@ -172,21 +176,19 @@ def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
     assert ignored is still_ignored is signal.SIG_IGN
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_output_that_cannot_be_written_is_one_line(command, monkeypatch):
+def test_output_that_cannot_be_written_is_one_line(monkeypatch):
     monkeypatch.setattr(cli, "run_command", lambda *_: print("a report"))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:
-            cli.main([command])
+            cli.main(["average"])
         assert left.value.code == "error: standard output: No space left on device"
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_an_error_of_the_system_names_the_file(command, monkeypatch, tmp_path):
+def test_an_error_of_the_system_names_the_file(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "run_command", lambda *_: (tmp_path / ("x" * 300)).stat())
     with pytest.raises(SystemExit) as left:
-        cli.main([command])
+        cli.main(["average"])
     assert left.value.code == f"error: {tmp_path / ('x' * 300)}: File name too long"
 
 

@@ -28,6 +28,7 @@ from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import count_lines, open_stream, open_text
 from jax_transformer.translation.model_folder import load
 from jax_transformer.translation.resumable_file import resumable_file
+from tests.tiers import tiered
 
 
 def training_text(path):
@@ -88,18 +89,19 @@ def place(path, kind):
 
 
 RIGHT = {"long": ANY_SIZE, "missing": NEVER_MISSING, "bytes": ANY_BYTES}
+CASES = [
+    (reader, kind)
+    for reader in READERS
+    for kind in ("fifo", "folder", "missing", "device", "long", "bytes")
+    if reader not in RIGHT.get(kind, ())
+]
+EVERY_KIND = ("settings", "weights", "open text")  # one reader of each sort of file
+QUICK = [case for case in CASES if case[0] in EVERY_KIND or case[1] == "fifo"]
 
 
-@pytest.mark.parametrize(
-    ("reader", "kind"),
-    [
-        (reader, kind)
-        for reader in READERS
-        for kind in ("fifo", "folder", "missing", "device", "long", "bytes")
-        if reader not in RIGHT.get(kind, ())
-    ],
-)
-def test_what_is_no_readable_file_is_one_line_at_once(tmp_path, reader, kind):
+@pytest.mark.parametrize("case", tiered(CASES, quick=QUICK), ids=" ".join)
+def test_what_is_not_a_readable_file_is_one_line_at_once(tmp_path, case):
+    reader, kind = case
     name, read = READERS[reader]
     place(tmp_path / name, kind)
     tracemalloc.start()

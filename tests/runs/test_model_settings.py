@@ -13,6 +13,7 @@ from jax_transformer.commands.train import check_values, to_yaml
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
 from jax_transformer.tokenizers import train_byte_pair
+from tests.tiers import QUICK_PRESETS, tiered
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
@@ -105,7 +106,10 @@ def tokenizer():
     return train_byte_pair(WORDS, vocab_size=8)
 
 
-@pytest.mark.parametrize("preset", sorted({*TransformerConfig.presets()} - {"torch_nn"}))
+PRESETS = sorted({*TransformerConfig.presets()} - {"torch_nn"})
+
+
+@pytest.mark.parametrize("preset", tiered(PRESETS, quick=QUICK_PRESETS))
 def test_the_ids_of_every_preset_are_the_tokenizers(tokenizer, preset):
     settings = parsed("--source=x", f"--preset={preset}", "--d-model=64", "--dropout=0.3")
     config = model_config(settings.model, tokenizer)
