@@ -131,6 +131,7 @@ OTHER = {
     "remat": "layers",
     "select_by": "bleu",
     "ema_decay": None,
+    "bpe_dropout": 0.5,
     "clip_norm": 2.0,
     "spike_factor": 2.0,
     "freeze": ("encoder/*",),
