@@ -3,7 +3,7 @@
     python -m benchmarks.trainers
 
 Each program builds models of several settings, their tensors get random numbers, the program's own
-code saves a checkpoint, and `convert.from_trainer` reads it. Printed are the largest errors of the
+code saves a checkpoint, and `porting.from_trainer` reads it. Printed are the largest errors of the
 layers' outputs and of the logits, max|a - b| / max(1, max|b|), on padded sources and targets. A
 program that is not installed is named; each needs its own versions of libraries, so there is one
 environment for each. The Annotated Transformer is no package: its file
@@ -25,7 +25,7 @@ import sentencepiece
 import torch
 from torch import nn
 
-from jax_transformer import convert
+from jax_transformer import convert, porting
 from jax_transformer.convert.table import flatten
 from jax_transformer.model.transformer import Transformer
 from jax_transformer.storage.weights.arrays import as_numpy
@@ -91,7 +91,7 @@ def main() -> None:
 
 def errors(trainer: str, case: Case) -> tuple[float, float]:
     """Return the largest error of a layer's output and that of the logits."""
-    config, params, _ = convert.from_trainer(case.path, trainer, **_unrecorded(trainer))
+    config, params, _ = porting.from_trainer(case.path, trainer, **_unrecorded(trainer))
     src, tgt = tokens(config)
     outputs: dict[str, np.ndarray] = {}
 
@@ -133,7 +133,7 @@ def errors(trainer: str, case: Case) -> tuple[float, float]:
 
 def check_rest(trainer: str, case: Case) -> None:
     """Compare the names and bits that go home, and the ids of known and unknown words."""
-    config, params, tokenizer = convert.from_trainer(case.path, trainer, **_unrecorded(trainer))
+    config, params, tokenizer = porting.from_trainer(case.path, trainer, **_unrecorded(trainer))
     home = convert.to_torch(params, config, trainer)
     if home.keys() != case.module.state_dict().keys():
         raise SystemExit(

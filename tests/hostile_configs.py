@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_transformer import TransformerConfig, convert
+from jax_transformer import TransformerConfig, convert, porting
 from jax_transformer.commands.convert import read_source
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.layout_file import read_layout, write_layout
@@ -134,7 +134,7 @@ def attempt(door: Door, fields: dict[str, Any], numbers: np.ndarray) -> str:
     if not np.array_equal(sorted_numbers(params), numbers):
         return "accepted with other numbers than those of the weights"
     try:  # and back: what was accepted may claim no more there
-        convert.to_tensors(params, config, convert.get_layout(door.layout), copy=False)
+        convert.to_tensors(params, config, porting.get_layout(door.layout), copy=False)
     except InputError:
         pass
     except BaseException as error:
@@ -151,7 +151,7 @@ def sorted_numbers(params: Mapping[str, Any]) -> np.ndarray:
 def _params_of(layout: str, config: TransformerConfig) -> Mapping[str, Any]:
     """Return the part of random parameters that a layout converts."""
     params = random_params(config)
-    for key in filter(None, convert.get_layout(layout).scope.split("/")):
+    for key in filter(None, porting.get_layout(layout).scope.split("/")):
         params = params[key]
     return params
 
@@ -162,7 +162,7 @@ def _recorded(folder: Path) -> Iterator[Door]:
         preset = PRESET_OF.get(layout, layout)
         config = small_config(preset, **LAYERS)
         params = _params_of(layout, config)
-        tensors, _ = convert.to_tensors(params, config, convert.get_layout(layout))
+        tensors, _ = convert.to_tensors(params, config, porting.get_layout(layout))
         bare, path, other = (folder / f"{layout}{end}" for end in (".pt", ".json", ".safetensors"))
         files.write(bare, tensors)
 
@@ -208,7 +208,7 @@ def _trainers(folder: Path) -> Iterator[Door]:
         heads = {} if trainer.records_heads else {"num_heads": 4}
         values = {**model.settings.values, **heads}
         yield Door(f"checkpoint {trainer.name}", values, read, trainer.name)
-    assert {program.name for program in TRAINERS.values()} <= set(convert.layouts())
+    assert {program.name for program in TRAINERS.values()} <= set(porting.layouts())
 
 
 def _own_folder(folder: Path) -> Door:
@@ -231,7 +231,7 @@ def _layout_file(folder: Path) -> Door:
     import tomli_w
 
     config = small_config("pre_norm", **LAYERS)
-    layout, path = convert.get_layout("pre_norm"), folder / "layout.toml"
+    layout, path = porting.get_layout("pre_norm"), folder / "layout.toml"
     tensors, _ = convert.to_tensors(random_params(config), config, layout)
     write_layout(path, layout)
     rows = path.read_text("utf-8")

@@ -22,9 +22,11 @@ ROOMS = (
     ("kernels",),
     ("model",),
     ("decoding", "text", "tokenizers"),
-    ("convert", "porting"),
+    ("convert",),
     ("training",),
-    ("runs", "translation"),
+    ("translation",),
+    ("runs",),
+    ("porting",),
     ("commands",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

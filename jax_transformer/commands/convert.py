@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import check_config, get_layout, read_layout, to_params, to_tensors
+from jax_transformer.convert import check_config, read_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.huggingface import (
@@ -20,6 +20,7 @@ from jax_transformer.convert.layout_file import is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
 from jax_transformer.errors import InputError, one_line
+from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import parse_json, read_json

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 from jax_transformer.commands.extras import check_installed
-from jax_transformer.convert import from_torch, layouts_of, write_layout
+from jax_transformer.convert import from_torch, write_layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.layouts import layouts_of
 from jax_transformer.porting.record import Record, read_record, snippet
 from jax_transformer.porting.suggest import Suggestion
 from jax_transformer.porting.suggest import suggest as suggest_layout

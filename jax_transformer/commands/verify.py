@@ -5,11 +5,12 @@ from pathlib import Path
 
 from jax_transformer.commands.convert import file_config, is_checkpoint, read_source
 from jax_transformer.commands.extras import check_installed
-from jax_transformer.convert import get_layout, to_torch
+from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import Comparison, compare_record
 from jax_transformer.porting.html_report import check_report, write_report
+from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.record import Record, read_record
 from jax_transformer.porting.verify import Verification
 from jax_transformer.porting.verify import verify as verify_tensors

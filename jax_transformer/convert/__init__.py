@@ -7,7 +7,7 @@ path of a TOML file that holds one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
@@ -29,7 +29,6 @@ from jax_transformer.convert.table import (
     Layout,
     Operation,
     Row,
-    holds_names,
     identity,
     transpose,
 )
@@ -40,8 +39,6 @@ from jax_transformer.convert.transfer import (
     to_tensors,
 )
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.porting.compare import compare
-from jax_transformer.porting.trainers import TRAINERS, from_trainer
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
@@ -61,15 +58,12 @@ __all__ = [
     "Row",
     "TorchModel",
     "WeightFileError",
-    "compare",
     "files",
     "from_huggingface",
     "from_torch",
-    "from_trainer",
     "get_layout",
     "identity",
     "layouts",
-    "layouts_of",
     "read_layout",
     "to_huggingface",
     "to_params",
@@ -169,7 +163,7 @@ def to_torch(
 
 
 def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments, also of families and trainers."""
+    """Return the names of the layouts that need no arguments, also of families."""
     return tuple(_layouts())
 
 
@@ -196,16 +190,5 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
     return known[layout]
 
 
-def layouts_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the layouts of whole models in which tensors have these names."""
-    wanted = list(names)
-    return tuple(
-        name
-        for name, layout in _layouts().items()
-        if wanted and not layout.scope and holds_names(layout, wanted)
-    )
-
-
 def _layouts() -> dict[str, Layout]:
-    trainers = {name: trainer.layout for name, trainer in TRAINERS.items()}
-    return LAYOUTS | trainers | {name: family.layout for name, family in FAMILIES.items()}
+    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}

@@ -20,6 +20,7 @@ from jax_transformer.convert.table import Layout
 from jax_transformer.convert.transfer import to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_inputs
+from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.modules import foreign_modules
 from jax_transformer.porting.places import Masks, run
 from jax_transformer.porting.record import Batch, OutputKind, Record, output_kind, record_module
@@ -172,8 +173,6 @@ def compare(
         InputError: The layout does not fit the config, the parameters do not, or the inputs are
             none that the model can read.
     """
-    from jax_transformer.convert import get_layout  # it imports this module
-
     layout = get_layout(layout)
     pad_id = None if config.token_embeddings == "none" else config.pad_id
     record = record_module(module, src, tgt, pad_id=pad_id, call=call)

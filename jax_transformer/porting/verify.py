@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import from_torch, get_layout, to_torch
+from jax_transformer.convert import from_torch, to_torch
 from jax_transformer.convert.layouts.torch_nn import torch_nn_module
 from jax_transformer.convert.table import Layout, flatten
 from jax_transformer.kernels.segments import causal_mask
 from jax_transformer.model.transformer import Transformer
+from jax_transformer.porting.layouts import get_layout
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 
 BOUNDS = {"float32": 1e-5, "float64": 1e-11}
@@ -31,7 +32,7 @@ NOTE = (
 )
 REMEDY = (
     "note: to test your model, record what your program computes, with the code that "
-    "`jax-transformer suggest` prints, and give the file as --against; or call convert.compare."
+    "`jax-transformer suggest` prints, and give the file as --against; or call porting.compare."
 )
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 

@@ -51,7 +51,7 @@ def test_verify_agrees_block_by_block(weights, run):
     said = "this tests the conversion. It does not test whether the config describes your model"
     assert said in note
     assert "--against" in remedy
-    assert "convert.compare" in remedy
+    assert "porting.compare" in remedy
     code, printed = run("verify", "--help")
     assert code == 0
     assert said in " ".join(re.sub("[│\\s]+", " ", printed).split()).replace("This", "this")

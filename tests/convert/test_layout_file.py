@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from hypothesis import strategies as st
 
-from jax_transformer import InputError, TransformerConfig, convert
+from jax_transformer import InputError, TransformerConfig, convert, porting
 from jax_transformer.convert import (
     Buffer,
     Layout,
@@ -25,7 +25,7 @@ from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 
 COMPUTED = ("m2m_100", "fairseq")  # functions compute their buffers
-WRITABLE = [name for name in convert.layouts() if name not in COMPUTED]
+WRITABLE = [name for name in porting.layouts() if name not in COMPUTED]
 BY_HAND = """
 name = "mine"
 unused = ["step"]
@@ -77,7 +77,7 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_every_layout_comes_back_equal(tmp_path, name):
-    path, layout = tmp_path / "x.toml", convert.get_layout(name)
+    path, layout = tmp_path / "x.toml", porting.get_layout(name)
     write_layout(path, layout)
     assert read_layout(path) == LayoutFile(layout, None)
     assert convert.get_layout(path) == convert.get_layout(str(path)) == layout

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from jax_transformer import InputError, apply, convert
+from jax_transformer import InputError, apply, convert, porting
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import (
@@ -251,9 +251,9 @@ def test_a_row_of_a_layer_or_option_that_the_config_lacks_is_skipped():
     assert expand(Layout("x", (*LAYOUT.rows, *rows)), config) == expand(LAYOUT, config)
 
 
-@pytest.mark.parametrize("name", convert.layouts())
+@pytest.mark.parametrize("name", porting.layouts())
 def test_every_row_of_every_layout_can_match(name):
-    layout = convert.get_layout(name)
+    layout = porting.get_layout(name)
     for row in layout.rows:
         check_possible(layout, row)
 

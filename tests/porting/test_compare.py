@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from jax_transformer import convert
+from jax_transformer import convert, porting
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError
@@ -38,7 +38,7 @@ def test_every_block_of_a_foreign_model_agrees(name):
     module = randomized(MODELS[name](config))
     params = convert.from_torch(module.state_dict(), config, name)
     src, tgt = random_tokens(config)
-    result = convert.compare(module, params, config, name, src, tgt, call=masked(config))
+    result = porting.compare(module, params, config, name, src, tgt, call=masked(config))
     print(result)
     assert result.first_differing is None
     assert result.output == "logits"
@@ -72,7 +72,7 @@ def test_a_wrong_variant_is_caught_and_named(name, right):
     module, src, tgt, state_dict, record = right
     tensors, config = mistaken(name, state_dict)
     params = convert.from_torch(tensors, config, LAYOUT)
-    result = convert.compare(module, params, config, LAYOUT, src, tgt)
+    result = porting.compare(module, params, config, LAYOUT, src, tgt)
     print(result)
     assert result.first_differing.name == WRONG[name].block
     assert result.blocks[-1].error > result.bound
@@ -184,7 +184,7 @@ def compared(config=PROGRAM, **options):
     """Return the comparison of a `Program` with a config of its weights."""
     module = randomized(Program(PROGRAM, **options))
     params = convert.from_torch(module.state_dict(), config, PROGRAM_LAYOUT)
-    return convert.compare(module, params, config, PROGRAM_LAYOUT, *ragged(PROGRAM), explain=False)
+    return porting.compare(module, params, config, PROGRAM_LAYOUT, *ragged(PROGRAM), explain=False)
 
 
 MASKS = {
@@ -225,7 +225,7 @@ def test_what_is_wrong_beside_the_masks_is_blamed_alone():
     }
     params = convert.from_torch(wrong, PROGRAM, PROGRAM_LAYOUT)
     inputs = (PROGRAM, PROGRAM_LAYOUT, *ragged(PROGRAM))
-    result = convert.compare(module, params, *inputs, explain=False)
+    result = porting.compare(module, params, *inputs, explain=False)
     assert result.first_differing.name == "decoder.layers.0.feed_forward"
     assert result.masks == "no target padding mask, not causal"
 
@@ -267,12 +267,12 @@ def test_vectors_and_float64(x64):
     module = randomized(convert.torch_nn_module(config)).double()
     params = convert.from_torch(module.state_dict(), config, "torch_nn")
     src, tgt = random_tokens(config, dtype=np.float64)
-    result = convert.compare(module, params, config, "torch_nn", src, tgt)
+    result = porting.compare(module, params, config, "torch_nn", src, tgt)
     assert result.bound == 1e-11
     assert result.masks == "not causal"
     assert result.first_differing is None
     narrow = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
-    assert convert.compare(module, narrow, config, "torch_nn", src, tgt).bound == 1e-5
+    assert porting.compare(module, narrow, config, "torch_nn", src, tgt).bound == 1e-5
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from jax_transformer import convert
+from jax_transformer import convert, porting
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
@@ -44,7 +44,7 @@ def archive(path, pickled, compression=zipfile.ZIP_STORED):
 def refusal(path, trainer=None):
     begun = time.perf_counter()
     with pytest.raises(InputError) as refused:
-        convert.from_trainer(path, trainer)
+        porting.from_trainer(path, trainer)
     assert time.perf_counter() - begun < 2
     message = str(refused.value)
     assert "\n" not in message
@@ -152,7 +152,7 @@ def test_settings_that_claim_terabytes_are_refused(tmp_path):
 def refusal_of_conversion(path):
     begun = time.perf_counter()
     with pytest.raises(InputError) as refused:
-        convert.from_trainer(path)
+        porting.from_trainer(path)
     assert time.perf_counter() - begun < 5
     return str(refused.value)
 
@@ -188,7 +188,7 @@ def same(tmp_path):
     """Return whether two checkpoints hold the same config and parameters."""
 
     def same(one, other):
-        (config, params, _), (other_config, others, _) = map(convert.from_trainer, (one, other))
+        (config, params, _), (other_config, others, _) = map(porting.from_trainer, (one, other))
         leaves, other_leaves = (convert.to_torch(p, config) for p in (params, others))
         assert_same_tensors(leaves, other_leaves)
         return config == other_config
@@ -260,8 +260,8 @@ def test_a_link_to_the_best_checkpoint_is_followed(tmp_path, same):
 
 def test_narrow_weights_can_be_widened(tmp_path):
     path = OpenNMT().half().save(tmp_path)
-    assert {leaf.dtype for leaf in leaves(convert.from_trainer(path)[1])} == {np.dtype("float16")}
-    params = convert.from_trainer(path, dtype="float32")[1]
+    assert {leaf.dtype for leaf in leaves(porting.from_trainer(path)[1])} == {np.dtype("float16")}
+    params = porting.from_trainer(path, dtype="float32")[1]
     assert {leaf.dtype for leaf in leaves(params)} == {np.dtype("float32")}
 
 

@@ -4,7 +4,7 @@ import pytest
 import sentencepiece
 import yaml
 
-from jax_transformer import convert
+from jax_transformer import porting
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.tokenizers import describe, from_description
@@ -48,7 +48,7 @@ def save(tmp_path, models):
 
 
 def test_text_goes_in_and_comes_out(save, models):
-    tokenizer = convert.from_trainer(save())[2]
+    tokenizer = porting.from_trainer(save())[2]
     encoders = (tokenizer.encode_source, tokenizer.encode_target)
     for model, encode in zip(models, encoders, strict=True):
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -100,7 +100,7 @@ def test_a_damaged_model_is_named(save, tmp_path):
     path = save()
     (tmp_path / "src.model").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"src\.model: is no"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
 
 
 def test_the_name_of_a_model_is_no_path(save, tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import apply, convert
+from jax_transformer import apply, convert, porting
 from tests.convert.foreign import randomized
 from tests.convert.tools import LOGIT_BOUNDS, assert_same_params, same_bits
 from tests.parity.ladder import error
@@ -31,7 +31,7 @@ def test_a_checkpoint_computes_what_its_program_computes(case, dtype, tmp_path):
     trainer, build = CASES[case]
     module = randomized(build()).to(getattr(torch, dtype)).eval()
     given = UNRECORDED.get(trainer, {})
-    config, params, _ = convert.from_trainer(module.save(tmp_path), **given)
+    config, params, _ = porting.from_trainer(module.save(tmp_path), **given)
     src, tgt = ragged_ids(config)
     with torch.no_grad():
         theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long())

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from jax_transformer import convert
+from jax_transformer import convert, porting
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
@@ -182,7 +182,7 @@ def test_nested_settings_of_fairseq_count(models, tmp_path):
     checkpoint["cfg"]["model"] = nested
     torch.save(checkpoint, path)
     with pytest.raises(InputError, match=r"quant_noise_pq=0\.1"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
     nested["quant_noise"]["pq"] = 0
     torch.save(checkpoint, path)
     assert TRAINERS["fairseq"].config(read_trainer(path)[1]) == config_of(
@@ -193,24 +193,24 @@ def test_nested_settings_of_fairseq_count(models, tmp_path):
 def test_a_setting_that_contradicts_the_tensors_is_a_fault(tmp_path):
     path = OpenNMT().save(tmp_path, enc_layers=3)
     with pytest.raises(convert.ConversionError, match=r"num_encoder_layers=3.*hold 1 layers"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
 
 
 def test_decoders_of_older_fairseq_without_a_final_norm_are_refused(tmp_path):
     module = Fairseq(encoder_normalize_before=True, decoder_normalize_before=True)
     module.decoder.version.fill_(2)
     with pytest.raises(convert.ConversionError, match=r"decoder\.version.*is 2 at .0., computed 3"):
-        convert.from_trainer(module.save(tmp_path))
+        porting.from_trainer(module.save(tmp_path))
 
 
 def test_heads_are_asked_for_only_where_they_are_not_recorded(tmp_path):
     path = AnnotatedTransformer().save(tmp_path)
     with pytest.raises(InputError, match="num_heads=8 must divide d_model=20"):
-        convert.from_trainer(path)
-    assert convert.from_trainer(path, num_heads=4)[0].num_heads == 4
+        porting.from_trainer(path)
+    assert porting.from_trainer(path, num_heads=4)[0].num_heads == 4
     path = OpenNMT().save(tmp_path)
     with pytest.raises(InputError, match="num_heads=4: opennmt_py records the number"):
-        convert.from_trainer(path, num_heads=4)
+        porting.from_trainer(path, num_heads=4)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_damaged_settings_of_joeynmt_are_refused(tmp_path, monkeypatch, text, me
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(InputError, match=message) as refused:
-        convert.from_trainer(path)
+        porting.from_trainer(path)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "canary").exists()
 
@@ -250,12 +250,12 @@ def test_special_ids_of_joeynmt_come_from_its_settings(tmp_path):
 def test_a_checkpoint_of_another_program_is_named(tmp_path):
     path = JoeyNMT().save(tmp_path)
     with pytest.raises(InputError, match="is no checkpoint of fairseq; this library knows annot"):
-        convert.from_trainer(path, "fairseq")
+        porting.from_trainer(path, "fairseq")
     with pytest.raises(InputError, match="trainer='marian' is unknown; choose one of annotated"):
-        convert.from_trainer(path, "marian")
+        porting.from_trainer(path, "marian")
     torch.save({"weight": torch.ones(3)}, path)
     with pytest.raises(InputError, match="is no checkpoint of any of them"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
     shutil.rmtree(tmp_path)
     with pytest.raises(InputError, match=r"best\.ckpt cannot be read"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)

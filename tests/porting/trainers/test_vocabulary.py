@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jax_transformer import convert
+from jax_transformer import porting
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers.fairseq import read_dictionary
 from jax_transformer.tokenizers import describe, from_description
@@ -11,7 +11,7 @@ from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyN
 
 
 def tokenizer_of(module, folder):
-    return convert.from_trainer(module.save(folder))[2]
+    return porting.from_trainer(module.save(folder))[2]
 
 
 def test_fairseq_ends_sources_and_targets_and_begins_with_the_end(tmp_path):
@@ -45,7 +45,7 @@ def test_sources_of_opennmt_do_not_end_with_eos(tmp_path):
 
 def test_the_notebook_has_none(tmp_path):
     path = AnnotatedTransformer().save(tmp_path)
-    assert convert.from_trainer(path, num_heads=4)[2] is None
+    assert porting.from_trainer(path, num_heads=4)[2] is None
 
 
 @pytest.mark.parametrize("module", [Fairseq, JoeyNMT])
@@ -53,7 +53,7 @@ def test_without_the_files_there_is_none(tmp_path, module):
     path = module().save(tmp_path)
     for file in tmp_path.glob("*.txt"):
         file.unlink()
-    assert convert.from_trainer(path)[2] is None
+    assert porting.from_trainer(path)[2] is None
 
 
 def test_a_vocabulary_of_another_model_is_refused(tmp_path):
@@ -63,7 +63,7 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path):
     with pytest.raises(
         InputError, match="the target vocabulary has 32 tokens, but the model has 31"
     ):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
 
 
 def test_it_is_written_and_read_like_any_tokenizer(tmp_path):
@@ -105,7 +105,7 @@ def test_damaged_dictionaries_are_refused(tmp_path, content, message):
     path = Fairseq().save(tmp_path)
     (tmp_path / "dict.en.txt").write_bytes(content)
     with pytest.raises(InputError, match=message):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
 
 
 def test_a_language_is_no_path(tmp_path):
@@ -113,7 +113,7 @@ def test_a_language_is_no_path(tmp_path):
     module = Fairseq(source_lang="x/../../dict", target_lang="en")
     path = module.save(tmp_path / "below", newer=False)
     (tmp_path / "dict.txt").write_text("not a dictionary\n")
-    assert convert.from_trainer(path)[2] is None
+    assert porting.from_trainer(path)[2] is None
 
 
 def test_special_ids_of_opennmt_must_be_those_of_both_sides(tmp_path):
@@ -123,4 +123,4 @@ def test_special_ids_of_opennmt_must_be_those_of_both_sides(tmp_path):
     source[1], source[4] = source[4], source[1]
     torch.save(saved, path)
     with pytest.raises(InputError, match="'<blank>' has id 1 in the target vocabulary, but not in"):
-        convert.from_trainer(path)
+        porting.from_trainer(path)
