@@ -134,7 +134,7 @@ def errors(trainer: str, case: Case) -> tuple[float, float]:
 def check_rest(trainer: str, case: Case) -> None:
     """Compare the names and bits that go home, and the ids of known and unknown words."""
     config, params, tokenizer = porting.from_trainer(case.path, trainer, **_unrecorded(trainer))
-    home = convert.to_torch(params, config, trainer)
+    home = convert.to_torch(params, config, porting.get_layout(trainer))
     if home.keys() != case.module.state_dict().keys():
         raise SystemExit(
             f"{case.name}: names differ: {home.keys() ^ case.module.state_dict().keys()}"

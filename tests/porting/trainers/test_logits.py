@@ -41,7 +41,7 @@ def test_a_checkpoint_computes_what_its_program_computes(case, dtype, tmp_path):
     print(f"\n{case}, {dtype}: {found:.1e}")
     assert found <= LOGIT_BOUNDS[dtype]
 
-    home = convert.to_torch(params, config, trainer)
+    home = convert.to_torch(params, config, porting.get_layout(trainer))
     module.load_state_dict(home, strict=True)
     for name, parameter in module.named_parameters():
         assert same_bits(home[name], parameter.detach()), name
