@@ -24,6 +24,8 @@ from tests.tiers import tiered
 # Six patterns of sites; the other presets repeat one of them.
 PATTERNS = ("vaswani2017", "torch_nn", "shared_heads", "bias_free_qkv", "pre_norm", "t5")
 PRESETS = tiered(TransformerConfig.presets(), PATTERNS)
+SMALL_SET = ("shared_heads", "t5")  # post-norm with the other decoder, pre-norm
+COMPILED = tiered(TransformerConfig.presets(), SMALL_SET)
 
 # Every place of a model of one layer a side where a described implementation drops.
 SOURCE, TARGET = "source_dropout", "target_dropout"
@@ -178,7 +180,7 @@ def expected_shape(config, site):
     return *queries, config.d_ff if site in ACTIVATIONS else config.d_model
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", COMPILED)
 @pytest.mark.usefixtures("x64")
 def test_each_site_drops_at_its_own_rate_and_scales_what_it_keeps(preset):
     config, rates = expected_rates(preset)
@@ -199,7 +201,7 @@ def test_each_site_drops_at_its_own_rate_and_scales_what_it_keeps(preset):
             assert not np.array_equal(first, second), (site, axis)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", COMPILED)
 @pytest.mark.usefixtures("x64")
 def test_masks_follow_the_key_and_no_two_sites_share_one(preset):
     config, rates = expected_rates(preset)
@@ -284,25 +286,6 @@ def by_hand(preset, site):
     return run_with(preset, zero=f"{block.removesuffix('_residual')}/{last}/")
 
 
-EACH_SITE = ("vaswani2017", "shared_heads", "t5")  # post-norm, the other decoder, pre-norm
-each_site = pytest.mark.parametrize(
-    ("preset", "site"),
-    [
-        pytest.param(preset, site, marks=() if preset in EACH_SITE else pytest.mark.exhaustive)
-        for preset in TransformerConfig.presets()
-        for site in possible_sites(preset)
-    ],
-)
-
-
-@each_site
-@pytest.mark.usefixtures("x64")
-def test_rate_one_at_one_site_gives_the_value_computed_by_hand(preset, site):
-    actual = run_with(preset, dropped=site)
-    assert np.array_equal(actual, by_hand(preset, site))
-    assert error(actual, run_with(preset)) > 1e-3  # each site changes the output
-
-
 @functools.cache
 def torch_module(preset):
     config = certain_config(preset)
@@ -315,19 +298,29 @@ def torch_name(site):
     return site.replace("layers_0", "layers.0").replace("/", ".")
 
 
-@each_site
+@pytest.mark.parametrize(
+    ("preset", "site"),
+    [
+        pytest.param(preset, site, marks=() if preset in SMALL_SET else pytest.mark.exhaustive)
+        for preset in TransformerConfig.presets()
+        for site in possible_sites(preset)
+    ],
+)
 @pytest.mark.usefixtures("x64")
-def test_rate_one_at_one_site_is_that_of_the_torch_reference(preset, site):
+def test_rate_one_at_one_site_is_that_by_hand_and_of_the_torch_reference(preset, site):
+    actual = run_with(preset, dropped=site)
+    assert np.array_equal(actual, by_hand(preset, site))
+    assert error(actual, run_with(preset)) > 1e-3  # each site changes the output
     module = torch_module(preset)
     for child in module.modules():
         if isinstance(child, torch.nn.Dropout):
             child.p = 0.0
     module.get_submodule(torch_name(site)).p = 1.0
     expected = module(*map(torch.from_numpy, inputs(certain_config(preset))[1:]))
-    assert error(run_with(preset, dropped=site), expected) <= bound("logits", "float64")
+    assert error(actual, expected) <= bound("logits", "float64")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", COMPILED)
 @pytest.mark.usefixtures("x64")
 def test_equal_masks_at_all_sites_give_what_the_torch_reference_gives(preset):
     # Some places differ at rates between 0 and 1 alone: before and after an activation, for one.
@@ -372,7 +365,7 @@ def test_torchs_own_transformer_has_no_other_site():
     assert set(TORCH_NN) == set(possible_sites("torch_nn")) == DESCRIBED["torch_nn"][1]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", COMPILED)
 @pytest.mark.usefixtures("x64")
 def test_rate_zero_with_a_key_and_any_rate_without_one_are_the_forward(preset):
     forward = jax.jit(apply, static_argnums=1)

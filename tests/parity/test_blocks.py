@@ -229,6 +229,7 @@ def test_decoder_layer(pair, ladder):
     ladder.check(pair.preset, "decoder layer", actual, expected)
 
 
+@pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_encoder(pair, ladder):
     x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
     mask = make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads)
@@ -237,6 +238,7 @@ def test_encoder(pair, ladder):
     ladder.check(pair.preset, "encoder", actual, expected)
 
 
+@pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_decoder(pair, ladder):
     inputs = decoder_inputs(pair)
     actual = run_stack(model.Decoder(pair.config), pair.params["decoder"], *inputs)

@@ -60,6 +60,7 @@ def plain():
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.exhaustive  # the quick tier compares each with torch's in tests/training
 @pytest.mark.parametrize(
     "settings",
     [

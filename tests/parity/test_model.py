@@ -12,10 +12,12 @@ from tests.compilation import AS_USERS_DO
 from tests.models import random_tokens, small_config
 from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask, to_torch
+from tests.tiers import tiered
 
 jit = functools.partial(jax.jit, static_argnums=1)
 
 
+@pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_encode(pair, ladder):
     actual = jit(encode)(pair.params, pair.config, pair.src)
     ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
@@ -40,6 +42,7 @@ def test_logits_under_masks_of_the_caller(pair, ladder):
     ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
 
 
+@pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_decode_of_a_given_memory(pair, ladder):
     random = np.random.default_rng(6)
     shape = (*pair.src.shape[:2], pair.config.d_model)
@@ -49,7 +52,7 @@ def test_decode_of_a_given_memory(pair, ladder):
     ladder.check(pair.preset, "decode", actual, expected, kind="logits")
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("side", tiered(["encoder", "decoder"], ["decoder"]))
 def test_a_final_norm_of_one_side_only(side, dtype, ladder):
     norms = {"final_norm": side == "encoder", "decoder_final_norm": side == "decoder"}
     config = small_config("pre_norm", **norms)

@@ -26,6 +26,7 @@ def pair():
         yield measure.make_pair(measure.trainable("pre_norm", num_decoder_layers=1), "float32")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", MANTISSA_BITS)
 def test_products_of_rounded_inputs(pair, precision):
     (batch,) = measure.random_batches(pair.config, 1)
