@@ -45,4 +45,4 @@ def test_a_checkpoint_computes_what_its_program_computes(case, dtype, tmp_path):
     module.load_state_dict(home, strict=True)
     for name, parameter in module.named_parameters():
         assert same_bits(home[name], parameter.detach()), name
-    assert_same_params(convert.from_torch(home, config, trainer), params)
+    assert_same_params(convert.from_torch(home, config, porting.get_layout(trainer)), params)
