@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
-from msgspec import Meta, ValidationError, convert
+from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_length, shown
+from jax_transformer.model.checks import check_length
+from jax_transformer.storage.declared import checked
 
 LARGEST_ALPHA = 10.0  # 6,000**10 is a float32, and its inverse too
 MOST_TOKENS = 2**30  # positions are int32
@@ -30,11 +31,6 @@ Factor = Annotated[float, Meta(ge=float(FLOAT32.tiny), le=float(FLOAT32.max))]
 Scalar = float | int | Float[Array | np.ndarray, ""]
 StartToken = int | Integer[Array | np.ndarray, ""] | Integer[Array | np.ndarray, " _"]
 EarlyStopping = bool | Literal["never"]
-
-CHOICES = {
-    "early_stopping": "True, False or 'never'",
-    "length_normalization": "'gnmt' or 'power'",
-}
 
 
 @dataclass(frozen=True)
@@ -199,13 +195,7 @@ def _checked(option: Field, value: Any) -> Any:
             kind = f"dtype {value.dtype} and shape {value.shape}"
             raise InputError(f"{name} of {kind} must be one number")
         return value
-    try:
-        return convert(_plain(value), option.metadata.get("declared", option.type))
-    except ValidationError as error:
-        reason = str(error).replace("Expected", "must be").replace("$", name)
-        if "enum" in reason:
-            reason = f"must be {CHOICES[name]}"
-        raise InputError(f"{name}={shown(value)} {reason}") from error
+    return checked(name, _plain(value), option.metadata.get("declared", option.type))
 
 
 def _plain(value: Any) -> Any:

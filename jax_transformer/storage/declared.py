@@ -47,15 +47,16 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
     try:
         converted = convert(plain, declared, strict=not text, dec_hook=_path)
     except (ValidationError, RecursionError) as error:
-        raise _refusal(name, value, declared, text) from error
+        item = str(error).partition("at `$")[2].rstrip("`")  # of a list, such as [1]
+        raise _refusal(name, value, declared, text, item) from error
     numbers = converted if isinstance(converted, tuple) else (converted,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise _refusal(name, value, declared, text)
     return converted
 
 
-def _refusal(name: str, value: Any, declared: Any, text: bool) -> InputError:
-    wanted, remedy = _wanted(type_info(declared)), ""
+def _refusal(name: str, value: Any, declared: Any, text: bool, item: str = "") -> InputError:
+    wanted, remedy = _wanted(type_info(declared)), f"; {name}{item} is not" * bool(item)
     if text and isinstance(value, str):
         for kind in (float, int):  # a number is shown without quotes
             with contextlib.suppress(ValidationError):
@@ -139,9 +140,10 @@ def _wanted(kind: Type) -> str:
             nones_last = sorted(kinds, key=lambda kind: isinstance(kind, NoneType))
             return " or ".join(map(_wanted, nones_last))
         case LiteralType(values=values):
-            return f"one of {', '.join(map(repr, values))}"
-        case VarTupleType(item_type=item):
-            return f"a list, each item {_wanted(item)}"
+            words = ", ".join(map(repr, values))
+            return f"one of {words}" if len(values) > 1 else words
+        case VarTupleType(item_type=item, min_length=least):
+            return f"a list{' that is not empty' if least else ''}, each item {_wanted(item)}"
         case IntType():
             return f"a whole number{_range(kind)}"
         case FloatType():

@@ -12,14 +12,14 @@ from tests.models import SOURCE_LENGTH, random_params, random_tokens, small_conf
 
 KEY = jax.random.key(0)
 REFUSED = [
-    ({"max_new_tokens": 0}, "max_new_tokens=0 must be .*>= 1"),
+    ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number, at least 1"),
     ({"max_new_tokens": 30}, "30 .*max_length=29"),
     ({"src": np.ones((1, 30), np.int32)}, "src is 30 .*max_length=29"),
     ({"src": np.array([[5, -1]])}, r"src\[0, 1\]=-1"),
     ({"src": np.array([[5, 2**31]])}, r"src\[0, 1\]=2147483648"),
     ({"src": np.array([[5, 8]])}, r"src\[0, 1\]=8"),
     ({"src_mask": np.ones((1, 1, 2, SOURCE_LENGTH), bool)}, r"= \[5, 3, 1, 13\]"),
-    ({"beam_size": 0}, "beam_size=0 must be .*>= 1"),
+    ({"beam_size": 0}, "beam_size=0 must be a whole number, at least 1"),
     ({"beam_size": 5, "max_new_tokens": 3}, "beam_size=5 needs .*10 tokens.*tgt_vocab_size=8"),
     ({"num_hypotheses": 2}, "num_hypotheses=2 .*beam_size=1"),
     ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 .*beam_size=2"),
