@@ -7,6 +7,7 @@ from jax_transformer.errors import InputError
 # Module that is imported: the extra of pyproject.toml that installs it.
 EXTRA_OF = {
     "orbax": "train",
+    "etils": "train",
     "grain": "train",
     "tokenizers": "train",
     "sentencepiece": "train",

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.rules import as_array
-from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_key, shown
+from jax_transformer.errors import InputError, shorten
+from jax_transformer.model.checks import check_key
 
 
 @struct.dataclass
@@ -42,7 +42,7 @@ def make_sampling(options: GenerationConfig, key: PRNGKeyArray | None) -> Sampli
     if key is None:
         for name in ("temperature", "top_k", "top_p"):
             if (value := getattr(options, name)) is not None:
-                raise InputError(f"{name}={shown(value)} is for sampling, which needs a key")
+                raise InputError(f"{name}={shorten(value)} is for sampling, which needs a key")
         return None
     check_key("key", key)
     if options.beam_size > 1:

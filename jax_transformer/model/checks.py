@@ -26,15 +26,6 @@ from jax_transformer.model.memory_checks import check_position_table
 from jax_transformer.model.parameters import LAYER, STACKS, parameter_shapes
 
 
-def shown(value: Any) -> str:
-    """Return any value for a message: short, and in one line."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return " ".join(shorten(value).split())
-
-
 def check_array(name: str, array: Any) -> None:
     """Refuse what is no array of numpy or jax, and an array of the other byte order.
 
@@ -153,11 +144,11 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
     except TypeError:
         number = None
     if number is None:
-        raise InputError(f"{name}={shown(value)} must be a whole number")
+        raise InputError(f"{name}={shorten(value)} must be a whole number")
     if least is not None and number < least:
-        raise InputError(f"{name}={shown(value)} must be at least {least}")
+        raise InputError(f"{name}={shorten(value)} must be at least {least}")
     if number > LARGEST:
-        raise InputError(f"{name}={shown(value)} must be at most {LARGEST}")
+        raise InputError(f"{name}={shorten(value)} must be at most {LARGEST}")
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -167,7 +158,7 @@ def check_flag(name: str, value: Any) -> None:
         InputError: Names the value.
     """
     if not isinstance(value, bool):
-        raise InputError(f"{name}={shown(value)} must be True or False")
+        raise InputError(f"{name}={shorten(value)} must be True or False")
 
 
 def check_ids(
@@ -480,7 +471,7 @@ def check_execution(execution: Any) -> None:
     """
     if not isinstance(execution, Execution):
         raise InputError(
-            f"execution={shown(execution)} must be an Execution, for example "
+            f"execution={shorten(execution)} must be an Execution, for example "
             'Execution.for_platform("cpu")'
         )
 

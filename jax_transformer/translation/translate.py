@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
-from jax_transformer.model.checks import check_whole_number, shown
+from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.parameters import shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.tokenizers import LineError
@@ -100,7 +100,7 @@ def translate(
         check_whole_number("window", window, least=1)
     check_whole_number("skip", skip, least=0)
     if overlong not in ("refuse", "cut"):
-        raise InputError(f"overlong={shown(overlong)} must be 'refuse' or 'cut'")
+        raise InputError(f"overlong={shorten(overlong)} must be 'refuse' or 'cut'")
     if window is None:
         lines = list(lines)
         total = len(lines)

@@ -210,9 +210,9 @@ def started(*argv):
 
 def test_one_tokenizer_may_be_a_file_or_a_folder(base):
     tokenizer = read_byte_pair(read_files(base, ["tokenizer.json"]), {}, str(base))
-    shutil.copy(base / "tokenizer.json", "other.json")
+    shutil.copy(base / "model/tokenizer.json", "other.json")
     Path("tokenizer").mkdir()
-    shutil.copy(base / "tokenizer.json", "tokenizer")
+    shutil.copy(base / "model/tokenizer.json", "tokenizer")
     for path in ("other.json", "tokenizer", "base"):
         settings = started(f"--tokenizer={path}")
         assert settings.tokenizer.digest() == tokenizer.digest()
