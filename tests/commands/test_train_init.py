@@ -209,7 +209,7 @@ def started(*argv):
 
 
 def test_one_tokenizer_may_be_a_file_or_a_folder(base):
-    tokenizer = read_byte_pair(read_files(base, ["tokenizer.json"]), {}, str(base))
+    tokenizer = read_byte_pair(read_files(base / "model", ["tokenizer.json"]), {}, str(base))
     shutil.copy(base / "model/tokenizer.json", "other.json")
     Path("tokenizer").mkdir()
     shutil.copy(base / "model/tokenizer.json", "tokenizer")
