@@ -375,6 +375,7 @@ def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):
         Path("new/model/settings.yaml").write_text("")  # of an earlier run
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path, capsys):
     command = [sys.executable, ROOT / "train.py"]
     options = ["--output=model", "--steps=100000", "--evaluation-interval=1000"]

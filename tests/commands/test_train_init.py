@@ -178,6 +178,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
     assert same_bits(*runs)
 
 
+@pytest.mark.exhaustive
 def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     sides = []
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
@@ -229,6 +230,7 @@ def test_one_tokenizer_may_be_a_file_or_a_folder(base):
     assert started("--init=base", "--tokenizer=other.json").tokenizer.digest() == tokenizer.digest()
 
 
+@pytest.mark.exhaustive
 def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     lines = ["one two " + "".join(map(chr, range(97, 123))) + " -äöüß"]
     model = tiny_model(lines, 60, max_length=200)
