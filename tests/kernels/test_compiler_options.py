@@ -8,7 +8,7 @@ from benchmarks import compiled
 from jax_transformer import TransformerConfig
 from jax_transformer.kernels.compiler_options import REDUCED_TOGETHER, TPU_OPTIONS, compiler_options
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.topologies import topology_devices
+from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
@@ -52,13 +52,14 @@ def test_options_are_for_reductions_among_all_chips(chips, sizes, options):
     assert compiler_options(make_mesh(sizes, chips)) == options
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_reduced_while_the_backward_pass_runs(chips):
     mesh = make_mesh("data=8", chips)
     ids = jax.ShapeDtypeStruct((64, 32), jnp.int32)
     lowered = sharded_train_step(mesh, CONFIG, SETTINGS).lower(
         state_shapes(CONFIG, SETTINGS), Batch(ids, ids, ids)
     )
-    program = compiled.compile_for_topology(lowered)
+    program = compile_for_topology(lowered)
     module, entry = compiled.parse(program.as_text())
     found = {True: 0, False: 0}
     for one in compiled.collectives(module, entry):

@@ -25,6 +25,12 @@ WRONG = {
         "pack_length": 65,
         "max_tokens": 64,
     },
+    "pack_length=0 must be a whole number, at least 1": {"pack_length": 0},
+    "cooldown_steps=-1 must be a whole number, at least 0": {"cooldown_steps": -1},
+    "cooldown_steps=1 must be 0 for schedule='cosine'": {
+        "cooldown_steps": 1,
+        "schedule": "cosine",
+    },
 }
 
 
@@ -33,6 +39,7 @@ def test_a_setting_that_cannot_train_is_refused(message, settings):
     with pytest.raises(InputError) as refused:
         TrainingConfig(**settings)
     assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_numbers_of_numpy_are_those_of_python():

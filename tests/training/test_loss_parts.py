@@ -43,7 +43,7 @@ def loss_and_gradient(params, config, packed, parts):
 @pytest.mark.parametrize("parts", tiered([2, 5, 99], quick=[5]))
 @pytest.mark.parametrize("preset", tiered(PRESETS, quick=["t5_v1_1"]))
 def test_loss_and_gradient_are_those_of_one_part(x64, preset, parts, packed):
-    config = small_config(preset)
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
     params = random_params(config, dtype=np.float64)
     (loss, gradient), (expected, whole) = (
         loss_and_gradient(params, config, packed, count) for count in (parts, 1)

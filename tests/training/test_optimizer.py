@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from jax_transformer import TransformerConfig
-from jax_transformer.errors import InputError
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.optimizer import adam, clip_by_global_norm, learning_rate_schedule
 from tests.models import random_params, small_config
@@ -51,19 +50,6 @@ def test_a_cooldown_leaves_the_steps_before_it_and_ends_at_zero(schedule):
     shares = [1, 1, 1, 1, 3 / 4, 1 / 4, 0, 0]
     expected = [rate * share for rate, share in zip(without, shares, strict=True)]
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"cooldown_steps": -1}, "cooldown_steps=-1 must be a whole number, at least 0"),
-        ({"cooldown_steps": 1, "schedule": "cosine"}, "must be 0 for schedule='cosine'"),
-    ],
-)
-def test_a_cooldown_that_cannot_be_is_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        TrainingConfig(steps=100, warmup_steps=20, **settings)
-    TrainingConfig(steps=100, warmup_steps=20, cooldown_steps=500)
 
 
 def test_updates_are_those_of_torchs_adam(x64):
