@@ -382,9 +382,6 @@ def check_whole_numbers(numbers: Mapping[str, Any]) -> None:
 
     Args:
         numbers: Values by the names that a message calls them.
-
-    Raises:
-        InputError: Names the first of them.
     """
     for name, value in numbers.items():
         if type(value) is int and not -LARGEST <= value <= LARGEST:

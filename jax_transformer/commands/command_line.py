@@ -52,11 +52,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(flag, nargs="*" if several else None, **words)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Return the values that are named, as text.
-
-        Raises:
-            InputError: An argument is unknown, or has no value.
-        """
+        """Return the values that are named, as text."""
         flags = [_hyphens(argument) for argument in argv]
         values, unknown = self.parse_known_args(flags)
         if unknown:
@@ -72,11 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def call(command: Callable[..., None], argv: Sequence[str]) -> None:
-    """Call a function with the arguments of a command line; those without a default are positional.
-
-    Raises:
-        InputError: An argument is unknown, missing, or not of the parameter's type.
-    """
+    """Call a function with a command line; arguments without a default are positional."""
     text, helps = described(command)
     hints = inspect.get_annotations(command, eval_str=True)
     parameters = inspect.signature(command).parameters

@@ -134,11 +134,7 @@ def read_source(
     dtype: str | None = None,
     num_heads: int | None = None,
 ) -> Source:
-    """Return the model in a weight file or folder; arguments as for `convert`.
-
-    Raises:
-        InputError: The source or its config cannot be used.
-    """
+    """Return the model in a weight file or folder; arguments as for `convert`."""
     if is_checkpoint(source, layout, config_file):
         program, trained = read_trainer(source, layout, num_heads=num_heads)
         config = program.config(trained)
@@ -203,9 +199,6 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
         source: A weight file, which may record its config.
         config_file: The JSON file, if there is one.
         layout: The name of a layout, or a TOML file, which may hold a config.
-
-    Raises:
-        InputError: There is none, the JSON is damaged, or two of them contradict each other.
     """
     known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
     if config_file is not None:

@@ -39,10 +39,6 @@ def missing_library(command: str, error: ModuleNotFoundError) -> InputError | No
 
 
 def check_installed(module: str) -> None:
-    """Refuse to start where a library is missing that is imported only later.
-
-    Raises:
-        ModuleNotFoundError: The library is missing; `missing_library` has the message.
-    """
+    """Refuse to start where a library is missing that is imported only later."""
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)

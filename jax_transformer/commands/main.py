@@ -64,11 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse arguments that cannot be shown in a message of one line.
-
-    Raises:
-        InputError: One is too long, or is not UTF-8.
-    """
+    """Refuse arguments that cannot be shown in a message of one line."""
     for number, argument in enumerate(arguments, start=1):
         shown = f"argument {number}, {shorten(argument)},"
         if len(argument) > LONGEST_ARGUMENT:
@@ -112,10 +108,6 @@ def run_command(name: str, *arguments: str) -> None:
     Args:
         name: One of `COMMANDS`.
         *arguments: The arguments that follow it on the command line.
-
-    Raises:
-        InputError: The command is unknown.
-        ModuleNotFoundError: A library of an extra is not installed.
     """
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")

@@ -18,11 +18,7 @@ report says what would be. Arguments that do not concern the text change nothing
 
 
 def prepare(*argv: str) -> None:
-    """Parse the command line and prepare the text.
-
-    Raises:
-        InputError: An argument is wrong, or a file cannot be used.
-    """
+    """Parse the command line and prepare the text."""
     if {"-h", "--help"} & set(argv):
         print(HELP)
         return

@@ -89,10 +89,6 @@ def new_arguments(named: NamedSettings, arguments: Arguments) -> tuple[Arguments
     Args:
         named: What the command line names.
         arguments: The arguments without what the run starts from.
-
-    Raises:
-        InputError: The output may not be written, a folder or file cannot be used, or the
-            arguments contradict it.
     """
     if distributed.is_main() and arguments.output:
         check_output(arguments.output, arguments.overwrite)
@@ -109,9 +105,6 @@ def resumed_arguments(
 
     Those that are named win; `check_resumed` and `check_same` refuse the ones that a resumed run
     must keep.
-
-    Raises:
-        InputError: There is no such run, or the command line asks for another one.
     """
     if arguments.output is None or arguments.overwrite:
         raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
@@ -180,10 +173,6 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     Args:
         arguments: The arguments.
         start: What the run has before it reads its text.
-
-    Raises:
-        InputError: A value is wrong; the message names it.
-        ModuleNotFoundError: A library is missing that is needed later.
     """
     check_path(arguments.prepared)
     if start.tokenizer is None:
@@ -219,9 +208,6 @@ def prepare(arguments: Arguments, start: Start, console: Console) -> tuple[RunSe
     """Read the text, train the tokenizer on it if there is none, encode the text.
 
     What an earlier run has prepared of the same text is used again.
-
-    Raises:
-        InputError: A file cannot be used, or the model does not fit it.
     """
     text_settings = arguments.text_settings()
     corpora = read_corpora(text_settings, start.tokenizer, console)

@@ -237,11 +237,7 @@ def start_of_run(settings: RunSettings) -> Start:
 
 
 def read_start(arguments: Arguments) -> Start:
-    """Return what a new run starts from: the model of --init, or the tokenizer of --tokenizer.
-
-    Raises:
-        InputError: A folder or file cannot be used, or --tokenizer is not the tokenizer of --init.
-    """
+    """Return what a new run starts from: the model of --init, or the tokenizer of --tokenizer."""
     tokenizer = run_tokenizer(arguments.tokenizer, arguments.target_tokenizer)
     languages = arguments.source_lang, arguments.target_lang
     if tokenizer is not None:
@@ -266,12 +262,7 @@ def read_start(arguments: Arguments) -> Start:
 
 
 def check_start(arguments: Arguments, start: Start) -> None:
-    """Refuse arguments that contradict what a new run starts from.
-
-    Raises:
-        InputError: A field of the model, the preset or the size of the vocabulary differs (names
-            both values), or the model has one table for the tokens of two tokenizers.
-    """
+    """Refuse arguments that contradict what a new run starts from."""
     if start.config is not None:
         name = str(arguments.init)
         check_same_model(arguments.model, arguments.preset, start.config, name)
@@ -308,9 +299,6 @@ class NamedSettings(NamedTuple):
 
         Args:
             start: What the run starts from: its vocabulary and its model win over the preset.
-
-        Raises:
-            InputError: The preset is unknown, or settings of the training contradict each other.
         """
         numbers = not {"config", "source"} & self.run.keys()
         task, sizes = (NUMBER_WORDS, NUMBER_WORDS_SIZES) if numbers else (Arguments(), TEXT_SIZES)
@@ -331,12 +319,7 @@ class NamedSettings(NamedTuple):
 
 
 def named_settings(argv: Sequence[str]) -> NamedSettings:
-    """Return what a command line names; with --help it is shown, and the program ends.
-
-    Raises:
-        InputError: The file cannot be read, a flag or a name is unknown, or a value does not fit
-            its declaration.
-    """
+    """Return what a command line names; with --help it is shown, and the program ends."""
     flags = _parser(Arguments()).parse(argv)
     wants_help = flags.pop("help", False)
     part_of = {name: part for part, settings in PARTS.items() for name in declarations(settings)}
@@ -399,11 +382,7 @@ def arguments_of_run(settings: RunSettings) -> Arguments:
 
 
 def check_resumed(saved: Arguments, given: Arguments) -> None:
-    """Refuse arguments that a resumed run keeps and that differ from its own.
-
-    Raises:
-        InputError: An argument differs; the message names it with both values.
-    """
+    """Refuse arguments that a resumed run keeps and that differ from its own."""
     kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
     # BLEU that selects the best parameters is computed in the same way throughout.

@@ -65,9 +65,6 @@ def check_zeros(absent: Sequence[Pair], arrays: Iterable[np.ndarray]) -> None:
     Args:
         absent: The pairs of tensors whose absence means zeros.
         arrays: The tensors that are there.
-
-    Raises:
-        InputError: Names the first tensor.
     """
     claimed = sum(math.prod(shape) for pair in absent for shape in pair.shapes)
     held = sum(array.size for array in arrays)
@@ -87,9 +84,6 @@ def check_buffers(
         buffers: The buffers.
         config: The shape of the model.
         arrays: The parameters.
-
-    Raises:
-        InputError: Names the first such buffer.
     """
     held = sum(array.size for array in arrays)
     for buffer in buffers:

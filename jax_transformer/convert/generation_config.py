@@ -68,9 +68,6 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
 
     As in transformers, generation_config.json replaces all keys of config.json. Where it is
     absent, those keys of config.json that are not null are the defaults.
-
-    Raises:
-        InputError: The file is damaged.
     """
     path = folder / GENERATION_FILE
     if os.path.lexists(path):
@@ -86,9 +83,6 @@ def names_length(folder: Path) -> bool:
 
     Where they do not, transformers stops after `DEFAULT_NEW_TOKENS` tokens, and so does this
     library.
-
-    Raises:
-        InputError: The file is damaged.
     """
     values, _ = read_generation_config(folder)
     return any(values.get(key) is not None for key in ("max_length", "max_new_tokens"))
@@ -106,9 +100,6 @@ def generation_options(
         values: The content of generation_config.json. Unknown keys are not read.
         config: The shape of the model.
         name: The name of the file in error messages.
-
-    Raises:
-        InputError: A value is damaged or cannot be honoured; names the key and the value.
     """
     read = _Reader(values, config, name)
     for key, neutral in NEUTRAL.items():

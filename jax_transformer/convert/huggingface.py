@@ -112,10 +112,6 @@ def load_folder(
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
         of `jax_transformer.generate` (see `generation_config.generation_options`). Where the code
         of the target starts the decoder, it is the config's `bos_id`.
-
-    Raises:
-        InputError: As for `from_huggingface` and `load_tokenizer`; the folder does not say what
-            language its targets have; or a generation default cannot be honoured.
     """
     folder = Path(folder)
     config, tokenizer = load_tokenizer(
@@ -144,11 +140,6 @@ def load_tokenizer(
 
     Arguments are those of `load_folder`. The language of the targets is `target_lang`, or that of
     the generation defaults, or that of tokenizer_config.json; it may be unknown.
-
-    Raises:
-        InputError: A file is missing or damaged, this library cannot read the family's tokenizer,
-            the tokenizer has another size or other special ids than the model, or it has no such
-            language.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -344,11 +335,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json.
-
-    Raises:
-        InputError: The folder is missing, or the file is missing, damaged or too long.
-    """
+    """Return the content of a folder's config.json."""
     if not os.path.isdir(folder):
         raise InputError(
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "
@@ -362,9 +349,6 @@ def read_model_config(path: Path) -> TransformerConfig:
 
     Args:
         path: A folder of a known family or of this library, or its config.json.
-
-    Raises:
-        InputError: The file is missing or damaged, or the family is unknown.
     """
     values = read_json(path) if path.is_file() else read_config(path)
     if values.get("model_type") != _OWN_TYPE:

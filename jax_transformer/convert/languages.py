@@ -35,9 +35,6 @@ def with_generated_language(
         generation: The generation defaults of the folder.
         config: The shape of the model.
         name: The folder, for error messages.
-
-    Raises:
-        InputError: tokenizer_config.json names another target language.
     """
     languages = tokenizer.languages
     key = generation_key(languages)
@@ -69,9 +66,6 @@ def generating(
     Returns:
         The config, whose `bos_id` is the code of the target where this starts the decoder; and
         the generation defaults, with the code as `forced_first_token` where it does not.
-
-    Raises:
-        InputError: The target language is not known.
     """
     languages = tokenizer.languages
     if languages is None:

@@ -70,11 +70,7 @@ class Origin:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Origin:
-        """Return the origin.
-
-        Raises:
-            InputError: The values are damaged.
-        """
+        """Return the origin."""
         try:
             files = {name: base64.b64decode(data) for name, data in values["files"].items()}
             origin = cls(values["model_type"], dict(values["config"]), files)
@@ -91,11 +87,7 @@ class Origin:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Origin:
-        """Return the origin from the content of `ORIGIN_FILE`.
-
-        Raises:
-            InputError: The content is damaged.
-        """
+        """Return the origin from the content of `ORIGIN_FILE`."""
         return cls.from_json(parse_json(content, ORIGIN_FILE))
 
 
@@ -105,9 +97,6 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     It leaves out weights, folders, files of more than 16 MiB, what is no regular file, and what
     would make more than 32 MiB together. The names do not include the files of the model's weights
     and the tokenizer's own files, which the model and the tokenizer carry.
-
-    Raises:
-        InputError: The family is unknown, or a file cannot be read.
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))

@@ -38,11 +38,7 @@ class PositionTable:
             raise InputError(f"length={self.length!r} must be a whole number of rows, or None")
 
     def __call__(self, config: TransformerConfig) -> np.ndarray:
-        """Return the float64 table for a config, in `shape`.
-
-        Raises:
-            InputError: The config has no computed positions.
-        """
+        """Return the float64 table for a config, in `shape`."""
         if not config.positions.startswith("sinusoidal"):
             raise InputError(
                 f"positions={config.positions!r} has no computed table, but the layout has a "

@@ -271,12 +271,7 @@ class Pair:
 
 
 def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
-    """Return the layout's rows for this config: one pair for each foreign tensor.
-
-    Raises:
-        InputError: Two rows give one foreign name, a parameter has no row, or a row names a path
-            that is no parameter of any config.
-    """
+    """Return the layout's rows for this config: one pair for each foreign tensor."""
     shapes = parameter_shapes(config, layout.scope)
     pairs: dict[str, Pair] = {}
     for row in layout.rows:

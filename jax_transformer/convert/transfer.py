@@ -63,9 +63,6 @@ def check_config(
         saved: Saved fields of `TransformerConfig` by name, any subset; `FREE_FIELDS` are not
             compared.
         origin: What the saved config is called in the message.
-
-    Raises:
-        ConfigMismatch: A field differs or is unknown; names every such field with both values.
     """
     own, explicit = config.to_dict(), config.explicit()
     differing = [
@@ -313,11 +310,7 @@ class _Check:
 
 @no_type_check
 def check_state_dict(tensors: Mapping[str, Any]) -> None:
-    """Refuse what is often passed in place of a state_dict, and name the remedy.
-
-    Raises:
-        InputError: It is a path, a module, or anything else that is no mapping.
-    """
+    """Refuse what is often passed in place of a state_dict, and name the remedy."""
     if isinstance(tensors, str | os.PathLike):
         raise InputError(
             f"{os.fspath(tensors)!r} is a path, not a state_dict: read the file with "

@@ -104,11 +104,7 @@ class GenerationConfig:
     top_p: Scalar | None = field(default=None, metadata={"declared": Probability | None})
 
     def __post_init__(self) -> None:
-        """Check every option by itself, and options that depend on each other.
-
-        Raises:
-            InputError: An option has another type, is out of range or contradicts another.
-        """
+        """Check every option by itself, and options that depend on each other."""
         for option in fields(self):
             object.__setattr__(self, option.name, _checked(option, getattr(self, option.name)))
         if self.num_hypotheses > self.beam_size:

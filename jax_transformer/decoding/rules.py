@@ -69,12 +69,7 @@ def make_rules(
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
 ) -> Rules:
-    """Return the rules of a search.
-
-    Raises:
-        InputError: A prefix, a length or a start token does not fit the sources, or the rules
-            leave no token.
-    """
+    """Return the rules of a search."""
     batch, vocab_size = src.shape[0], config.tgt_vocab_size
     eos_ids = options.eos_ids or (config.eos_id,)
     banned = np.isin(np.arange(vocab_size), options.banned_tokens)

@@ -34,11 +34,7 @@ class Sampling:
 
 
 def make_sampling(options: GenerationConfig, key: PRNGKeyArray | None) -> Sampling | None:
-    """Return how tokens are drawn; None without a key.
-
-    Raises:
-        InputError: An option needs a key that is missing, or the search is a beam search.
-    """
+    """Return how tokens are drawn; None without a key."""
     if key is None:
         for name in ("temperature", "top_k", "top_p"):
             if (value := getattr(options, name)) is not None:

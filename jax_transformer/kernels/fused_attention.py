@@ -34,12 +34,7 @@ def fused_attention(
     scaled: bool,
     dropping: bool = False,
 ) -> Float[Array, "B H T K"]:
-    """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels.
-
-    Raises:
-        InputError: Attention weights are dropped, or "flash" is to read a mask that is not by
-            segments or a bias, which the kernels cannot do.
-    """
+    """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels."""
     if dropping:
         raise InputError(
             f"attention={implementation!r} cannot drop attention weights; use attention='plain', "

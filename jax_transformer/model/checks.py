@@ -27,11 +27,7 @@ from jax_transformer.model.parameters import LAYER, STACKS, parameter_shapes
 
 
 def check_array(name: str, array: Any) -> None:
-    """Refuse what is no array of numpy or jax, and an array of the other byte order.
-
-    Raises:
-        InputError: Names the type or the byte order.
-    """
+    """Refuse what is no array of numpy or jax, and an array of the other byte order."""
     if not isinstance(array, np.ndarray | jax.Array):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise InputError(
@@ -52,9 +48,6 @@ def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
         name: Name of the argument, for the message.
         array: The argument, of any type.
         meaning: What the numbers are, for the message.
-
-    Raises:
-        InputError: It is no array, or its numbers are floats, booleans, complex or objects.
     """
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -65,11 +58,7 @@ def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
 
 
 def check_floats(name: str, array: Any) -> None:
-    """Refuse what is no array of real floating-point numbers.
-
-    Raises:
-        InputError: It is no array, or its numbers are integers, booleans, complex or objects.
-    """
+    """Refuse what is no array of real floating-point numbers."""
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(
@@ -85,9 +74,6 @@ def check_rows(name: str, array: Any, batch: int, other: str) -> None:
         array: The argument [batch, ...].
         batch: Number of rows of the other argument.
         other: Name of the other argument.
-
-    Raises:
-        InputError: The numbers of rows differ; names both.
     """
     if array.shape[0] != batch:
         raise InputError(
@@ -97,11 +83,7 @@ def check_rows(name: str, array: Any, batch: int, other: str) -> None:
 
 
 def check_not_empty(name: str, array: Any) -> None:
-    """Refuse a batch without rows or without positions, for which there is nothing to search.
-
-    Raises:
-        InputError: An axis has length 0; names the shape.
-    """
+    """Refuse a batch without rows or without positions, for which there is nothing to search."""
     if 0 in array.shape:
         raise InputError(
             f"{name} of shape {array.shape} is empty: give at least one row and one token"
@@ -109,11 +91,7 @@ def check_not_empty(name: str, array: Any) -> None:
 
 
 def check_key(name: str, key: Any) -> None:
-    """Refuse what is no single random key of jax, of the new or of the old style.
-
-    Raises:
-        InputError: It is a number, another array or several keys; says how to make a key.
-    """
+    """Refuse what is no single random key of jax, of the new or of the old style."""
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
             return
@@ -133,9 +111,6 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
         name: Name of the argument, for the message.
         value: The argument, of any type.
         least: The smallest number; None is any.
-
-    Raises:
-        InputError: It is no whole number, traced by `jit`, below `least` or above `LARGEST`.
     """
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
@@ -152,11 +127,7 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        InputError: Names the value.
-    """
+    """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise InputError(f"{name}={shorten(value)} must be True or False")
 
@@ -174,9 +145,6 @@ def check_ids(
         ids: Token ids [batch, length] of any integer type, before they are cast to int32.
         vocab_size: Number of ids; the valid ones are 0 to vocab_size - 1.
         of: What the ids name, for the message.
-
-    Raises:
-        InputError: An id is out of range; names row, column, id and vocabulary size.
     """
     if ids.size == 0 or (ids.min() >= 0 and ids.max() < vocab_size):
         return
@@ -197,10 +165,6 @@ def check_positions(
         positions: The positions [batch, length]; their values are read where they are concrete.
         shape: (batch, length) of the tokens.
         max_length: Rows of the table; None where the model has no table and reads no position.
-
-    Raises:
-        InputError: The kind of numbers or the shape is wrong, or a position is out of range; names
-            row, column, position and table size.
     """
     check_whole(name, positions, "positions")
     if positions.shape != shape:
@@ -225,9 +189,6 @@ def check_length(name: str, length: int, max_length: int) -> None:
 
     A symbolic length (`jax.export.symbolic_shape`) is refused where its constraints say that it is
     longer. Where they leave that open, positions beyond the table give NaN.
-
-    Raises:
-        InputError: `length` exceeds `max_length`; names both.
     """
     try:
         too_long = length > max_length
@@ -248,9 +209,6 @@ def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
         tokens: Ids [batch, length]; vectors [batch, length, d_model] where
             `config.token_embeddings` is "none".
         config: The shape of the model.
-
-    Raises:
-        InputError: It is no array; the number of axes, the width or the kind of numbers is wrong.
     """
     if config.token_embeddings == "none":
         check_floats(name, tokens)
@@ -264,11 +222,7 @@ def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
 
 
 def check_id_batch(name: str, ids: Any) -> None:
-    """Refuse what is no array of token ids [batch, length].
-
-    Raises:
-        InputError: It is no array; the number of axes or the kind of numbers is wrong.
-    """
+    """Refuse what is no array of token ids [batch, length]."""
     check_whole(name, ids)
     if ids.ndim != 2:
         remedy = f"; write {name}[None] for one sequence" if ids.ndim == 1 else ""
@@ -286,9 +240,6 @@ def check_inputs(
         vocab_size: Number of ids.
         positions: Position of each token [batch, length]; None is 0 to length - 1.
         config: The shape of the model.
-
-    Raises:
-        InputError: As the other checks of tokens, ids, lengths and positions.
     """
     check_tokens(name, tokens, config)
     if positions is not None:
@@ -317,9 +268,6 @@ def check_source(
         mask: As for `check_mask`.
         positions: As for `check_inputs`.
         tgt: The targets of the sources, where the decoder reads the mask too; None is none.
-
-    Raises:
-        InputError: As `check_inputs` and `check_mask`; or the targets have another number of rows.
     """
     check_inputs("src", src, config.src_vocab_size, positions, config)
     batch, queries = src.shape[:2]
@@ -333,11 +281,7 @@ def check_source(
 def check_target(
     config: TransformerConfig, tgt: Any, mask: Any | None, positions: Any | None
 ) -> None:
-    """Refuse a target batch, its mask or its positions; arguments as for `check_source`.
-
-    Raises:
-        InputError: As `check_inputs` and `check_mask`.
-    """
+    """Refuse a target batch, its mask or its positions; arguments as for `check_source`."""
     check_inputs("tgt", tgt, config.tgt_vocab_size, positions, config)
     batch, length = tgt.shape[:2]
     check_mask("tgt_mask", mask, (batch, config.num_heads, length, length))
@@ -353,10 +297,6 @@ def check_memory(
         memory: What `encode` returned.
         mask: As for `check_mask`.
         tgt: The targets that attend to the memory; None is one position of each row.
-
-    Raises:
-        InputError: The memory is no array; the kind of its numbers, its width or its number of
-            rows is wrong; or as `check_mask`.
     """
     check_floats("memory", memory)
     if memory.ndim != 3 or memory.shape[2] != config.d_model:
@@ -379,10 +319,6 @@ def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) ->
         name: Name of the argument, for the message.
         mask: The mask, of numpy or jax, or by segments; None is accepted.
         shape: (batch, heads, queries, keys) of the attention weights.
-
-    Raises:
-        InputError: It is no array; the dtype or the shape is wrong; names torch's conventions where
-            they differ.
     """
     if mask is None:
         return
@@ -435,12 +371,7 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
 
 
 def check_params(params: Any, config: TransformerConfig) -> None:
-    """Refuse parameters that are not a nested dict of arrays, or that have other layers.
-
-    Raises:
-        InputError: Names the type of what was given, the first leaf that is not an array of
-            floating-point numbers, or the two numbers of layers.
-    """
+    """Refuse parameters that are not a nested dict of arrays, or that have other layers."""
     if not isinstance(params, Mapping):
         raise InputError(
             f"params of type {type(params).__qualname__} must be the nested dict of arrays that "
@@ -464,11 +395,7 @@ def check_params(params: Any, config: TransformerConfig) -> None:
 
 
 def check_execution(execution: Any) -> None:
-    """Refuse what is not an `Execution`, whose fields are checked where it is made.
-
-    Raises:
-        InputError: Names the type.
-    """
+    """Refuse what is not an `Execution`, whose fields are checked where it is made."""
     if not isinstance(execution, Execution):
         raise InputError(
             f"execution={shorten(execution)} must be an Execution, for example "
@@ -478,11 +405,7 @@ def check_execution(execution: Any) -> None:
 
 @contextmanager
 def fitting(params: Mapping[str, Any], config: TransformerConfig) -> Iterator[None]:
-    """Turn flax's error for a missing or misshapen parameter into one line.
-
-    Raises:
-        InputError: Names the first parameter, by path, that is missing or has another shape.
-    """
+    """Turn flax's error for a missing or misshapen parameter into one line."""
     try:
         yield
     except (ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError) as error:

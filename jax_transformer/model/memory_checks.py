@@ -22,9 +22,6 @@ def check_parameters(config: TransformerConfig, key: PRNGKeyArray | None = None)
     Args:
         config: The shape of the model.
         key: The key that they are drawn with; if it is traced, nothing is allocated or refused.
-
-    Raises:
-        InputError: Names the bytes and the machine's.
     """
     if not isinstance(key, jax.core.Tracer) and _on_cpu():
         count = parameter_count(config)
@@ -42,9 +39,6 @@ def check_training(whole: int, trained: int, tokens: int, config: TransformerCon
         trained: Number of those that are trained: they have a gradient and two moments.
         tokens: Tokens of a batch on each side that are there whatever the text is.
         config: The shape of the model.
-
-    Raises:
-        InputError: Names the bytes and the machine's.
     """
     if not _on_cpu() or jax.process_count() > 1:
         return
@@ -83,9 +77,6 @@ def check_cache(
         max_new_tokens: Positions of a target.
         beam_size: Hypotheses of a source.
         bytes_of_a_number: Of the keys and values.
-
-    Raises:
-        InputError: Names the sizes.
     """
     if is_symbolic_dim(batch) or is_symbolic_dim(source_length):
         return  # a program for any size (`jax.export`) allocates nothing here

@@ -177,9 +177,6 @@ def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Sh
     Args:
         config: The shape of the model.
         scope: Path of a part of the parameters; the paths of the result begin there.
-
-    Raises:
-        InputError: No parameter of this config lies there.
     """
     inside = f"{scope}/" if scope else ""
     shapes = {

@@ -119,11 +119,7 @@ def needs_equal_lengths(config: TransformerConfig) -> bool:
 
 
 def check_equal_lengths(config: TransformerConfig, target_length: int, source_length: int) -> None:
-    """Refuse a target and a source of different lengths, where the layer needs equal ones.
-
-    Raises:
-        InputError: They differ; names both.
-    """
+    """Refuse a target and a source of different lengths, where the layer needs equal ones."""
     if needs_equal_lengths(config) and target_length != source_length:
         raise InputError(
             f"tgt is {target_length} long and src {source_length}; decoder_attention="

@@ -507,9 +507,6 @@ def run_module(
         *args: Arguments of the method; NumPy arrays are welcome.
         dropout_key: Random key that switches dropout on.
         **kwargs: Further arguments of `apply`.
-
-    Raises:
-        InputError: The parameters are not a nested dict of arrays, or do not fit the config.
     """
     checks.check_params(params, config)
     checks.check_execution(execution)

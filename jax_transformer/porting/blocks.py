@@ -92,9 +92,6 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     Args:
         units: The layer's products; the names begin behind the layer's number.
         width: d_model.
-
-    Raises:
-        InputError: Some products belong to no attention and no feed-forward network.
     """
     network = _rectangular_network(units, width)
     found = _find(units, width, network)

@@ -199,10 +199,6 @@ def compare_record(
         layout: The names of the program's tensors, which lead to its modules.
         record: Inputs and outputs of the program.
         explain: Whether a difference is explained, which takes some seconds, and needs torch.
-
-    Raises:
-        InputError: The layout or the parameters do not fit the config, or the record's inputs and
-            logits are none of this config.
     """
     _check_record(record, config)
     dtype = jnp.result_type(float)  # float64 with jax_enable_x64

@@ -59,12 +59,7 @@ PAGE = """\
 
 
 def check_report(path: str | os.PathLike, overwrite: bool = False) -> None:
-    """Refuse a file that `write_report` would refuse; changes nothing on the disk.
-
-    Raises:
-        InputError: The name does not end in .html, the file exists and may not be replaced, or its
-            folder is not writable.
-    """
+    """Refuse a file that `write_report` would refuse; changes nothing on the disk."""
     path = Path(path)
     if path.suffix != ".html":
         raise InputError(f"{path}: the name of a report must end in .html")
@@ -97,9 +92,6 @@ def write_report(
         layout: The names and shapes of the user's program.
         record: What the user's program computed.
         overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        InputError: `check_report` refuses the file, or the layout does not fit the config.
     """
     path = Path(path)
     check_report(path, overwrite)

@@ -60,9 +60,6 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         structure: The parts that were found.
         answers: An answer to every question, by its name.
         pad_id: Id of padding.
-
-    Raises:
-        InputError: No config has this model.
     """
     fields: dict[str, Any] = {}
     rows = [*_outside_rows(structure, answers, fields)]

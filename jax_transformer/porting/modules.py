@@ -48,9 +48,6 @@ def foreign_modules(
     Returns:
         Foreign modules by place; several where the foreign program has tied copies of a table.
         Position tables that are buffers are listed as "source_positions", whichever side has them.
-
-    Raises:
-        InputError: The layout does not fit the config, or is that of a part of a model.
     """
     if layout.scope:
         raise InputError(f"layout {layout.name!r} is of {layout.scope}, not of a whole model")

@@ -97,11 +97,7 @@ class Units(NamedTuple):
 
 
 def find_stacks(shapes: Mapping[str, Shape]) -> tuple[Stack, ...]:
-    """Return the repeating layers: the outermost groups that are alike and have products.
-
-    Raises:
-        InputError: There are too many tensors to be a model that this library knows.
-    """
+    """Return the repeating layers: the outermost groups that are alike and have products."""
     if len(shapes) > MOST_TENSORS:
         raise InputError(
             f"{len(shapes)} tensors are more than {MOST_TENSORS}; pass the weights of one model, "

@@ -133,9 +133,6 @@ def read_record(path: str | os.PathLike) -> Record:
 
     Returns:
         The record. What a sequence-first program computed [L, B, D] is turned to [B, L, D].
-
-    Raises:
-        InputError: The file is damaged, or its tensors are no record; names the tensor.
     """
     tensors = files.read(path)
     if not tensors:
@@ -181,10 +178,6 @@ def record_module(
         pad_id: Id of padding.
         call: Returns the logits of (module, src, tgt), for a module that is not called as
             module(src, tgt): because it needs masks, or ids with the sequence first.
-
-    Raises:
-        InputError: `module` is no module, the inputs are no ids or vectors, or what the module
-            returned is no logits of them.
     """
     import torch
 

@@ -320,11 +320,7 @@ def layer_modules(structure: Structure) -> dict[str, str]:
 
 
 def _fitting_tables(question: Question, structure: Structure, record: Record) -> Question:
-    """Return the question without answers whose tables are too small for the record.
-
-    Raises:
-        InputError: No answer is left.
-    """
+    """Return the question without answers whose tables are too small for the record."""
     vocabulary = record.batches[0].output.shape[-1]
     largest = [
         max((int(ids.max()) for ids in side if ids.ndim == 2), default=-1)

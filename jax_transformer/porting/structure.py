@@ -95,11 +95,7 @@ class Structure:
 
 
 def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
-    """Return the parts of the model that tensors of these names, shapes and values make up.
-
-    Raises:
-        InputError: They make up no encoder-decoder of this library; names the tensors at fault.
-    """
+    """Return the parts of the model that tensors of these names, shapes and values make up."""
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
     if len(stacks) != 2:

@@ -102,9 +102,6 @@ def verify(
         layout: The names and shapes in the state_dict.
         strip_prefixes: As for `from_torch`.
         seed: Seed of the inputs.
-
-    Raises:
-        ConversionError: The tensors do not fit the layout.
     """
     layout = get_layout(layout)
     params = from_torch(state_dict, config, layout, strip_prefixes=strip_prefixes)

@@ -120,11 +120,7 @@ class RunCheckpoints:
         self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> "RunCheckpoints":
-        """Open the directory.
-
-        Raises:
-            InputError: It cannot be created or written, or another process writes to it.
-        """
+        """Open the directory."""
         handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
         handlers.add(ARRAYS, ocp.args.StandardSave, DigestingHandler())
         handlers.add(RUN, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
@@ -188,11 +184,7 @@ class RunCheckpoints:
             self._manager.save(step, args=written, force=True)
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written.
-
-        Raises:
-            InputError: It could not be written.
-        """
+        """Return when the last checkpoint is written."""
         with self._as_input_errors():
             self._manager.wait_until_finished()
 
@@ -236,11 +228,7 @@ class DigestingHandler(ocp.StandardCheckpointHandler):
 
 @contextlib.contextmanager
 def locked(directory: epath.PathLike) -> Iterator[None]:
-    """Keep other processes out of a local directory; the lock ends with the process.
-
-    Raises:
-        InputError: Another process holds the lock.
-    """
+    """Keep other processes out of a local directory; the lock ends with the process."""
     if not os.path.isdir(directory):  # of an object store, which has no locks
         yield
         return
@@ -302,12 +290,7 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
 
 
 def read_step(directory: epath.PathLike, step: int) -> Saved:
-    """Check the files of one step and read its description.
-
-    Raises:
-        DamagedError: It is damaged.
-        InputError: It was written by another version of the library.
-    """
+    """Check the files of one step and read its description."""
     path = epath.Path(directory) / str(step)
     try:
         with _orbax_quiet(), _as_damage(path):
@@ -328,9 +311,6 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
         directory: The directory of checkpoints.
         newest: The settings of the newest step.
         older: Steps before it; damaged ones are passed over.
-
-    Raises:
-        InputError: A step has other settings; the message names both values.
     """
     for step in older:
         path = epath.Path(directory) / str(step)
@@ -371,9 +351,6 @@ def verified(read: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         read: The JSON object in the file: "content" and its "sha256".
-
-    Raises:
-        ValueError: The content is not the one that was written.
     """
     if json_digest(read["content"]) != read["sha256"]:
         raise ValueError(f"{RUN}: its sha256 differs")

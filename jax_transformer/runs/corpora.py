@@ -103,11 +103,7 @@ class Corpora(NamedTuple):
 def check_files(
     files: Files, valid_pairs: int | None, weights: Sequence[float] | None = None
 ) -> None:
-    """Refuse a combination of files that names no task; reads nothing.
-
-    Raises:
-        InputError: Half of a pair of files is missing, or there is nothing to hold pairs out of.
-    """
+    """Refuse a combination of files that names no task; reads nothing."""
     for source, target in (("source", "target"), ("valid_source", "valid_target")):
         sources, targets = getattr(files, source), getattr(files, target)
         if targets and not sources:
@@ -134,11 +130,7 @@ def check_files(
 def read_corpora(
     settings: TextSettings, tokenizer: Tokenizer | None, console: Console
 ) -> Preparation:
-    """Return the text of a run, and its tokenizer; trains one if there is none.
-
-    Raises:
-        InputError: A file cannot be used, or has too few pairs.
-    """
+    """Return the text of a run, and its tokenizer; trains one if there is none."""
     files, seed, store = settings.files, settings.seed, settings.store
     check_files(files, settings.valid_pairs, settings.weights)
     without = np.zeros(0, np.int64)
@@ -177,9 +169,6 @@ def encode_corpora(preparation: Preparation, settings: TextSettings, console: Co
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
     Overlong training pairs are dropped; so are those held out of them.
-
-    Raises:
-        InputError: A pair of a validation file is too long, or no pair is left.
     """
     tasks = _tasks(preparation, settings, console)
     training = [prepared_corpus(settings.store, task, console) for task in tasks]
@@ -208,11 +197,7 @@ def encode_corpora(preparation: Preparation, settings: TextSettings, console: Co
 def try_corpora(
     preparation: Preparation, settings: TextSettings, console: Console
 ) -> tuple[str, ...]:
-    """Return the lines of the report on the training text, and write no prepared corpus.
-
-    Raises:
-        InputError: The text cannot be used, or no pair is left.
-    """
+    """Return the lines of the report on the training text, and write no prepared corpus."""
     tasks = _tasks(preparation, settings, console)
     return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 

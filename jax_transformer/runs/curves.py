@@ -21,9 +21,6 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
         path: A .png, .pdf or .svg file.
         reports: Mappings with "step" and some of the drawn values; a value that no report has
             gets no panel.
-
-    Raises:
-        InputError: No report has a value that is drawn.
     """
     # A figure without pyplot needs no window and leaves no global state.
     from matplotlib.figure import Figure

@@ -76,9 +76,6 @@ class Evaluation:
         """Write the best model, draw the pictures, and show its translations if not shown last.
 
         A picture that cannot be drawn is a warning.
-
-        Raises:
-            InputError: The model cannot be written.
         """
         model = trained_model(self.settings, best.params)
         model_folder.write(output / MODEL, model, self.settings.origin)

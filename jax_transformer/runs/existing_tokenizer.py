@@ -28,9 +28,6 @@ def run_tokenizer(source: Path | None, target: Path | None) -> Tokenizer | None:
     Args:
         source: File or folder of the tokenizer of both sides, or of the sources.
         target: File or folder of the tokenizer of the targets.
-
-    Raises:
-        InputError: Only `target` is given, or `read_tokenizer` refuses one of them.
     """
     if source is None and target is not None:
         raise InputError(
@@ -50,9 +47,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
             special tokens have usual names; a folder with such a file; the folder of a model of
             this library or of a known family of Hugging Face; or a folder with source.spm,
             target.spm and vocab.json. Weights are not read.
-
-    Raises:
-        InputError: There is no tokenizer of a known kind, or it is damaged.
     """
     if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
         return _read_file(path.parent, path.name)

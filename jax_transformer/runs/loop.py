@@ -144,11 +144,6 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
             and at the end.
         console: Shows the progress: live on a terminal, as lines elsewhere. The time of the
             compilation is shown by itself.
-
-    Raises:
-        InputError: A setting is out of range, a checkpoint could not be written, too many steps
-            in a row were not finite, or no evaluation had a finite loss.
-        Stopped: `run.stop` asked for it; the run is saved.
     """
     _warn_of_undivided(run, console)
     start = _start(run)
@@ -248,11 +243,7 @@ def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
 
 
 def _best(run: Run, ending: _Ending, console: Console) -> Best:
-    """Return the best evaluation; say so if a loss that was not finite ended the run.
-
-    Raises:
-        InputError: There was no evaluation with a finite loss.
-    """
+    """Return the best evaluation; say so if a loss that was not finite ended the run."""
     progress, _, best_params = ending.checkpoint
     training_config = run.settings.training_config
     failed = f"step {progress.step:,}: the validation loss is not finite"
@@ -361,11 +352,7 @@ def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
 
 
 def _refuse_nonfinite(run: Run, progress: RunProgress, training: Corpus) -> None:
-    """Stop a run whose latest steps were not finite, and record their batches.
-
-    Raises:
-        InputError: There were `MOST_NONFINITE` of them in a row.
-    """
+    """Stop a run whose latest steps were not finite, and record their batches."""
     if len(progress.nonfinite) < MOST_NONFINITE:
         return
     batches = (*progress.skipped, *progress.nonfinite)

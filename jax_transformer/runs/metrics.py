@@ -36,9 +36,6 @@ class MetricsLog:
             directory: Where the log is written; None writes none.
             step: Steps made so far; lines of later ones are dropped.
             tensorboard: Whether to write events as well.
-
-        Raises:
-            ModuleNotFoundError: Events are wanted and tensorboardX is missing.
         """
         self._events, self._file, self._path = None, None, None
         self.is_damaged = False
@@ -84,9 +81,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Returns:
         The reports; none if there is no file.
-
-    Raises:
-        InputError: The file is no regular file, or longer than `MAX_RECORDS`.
     """
     return _read(path)[0]
 

@@ -23,11 +23,7 @@ def undecided_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset in some sizes; fields that the preset itself names win over the sizes.
-
-    Raises:
-        InputError: The preset is unknown.
-    """
+    """Return a preset in some sizes; fields that the preset itself names win over the sizes."""
     fields = TransformerConfig.preset(preset).to_dict()
     return undecided_fields({**fields, **sizes, **PRESETS[preset]})
 
@@ -56,10 +52,6 @@ def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
     Args:
         model: The fields of the model.
         vocab_size: Entries that the tokenizer is to have, at most.
-
-    Raises:
-        InputError: A value is out of range, contradicts another one or the tokenizer, or the model
-            is not one of token ids.
     """
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
@@ -77,9 +69,6 @@ def model_config(
     Args:
         model: The fields of the model.
         tokenizer: The tokenizer, or the config of a model that has its tokenizer already.
-
-    Raises:
-        InputError: As `check_model`.
     """
     sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
@@ -96,9 +85,6 @@ def check_same_model(
         preset: The preset that was named; None if none was.
         config: The shape of the model that the run starts from.
         name: What this model is called in messages.
-
-    Raises:
-        InputError: A field other than `DROPOUT_RATES` differs; the message names both values.
     """
     kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
     by_preset = {} if preset is None else PRESETS[preset]

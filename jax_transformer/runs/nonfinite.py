@@ -41,11 +41,7 @@ def write_nonfinite(
 
 
 def read_nonfinite(directory: Path) -> tuple[Position, ...]:
-    """Return the batches that `write_nonfinite` has written; none if there is no file.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Return the batches that `write_nonfinite` has written; none if there is no file."""
     path = directory / NONFINITE_FILE
     if not path.exists():
         return ()

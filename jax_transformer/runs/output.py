@@ -26,10 +26,6 @@ def check_output(directory: Path, overwrite: bool) -> None:
     Args:
         directory: The output of the run.
         overwrite: Whether an existing model may be replaced.
-
-    Raises:
-        InputError: The directory holds something that may not be replaced, a parent is no
-            directory, or the name is too long.
     """
     check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
@@ -55,9 +51,6 @@ def claimed(directory: Path) -> Iterator[None]:
 
     If the run is refused before its first checkpoint and its first evaluation, a directory that was
     created here is removed again.
-
-    Raises:
-        InputError: Another run is being trained in it, or it cannot be created.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     with faults_named(directory, "cannot be written; name another output", OSError):

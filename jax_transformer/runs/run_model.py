@@ -50,10 +50,6 @@ def read_initial_model(
         source_lang: Code of the language of the sources, for a model with language codes; None is
             the one that the folder names.
         target_lang: Code of the language of the targets; None is the one that the folder names.
-
-    Raises:
-        InputError: As `model_folder.load`, or the special ids of the tokenizer are not those of
-            the model. The message is one line.
     """
     try:
         model = load(

@@ -143,9 +143,6 @@ def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
         saved: The settings of the run.
         given: The settings to resume it with.
         step: Steps made so far. A setting that only decides later steps may differ.
-
-    Raises:
-        InputError: A setting differs; the message names it with both values.
     """
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
@@ -164,11 +161,7 @@ def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
 
 
 def check_equal(name: str, saved: Any, given: Any) -> None:
-    """Refuse a value that differs from the run's.
-
-    Raises:
-        InputError: The values differ; the message names both.
-    """
+    """Refuse a value that differs from the run's."""
     if saved != given:
         raise InputError(f"{name}={given!r} is not the run's, which has {saved!r}{KEPT}")
 
@@ -201,10 +194,6 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
     Args:
         read: What `settings_to_json` returned.
         start: The folder of the `start_files`.
-
-    Raises:
-        InputError: A setting is unknown, or a value is wrong.
-        ValueError: The tokenizer or the origin differs from its digest.
     """
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     for name, value in read["training_config"].items():

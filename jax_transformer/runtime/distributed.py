@@ -123,10 +123,6 @@ def check_agreement(facts: dict[str, str]) -> None:
 
     Args:
         facts: Values that must be the same on all processes, by name.
-
-    Raises:
-        InputError: A fact differs; the message names it and the processes that differ from
-            process 0.
     """
     if _alone():
         return
@@ -226,9 +222,6 @@ def fail(error: Exception) -> NoReturn:
 
     One of several processes ends at once: Python's exit would wait for the others, which wait for
     this one.
-
-    Raises:
-        Exception: The error itself, in a single process, if it is no `InputError`.
     """
     if _alone():
         if isinstance(error, InputError):

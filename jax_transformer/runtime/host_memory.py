@@ -56,9 +56,6 @@ def check_memory(needed: int, what: str, remedy: str) -> None:
         needed: Bytes that are needed at least.
         what: What needs them, for the message.
         remedy: What to change.
-
-    Raises:
-        InputError: The machine has less; names both numbers.
     """
     total = total_memory()
     if total is not None and needed > total:

@@ -78,9 +78,6 @@ def compile_for_topology(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile a program that is lowered for the devices of a topology.
 
     It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
-
-    Raises:
-        OutOfMemory: The device's memory is too small.
     """
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
@@ -128,11 +125,7 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
 
 
 def data_sheet(name: str) -> Device:
-    """Return what one chip of a slice can do.
-
-    Raises:
-        InputError: As `topology_devices`, except for libtpu.
-    """
+    """Return what one chip of a slice can do."""
     _parse(name)
     return DEVICES[f"TPU-{name.partition(':')[0]}"]
 

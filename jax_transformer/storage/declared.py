@@ -37,9 +37,6 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
         value: The value.
         declared: The type, with its range.
         text: Whether a text may stand for a number or for None, as in a flag.
-
-    Raises:
-        InputError: Names the value, and the type, range or choices that are wanted.
     """
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if text and plain == "None" and type(None) in get_args(declared):
@@ -67,11 +64,7 @@ def _refusal(name: str, value: Any, declared: Any, text: bool, item: str = "") -
 
 
 def check_fields(settings: Any) -> None:
-    """Check every field of a frozen dataclass, on its construction, and store it as declared.
-
-    Raises:
-        InputError: As `checked`.
-    """
+    """Check every field of a frozen dataclass, on its construction, and store it as declared."""
     for name, declared in declarations(type(settings)).items():
         object.__setattr__(settings, name, checked(name, getattr(settings, name), declared))
 
@@ -88,10 +81,6 @@ def checked_fields(
         values: The mapping.
         prefix: What stands before each name in a message.
         text: As for `checked`.
-
-    Raises:
-        InputError: The mapping is not one, a field is unknown, or a value does not fit its
-            declaration.
     """
     declared = declarations(settings)
     for name, value in check_mapping(values, prefix).items():

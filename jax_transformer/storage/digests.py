@@ -19,9 +19,6 @@ def file_digest(path: Path, largest: int | None = None) -> str:
     Args:
         path: The file.
         largest: Most bytes of the file; None sets no limit.
-
-    Raises:
-        InputError: The file cannot be read, or is too long.
     """
     with open_regular(path, "cannot be read", largest) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -48,10 +48,6 @@ def check_path(path: Path, suffix: str = "") -> None:
     Args:
         path: The file or folder; it and its parents need not exist.
         suffix: What the writer adds to the name while it writes.
-
-    Raises:
-        InputError: A name on the path is too long for the disk or holds a zero byte, or the folder
-            that exists cannot be searched.
     """
     parents = path.absolute().parents
     ancestor = next((parent for parent in parents if os.path.lexists(parent)), path)

@@ -35,9 +35,6 @@ def check_free(folder: Path, overwrite: bool) -> None:
     Args:
         folder: The folder of the trained model.
         overwrite: Whether a trained model that is already there may be replaced.
-
-    Raises:
-        InputError: The folder exists and may not be replaced, or it cannot be created.
     """
     if os.path.lexists(folder):
         if not overwrite:
@@ -56,10 +53,6 @@ def check_writable(folder: Path, names: Collection[str]) -> None:
     Args:
         folder: The folder; it and its parents need not exist.
         names: Names of the files that will be written; existing files may be replaced.
-
-    Raises:
-        InputError: The folder is a symbolic link, a mount point or not a folder, it contains a
-            folder, or its parent is not writable.
     """
     with faults_named(folder, "cannot be written; name another folder", OSError):
         if os.path.lexists(folder):

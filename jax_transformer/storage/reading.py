@@ -45,9 +45,6 @@ def open_regular(
         fault: What the message says of a file that cannot be opened, as "cannot be read".
         largest: Most bytes of the file; None sets no limit.
         error: The class of the error.
-
-    Raises:
-        InputError: The file cannot be opened, is no regular file or is too long.
     """
     path = Path(path)
     with faults_named(path, fault, OSError, ValueError, error=error):
@@ -73,9 +70,6 @@ def read_bytes(
         path: The file.
         fault: What the message says of a file that cannot be read, as "cannot be read".
         largest: Most bytes; no more are read, even if the file grows or names another size.
-
-    Raises:
-        InputError: The file is missing, no regular file or too long.
     """
     with (
         open_regular(path, fault, largest) as file,
@@ -101,9 +95,6 @@ def read_text(
         path: The file.
         fault: What the message says of a file that cannot be read, as "is no readable JSON".
         largest: Most bytes.
-
-    Raises:
-        InputError: The file is missing, no regular file, too long or no UTF-8.
     """
     content = read_bytes(path, fault, largest)
     with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
@@ -111,11 +102,7 @@ def read_text(
 
 
 def read_json(path: str | os.PathLike[str], largest: int = MAX_SIZE) -> dict[str, Any]:
-    """Return the JSON object in a regular file of at most `largest` bytes; see `parse_json`.
-
-    Raises:
-        InputError: The file is missing, damaged, no regular file or too long.
-    """
+    """Return the JSON object in a regular file of at most `largest` bytes; see `parse_json`."""
     return parse_json(read_text(path, "is no readable JSON", largest), path)
 
 
@@ -125,11 +112,6 @@ def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, 
     Args:
         content: The JSON, as text or UTF-8.
         name: What it is the content of, for messages.
-
-    Raises:
-        InputError: The content is damaged, no object or nested too deep; a name occurs twice in an
-            object; a number is too large; or a text is not Unicode: it has one half of a pair of
-            surrogates.
     """
     path = Path(name)
     try:

@@ -43,10 +43,6 @@ def staged_file(path: Path) -> Iterator[Path]:
 
     Yields:
         A path in the same folder, with the same ending.
-
-    Raises:
-        InputError: Another process is writing the file.
-        OSError: The file cannot be written.
     """
     path = path.absolute()
     scratch = path.with_name(WRITING + path.name)
@@ -77,9 +73,6 @@ def locked(descriptor: int, scratch: Path, path: Path) -> bool:
 
     Returns:
         Whether `scratch` still has this name; another process may have finished it in the meantime.
-
-    Raises:
-        InputError: Another process has locked it.
     """
     with contextlib.ExitStack() as unless_locked:
         unless_locked.callback(os.close, descriptor)
@@ -97,9 +90,6 @@ def lock(descriptor: int, busy: str) -> None:
     Args:
         descriptor: The file or folder.
         busy: The message if another process has locked it.
-
-    Raises:
-        InputError: Another process has locked it.
     """
     import fcntl  # not on every platform that can read weight files
 

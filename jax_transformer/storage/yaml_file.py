@@ -25,11 +25,6 @@ def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
     Args:
         path: The file.
         fault: What the message says of a file that cannot be read.
-
-    Raises:
-        InputError: The file is missing, no regular file, too long, no UTF-8 or no YAML; it has a
-            tag, a name twice in one mapping, or more than `MOST_VALUES` values; or it is nested
-            too deep.
     """
     text = read_text(path, fault, MAX_YAML)
     try:
@@ -41,11 +36,7 @@ def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping from names in a YAML file.
-
-    Raises:
-        InputError: As `read_yaml`, or the file is not such a mapping.
-    """
+    """Return the mapping from names in a YAML file."""
     return check_mapping(read_yaml(path, "is not a YAML file of settings"), f"{path}: ")
 
 

@@ -71,9 +71,6 @@ def epoch_batches(
         epoch: Number of the pass over the corpus, from 0.
         first: Window and number in the window of the first batch; earlier windows are not read.
         rows_to_read: Given a planned batch, returns the part of it that is read.
-
-    Raises:
-        InputError: The corpus is damaged, or an id is outside the vocabulary.
     """
 
     def plan(window: int) -> list[tuple]:
@@ -103,11 +100,7 @@ class _EachOf(grain.experimental.FlatMapTransform):
 
 
 def training_batches(corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
-    """Yield the planned batches in order; a background thread builds them in advance.
-
-    Raises:
-        InputError: An id is outside the vocabulary.
-    """
+    """Yield the planned batches in order; a background thread builds them in advance."""
 
     # A closure and no partial: grain prints the repr of what it maps, and the repr of a partial
     # contains the whole corpus.
@@ -128,11 +121,7 @@ def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
 
 
 def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
-    """Build one planned batch.
-
-    Raises:
-        InputError: The corpus is damaged, or an id is outside the vocabulary.
-    """
+    """Build one planned batch."""
     ids, source_lengths, target_lengths = corpus.read(planned.members)
     ends = np.cumsum(source_lengths + target_lengths)
     targets = ends - target_lengths

@@ -88,11 +88,7 @@ class FileArray:
     """
 
     def __init__(self, path: Path, dtype: np.dtype, count: int) -> None:
-        """Open the file and check its size.
-
-        Raises:
-            InputError: It cannot be read, or has another size.
-        """
+        """Open the file and check its size."""
         self.dtype = dtype
         with open_regular(path, f"cannot be read; {again(path.parent)}") as file:
             self._descriptor = os.dup(file.fileno())
@@ -127,12 +123,7 @@ class Part(NamedTuple):
     folder: Path = Path()
 
     def rows(self, pairs: Integer[np.ndarray, "pairs"]) -> Shaped[np.ndarray, "pairs"]:
-        """Return the rows of the index of some pairs.
-
-        Raises:
-            InputError: A row is missing, or is impossible: a plan would leave out a pair of such
-                lengths. Wrong rows that are possible differ from their checksum in `pair_ids`.
-        """
+        """Return the rows of the index of some pairs."""
         numbers = pairs.tolist()
         rows = np.concatenate([self.index[n : n + 1] for n in numbers] or [self.index[0:0]])
         if len(rows) < len(pairs):
@@ -146,11 +137,7 @@ class Part(NamedTuple):
         return rows
 
     def pair_ids(self, pair: int, row: tuple[int, int, int, int]) -> Integer[np.ndarray, "_"]:
-        """Return the ids of a pair, source and target, by its number and its row.
-
-        Raises:
-            InputError: The pair differs from its checksum.
-        """
+        """Return the ids of a pair, source and target, by its number and its row."""
         start, source, target, expected = row
         ids = self.ids[start : start + source + target]
         if len(ids) < source + target or checksum(ids, source, target, self.seed) != expected:
@@ -207,11 +194,7 @@ class Corpus:
 
     @classmethod
     def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float]) -> "Corpus":
-        """Return corpora of one vocabulary as one, mixed by weight.
-
-        Raises:
-            InputError: A weight is not above 0, or there is not one for each corpus.
-        """
+        """Return corpora of one vocabulary as one, mixed by weight."""
         if len(weights) != len(corpora):
             raise InputError(
                 f"weights={list(weights)} must have a number for each of {len(corpora)} sources"
@@ -266,11 +249,7 @@ class Corpus:
         return numbers
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
-        """Return the columns that source and target of each pair need, EOS included.
-
-        Raises:
-            InputError: The index is damaged.
-        """
+        """Return the columns that source and target of each pair need, EOS included."""
         rows = self._rows(*self._places(pairs))
         return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
 

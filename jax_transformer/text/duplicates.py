@@ -23,9 +23,6 @@ def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "
     Args:
         blocks: The text.
         folder: Exists, and contains the files for a time; those of a killed process are replaced.
-
-    Raises:
-        InputError: The folder cannot be written, for instance because the disk is full.
     """
     paths = [folder / f"{first:02x}.digests" for first in range(PARTITIONS)]
     try:

@@ -30,11 +30,7 @@ class Filters(NamedTuple):
     max_ratio: float | None = None
 
     def check(self) -> None:
-        """Refuse values that keep nothing.
-
-        Raises:
-            InputError: A value is out of range.
-        """
+        """Refuse values that keep nothing."""
         if self.longest_side is not None and self.longest_side < 1:
             raise InputError(f"longest_side={self.longest_side} must be at least 1")
         if self.max_ratio is not None and not 1 <= self.max_ratio < math.inf:
@@ -65,9 +61,6 @@ def encode_pairs(
         filters: Which pairs are kept.
         dropped: Pairs that were dropped before, by reason.
         seed: What the checksums begin with.
-
-    Raises:
-        InputError: A line cannot be encoded.
     """
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
@@ -97,9 +90,6 @@ def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
         text: The text.
         tokenizer: The tokenizer of both sides.
         max_length: Most tokens of a side, EOS (or BOS) included.
-
-    Raises:
-        InputError: Every pair was dropped.
     """
     lines = list(zip(text.sources, text.targets, strict=True))
     dropped = Counter({"dropped for an empty side": text.dropped_empty}) + Counter()

@@ -31,9 +31,6 @@ def english(number: int) -> str:
 
     Args:
         number: From 0 to 999,999.
-
-    Raises:
-        InputError: The number is out of range.
     """
     _check_range(number)
     thousands, below_1000 = divmod(number, 1000)
@@ -56,9 +53,6 @@ def german(number: int) -> str:
 
     Args:
         number: From 0 to 999,999.
-
-    Raises:
-        InputError: The number is out of range.
     """
     _check_range(number)
     thousands, below_1000 = divmod(number, 1000)

@@ -22,9 +22,6 @@ def pack_rows(
 
     Returns:
         For each row the indices of its pairs; every pair occurs once.
-
-    Raises:
-        InputError: A pair is longer than a row.
     """
     check_fits(int(side_lengths.max(initial=0)), row_length)
     # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
@@ -47,11 +44,7 @@ def pack_rows(
 
 
 def check_fits(longest: int, row_length: int) -> None:
-    """Refuse rows that are shorter than the longest side of a pair, in tokens.
-
-    Raises:
-        InputError: They are shorter.
-    """
+    """Refuse rows that are shorter than the longest side of a pair, in tokens."""
     if longest > row_length:
         raise InputError(
             f"pack_length={row_length} is shorter than the longest sentence, which has {longest} "

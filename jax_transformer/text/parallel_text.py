@@ -54,10 +54,6 @@ class Block(NamedTuple):
         """Return the source and the target of some pairs, or of all; see `decode_lines`.
 
         A pair with a line that is too long is None: its other line may not be text.
-
-        Raises:
-            InputError: A line is not UTF-8 or contains a NUL character, or a line of a .tsv file
-                does not have exactly one tab; the message names it by file and number.
         """
         places = range(len(self.sources)) if places is None else places
         return [self._pair(place) for place in places]
@@ -99,11 +95,7 @@ class FileFacts:
 
     @classmethod
     def from_json(cls, attributes: dict[str, Any]) -> FileFacts:
-        """Return the facts whose attributes JSON contained.
-
-        Raises:
-            InputError: The attributes are not those.
-        """
+        """Return the facts whose attributes JSON contained."""
         types = {"path": str, "bytes": int, "mtime_ns": int, "sha256": str, "lines": int}
         if {name: type(value) for name, value in dict(attributes).items()} != types:
             raise InputError(f"{attributes!r} are not the facts of a file; prepare the text again")
@@ -204,10 +196,6 @@ class TextFiles:
 
         A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
         block, none of them above `LONGEST_LINE` bytes.
-
-        Raises:
-            InputError: A file cannot be read or decompressed, or two files differ in their numbers
-                of lines; the last block of such files is not yielded.
         """
         first = 0
         for files in zip(*self._sides(), strict=True):
@@ -220,10 +208,6 @@ class TextFiles:
 
         Args:
             earlier: Earlier facts. A file is not read again if its size and time have not changed.
-
-        Raises:
-            InputError: A file cannot be read or decompressed, is not a regular file or changes
-                while it is read, or two files differ in their numbers of lines.
         """
         known = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
         facts = {}
@@ -239,11 +223,7 @@ class TextFiles:
         return dataclasses.replace(self, facts=ordered)
 
     def check_unchanged(self) -> None:
-        """Refuse files that have changed since their facts were read.
-
-        Raises:
-            InputError: The size or the time of a file differs.
-        """
+        """Refuse files that have changed since their facts were read."""
         for fact in self.facts:
             if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
                 raise InputError(
@@ -255,12 +235,7 @@ class TextFiles:
 
 
 def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
-    """Read files as `TextFiles` names them; drop and count the pairs with a blank side.
-
-    Raises:
-        InputError: A file is unreadable, the numbers of lines differ, a line is above
-            `LONGEST_LINE` bytes, or every pair was dropped.
-    """
+    """Read files as `TextFiles` names them; drop and count the pairs with a blank side."""
     files = TextFiles(_as_paths(source_paths), _as_paths(target_paths))
     pairs: list[tuple[str, str]] = []
     lines = 0

@@ -75,9 +75,6 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
 
     The batches of a bucket have equally many members where the corpus is one window: if each were
     filled up to `max_tokens`, the last one would be mostly padding.
-
-    Raises:
-        InputError: A pair does not fit into a packed row.
     """
     counts, pairs = corpus.length_counts, len(corpus)
     mean = np.average(np.arange(len(counts)), weights=counts)
@@ -121,11 +118,7 @@ def plan_window(
 
 
 def plan_epoch(corpus: Corpus, settings: BatchSettings, epoch: int) -> list[PlannedBatch]:
-    """Return the batches of all windows of an epoch, for a corpus that is small.
-
-    Raises:
-        InputError: A pair does not fit into a packed row.
-    """
+    """Return the batches of all windows of an epoch, for a corpus that is small."""
     layout = epoch_layout(corpus, settings)
     return [
         planned

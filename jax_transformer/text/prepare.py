@@ -79,9 +79,6 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
     """Encode a text into a folder; go on where an earlier call was killed.
 
     Memory is bounded by two blocks for each worker, whatever the text. The caller holds `locked`.
-
-    Raises:
-        InputError: The text cannot be used, no pair is kept, or the disk is full.
     """
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
@@ -112,11 +109,7 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
 
 
 def dry_run(task: Task, console: Console) -> Counts:
-    """Encode a text and write nothing; return what would be kept.
-
-    Raises:
-        InputError: As `prepare`.
-    """
+    """Encode a text and write nothing; return what would be kept."""
     counts = NOTHING
     for part in _encoded(task, 0, 0, console):
         counts = counts.plus(part.counts)
@@ -125,11 +118,7 @@ def dry_run(task: Task, console: Console) -> Counts:
 
 
 def open_folder(folder: Path) -> Corpus:
-    """Return the corpus that `prepare` has written.
-
-    Raises:
-        InputError: The folder is not whole, or a file in it is damaged.
-    """
+    """Return the corpus that `prepare` has written."""
     manifest = _read_manifest(folder / MANIFEST)
     counts = _counts(manifest)
     ids = FileArray(folder / IDS, np.dtype(manifest["dtype"]), counts.tokens + counts.pairs)
@@ -157,11 +146,7 @@ def locked(folder: Path, console: Console) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        InputError: The disk is full, or the folder cannot be written.
-    """
+    """Write a file whole or not at all."""
     with _one_line(path.parent), staged_file(path) as scratch:
         scratch.write_bytes(content)
 
@@ -172,11 +157,7 @@ def _sealed(content: Any) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return what `_sealed` was given.
-
-    Raises:
-        InputError: The file is missing or differs from its checksum.
-    """
+    """Return what `_sealed` was given."""
     try:
         sealed = json.loads(read_bytes(path, "cannot be read", MAX_RECORDS))
         if sealed == json.loads(_sealed(sealed["content"])):
@@ -261,9 +242,6 @@ def encode_block(
         filters: Which of the others are kept.
         tokenizer: What `to_text` returned for the tokenizer.
         seed: What the checksums begin with.
-
-    Raises:
-        InputError: A line is not UTF-8 text or cannot be encoded.
     """
     dropped, lines = Counter(), []
     most = CHARACTERS_OF_A_TOKEN * filters.max_length
@@ -323,11 +301,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
-    """Turn failures of the disk and of workers into one line.
-
-    Raises:
-        InputError: There was one.
-    """
+    """Turn failures of the disk and of workers into one line."""
     try:
         yield
     except OSError as error:

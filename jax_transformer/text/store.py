@@ -47,11 +47,7 @@ def default_store() -> Path:
 
 
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
-    """Return a text with its facts; a file that did not change since the last time is not read.
-
-    Raises:
-        InputError: A file cannot be read, or two files have different numbers of lines.
-    """
+    """Return a text with its facts; a file that did not change since the last time is not read."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
     entry = store / "texts" / f"{digest(paths)}.json"
     with locked(entry.parent, console):
@@ -74,9 +70,6 @@ def held_out(
 
     Only pairs with text on both sides are chosen, in the order of a seeded shuffle; they are
     returned in the order of the text.
-
-    Raises:
-        InputError: The text has too few pairs.
     """
     entry = store / "held_out" / f"{digest([FORMAT, text.sha256, count, seed])}.json"
     with locked(entry.parent, console):
@@ -151,9 +144,6 @@ def trained_tokenizer(
         longest: Most characters of a line; longer ones are left out.
         seed: Which pairs are chosen.
         console: Shows what is done.
-
-    Raises:
-        InputError: As `train_byte_pair`.
     """
     recipe = {
         "format": FORMAT,
@@ -212,9 +202,6 @@ def corpus_task(
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
         drop_duplicates: Whether a pair that repeats an earlier one is dropped.
         console: Shows what is waited for.
-
-    Raises:
-        InputError: The text cannot be used, or the disk is full.
     """
     recipe = {
         "format": FORMAT,
@@ -237,11 +224,7 @@ def corpus_task(
 
 
 def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
-    """Return a prepared corpus; prepare it, if it is not there.
-
-    Raises:
-        InputError: The text cannot be used, or the folder is damaged or cannot be written.
-    """
+    """Return a prepared corpus; prepare it, if it is not there."""
     folder = corpus_folder(store, task.key)
     if not (folder / MANIFEST).exists():
         with locked(folder, console):
@@ -256,11 +239,7 @@ def corpus_folder(store: Path, key: str) -> Path:
 
 
 def _read_entry(entry: Path) -> list[Any]:
-    """Return the list that `write_whole` has written as JSON.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Return the list that `write_whole` has written as JSON."""
     content = read_bytes(entry, DAMAGED, MAX_HELD_OUT)
     try:
         value = json.loads(content)

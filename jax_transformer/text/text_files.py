@@ -25,20 +25,12 @@ LONGEST_LINE = 2**20  # bytes of a line that `LineReader` keeps
 
 
 def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a text file for `decode_lines`.
-
-    Raises:
-        InputError: The file cannot be opened, or is no regular file, which can be read again.
-    """
+    """Open a text file for `decode_lines`."""
     return open_regular(path, "is no readable text; name a text file")
 
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits.
-
-    Raises:
-        InputError: The file cannot be opened, or is neither a regular file nor a FIFO.
-    """
+    """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits."""
     with reading(os.fspath(path)):
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return open_text(path)
@@ -50,10 +42,6 @@ def unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
 
     The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
     compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
-
-    Raises:
-        InputError: The file is compressed with zstd, for which no package is installed, or its
-            start cannot be read. Errors of reading on come from the stream; see `reading`.
     """
     with reading(name):
         start = file.peek(max(map(len, MAGICS)))
@@ -79,11 +67,7 @@ def count_lines(path: str | os.PathLike[str]) -> int:
 
 
 def count_line_ends(file: io.BufferedReader, name: str) -> int:
-    r"""Return the number of lines of an open text: of "\n", and of text after the last one.
-
-    Raises:
-        InputError: The file cannot be read or decompressed.
-    """
+    r"""Return the number of lines of an open text: of "\n", and of text after the last one."""
     count, last = 0, b"\n"
     stream = unpacked(file, name)
     with reading(name):
@@ -106,11 +90,6 @@ def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None)
 
     Yields:
         The lines without "\n", as many as `grep -c ''` counts.
-
-    Raises:
-        InputError: The file cannot be read or decompressed, or a line is too long, not UTF-8 or
-            contains a NUL character; the message names such a line as FILE:LINE:BYTE, counted
-            from 1.
     """
     most = -1 if longest is None else longest + 1
     stream = unpacked(file, name)
@@ -134,9 +113,6 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         line: The bytes of the line.
         name: Name of the text in error messages.
         number: Number of the line in its file, from 1.
-
-    Raises:
-        InputError: The line is not UTF-8 or contains a NUL character.
     """
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
@@ -171,11 +147,7 @@ class LineReader:
         self._begun: bytes | None = b""  # of the line whose end is still to be read
 
     def take(self, count: int) -> list[bytes | None]:
-        """Return the next `count` lines, fewer at the end; None for one above `LONGEST_LINE` bytes.
-
-        Raises:
-            InputError: The file cannot be read or decompressed.
-        """
+        """Return the next `count` lines, fewer at the end; None for one that is too long."""
         while len(self._lines) < count and self._read():
             pass
         taken = self._lines[:count]

@@ -43,9 +43,6 @@ class BPEDropout:
         Args:
             tokenizer: One that this library has trained.
             rate: Probability of dropping a merge: 0 keeps the ids, 1 leaves characters.
-
-        Raises:
-            InputError: The rate is outside [0, 1], or the tokenizer is of another kind.
         """
         if tokenizer.kind != BYTE_PAIR:
             raise InputError(

@@ -25,9 +25,6 @@ def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, " sampled"]:
     Returns:
         The numbers of the pairs in ascending order [sampled]: `count` of them, or all pairs if
         there are not more.
-
-    Raises:
-        InputError: `count` is not positive, or the seed is out of range.
     """
     if count < 1:
         raise InputError(f"a sample of {count} pairs is no text to train on; name 1 or more")

@@ -133,10 +133,6 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
     vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count, nor do
     copies of the parameters in the compute dtype: XLA casts them where it reads them.
-
-    Raises:
-        InputError: The mesh is not valid, the model takes vectors in the place of token ids, or
-            `freeze.trained_names` refuses a pattern.
     """
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
@@ -247,10 +243,6 @@ def compile_step(
         training_config: How it is trained; its compute dtype counts, and not that of `workload`.
         workload: Rows, length and mesh of the step; rows are added as training adds them.
         topology: As for `topology_devices`.
-
-    Raises:
-        InputError: The topology is unknown, or the mesh has not its number of devices.
-        OutOfMemory: The step does not fit the memory of a chip.
     """
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
     config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
@@ -266,11 +258,7 @@ def compile_step(
 def show_compiled(
     config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
 ) -> str:
-    """Compile the step and return in one line what XLA says of it; arguments as `compile_step`.
-
-    Raises:
-        InputError: As `compile_step`.
-    """
+    """Compile the step and return in one line what XLA says of it; arguments as `compile_step`."""
     try:
         compiled = compile_step(config, training_config, workload, topology)
     except OutOfMemory as error:
@@ -302,9 +290,6 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         workload: The training step.
         steps: Steps of the training.
         utilisation: Share of a device's peak that is reached, above 0 and at most 1.
-
-    Raises:
-        InputError: As `budget`, or a number is out of range.
     """
     check_whole_numbers({"steps": steps})
     if steps < 1:

@@ -110,11 +110,7 @@ class TrainingConfig:
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot train.
-
-        Raises:
-            InputError: A value does not fit its declaration, or contradicts another one.
-        """
+        """Refuse settings that cannot train."""
         check_fields(self)
         if self.schedule == "cosine" and self.warmup_steps >= self.steps:
             raise InputError(

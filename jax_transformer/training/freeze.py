@@ -20,9 +20,6 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
     Args:
         names: Paths of the parameters, for example "encoder/layers_0/self_attention/query/kernel".
         patterns: Patterns of `fnmatch`; "*" also matches "/".
-
-    Raises:
-        InputError: A pattern matches no parameter, or all parameters are frozen.
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -43,11 +40,7 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
-    """Return the parameters that are trained: a nested dict without the frozen parameters.
-
-    Raises:
-        InputError: As `trained_names`.
-    """
+    """Return the parameters that are trained: a nested dict without the frozen parameters."""
     if not patterns:
         return params
     leaves = flatten_dict(params, sep="/")
@@ -61,11 +54,7 @@ def merged(params: Params, trained: Params) -> Params:
 
 
 def trained_sizes(config: TransformerConfig, patterns: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many parameters are trained, and how many the model has.
-
-    Raises:
-        InputError: As `trained_names`.
-    """
+    """Return how many parameters are trained, and how many the model has."""
     shapes = parameter_shapes(config)
     trained = trained_names([*shapes], patterns)
     return tuple(sum(math.prod(shapes[name]) for name in names) for names in (trained, shapes))

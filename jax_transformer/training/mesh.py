@@ -44,9 +44,6 @@ def sharded_epoch(
     """Yield the batches of an epoch, sharded over the mesh, with their windows and numbers.
 
     Arguments as `epoch_batches`. Each process reads only the rows that its own devices hold.
-
-    Raises:
-        InputError: The corpus is damaged, or an id is outside the vocabulary.
     """
     local_rows = cache(partial(_local_rows, mesh=mesh))
     parts = training_config.num_microbatches
@@ -66,9 +63,6 @@ def sharded_batches(mesh: Mesh, corpus: Corpus, plan: list[PlannedBatch]) -> Ite
     """Yield the planned batches in order, sharded over the mesh.
 
     Each process builds only the rows that its own devices hold.
-
-    Raises:
-        InputError: An id is outside the vocabulary.
     """
     local_rows = [_local_rows(planned.rows, mesh) for planned in plan]
     parts = [take_rows(planned, rows) for planned, rows in zip(plan, local_rows, strict=True)]

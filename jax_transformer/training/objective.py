@@ -65,12 +65,7 @@ def batch_loss(
 
 
 def check_batch(batch: Batch) -> None:
-    """Refuse a batch whose fields do not belong together; `encode` and `decode` check its inputs.
-
-    Raises:
-        InputError: The targets or the segments are no whole numbers, or not one for each token; or
-            one side alone has segments.
-    """
+    """Refuse a batch whose fields do not fit together; `encode` and `decode` check its ids."""
     sides = [("tgt_out", "tgt_in")]
     if batch.src_segments is not None or batch.tgt_segments is not None:
         sides += [("src_segments", "src"), ("tgt_segments", "tgt_in")]
@@ -164,12 +159,7 @@ _sum_of_parts.defvjp(_sum_of_parts_forward, _sum_of_parts_backward)
 
 
 def check_packs(config: TransformerConfig) -> None:
-    """Refuse a model that cannot keep the pairs of a packed row apart.
-
-    Raises:
-        InputError: The model takes vectors, or its decoder runs self-attention over the memory,
-            where source and target of a pair have different positions.
-    """
+    """Refuse a model that cannot keep the pairs of a packed row apart."""
     for name, value in (("token_embeddings", "none"), ("decoder_attention", "self_over_memory")):
         if getattr(config, name) == value:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")

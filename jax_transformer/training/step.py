@@ -248,11 +248,7 @@ def evaluation_step(
     training_config: TrainingConfig,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the objective of a batch without dropout, as (sum, count).
-
-    Raises:
-        InputError: As `check_batch` and `batch_loss`.
-    """
+    """Return the objective of a batch without dropout, as (sum, count)."""
     check_batch(batch)
     params = _cast(params, config, training_config)
     smoothing = training_config.label_smoothing

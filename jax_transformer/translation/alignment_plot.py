@@ -42,12 +42,7 @@ class Alignment(NamedTuple):
 
 
 def check_picture(path: Path, overwrite: bool) -> None:
-    """Refuse a file that `draw` would refuse; changes nothing on the disk.
-
-    Raises:
-        InputError: The file format is unknown, the file exists and may not be replaced, its folder
-            is not writable, or matplotlib is missing.
-    """
+    """Refuse a file that `draw` would refuse; changes nothing on the disk."""
     check_path(path)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
@@ -96,9 +91,6 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
 
     Only the first `MAX_TOKENS` tokens of a long line are drawn. A symbolic link at the path is
     replaced, not followed.
-
-    Raises:
-        InputError: `check_picture` refuses the file, or there is no alignment.
     """
     check_picture(path, overwrite)
     if not alignments:

@@ -138,11 +138,7 @@ def load(
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a model of this library; reads no weights.
-
-    Raises:
-        InputError: The folder is not that of a model of this library, or is damaged.
-    """
+    """Return the tokenizer of a model of this library; reads no weights."""
     folder = model_folder_of(folder)
     description = _read_description(folder)
     _check_description(folder, description)
@@ -157,11 +153,7 @@ def _read_tokenizer(folder: Path, description: Mapping[str, Any]) -> Tokenizer:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return where a model of this library comes from; None if it was not a Hugging Face folder.
-
-    Raises:
-        InputError: The folder is not that of a model of this library, or is damaged.
-    """
+    """Return where a model of this library comes from; None if it was not a Hugging Face folder."""
     folder = model_folder_of(folder)
     description = _read_description(folder)
     _check_description(folder, description)
@@ -237,11 +229,7 @@ def model_digest(model: TrainedModel) -> str:
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json.
-
-    Raises:
-        InputError: There is none, or it is damaged.
-    """
+    """Return the content of config.json."""
     path = folder / CONFIG_FILE
     try:
         return read_json(path)
@@ -277,11 +265,7 @@ def _missing(folder: Path) -> str:
 def _check_description(
     folder: Path, description: dict[str, Any]
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Return the config and the generation defaults of an own model's config.json.
-
-    Raises:
-        InputError: It is of another format, damaged, or has been changed.
-    """
+    """Return the config and the generation defaults of an own model's config.json."""
     path = folder / CONFIG_FILE
     if description.get("format") != FORMAT:
         raise InputError(
@@ -311,11 +295,7 @@ def _check_description(
 
 
 def _check_digest(path: Path, digest: object) -> None:
-    """Refuse a file that is not the one that was written.
-
-    Raises:
-        InputError: It is missing, or its sha256 differs.
-    """
+    """Refuse a file that is not the one that was written."""
     if not path.is_file():
         raise InputError(f"{path}: is missing; copy the model again")
     if path.name == WEIGHTS_FILE:
@@ -328,11 +308,7 @@ def _check_digest(path: Path, digest: object) -> None:
 
 
 def _read_params(path: Path, config: TransformerConfig) -> Params:
-    """Return the parameters in the weight file.
-
-    Raises:
-        InputError: They are not those of the config; the message names the first difference.
-    """
+    """Return the parameters in the weight file."""
     tensors = files.read(path)
     for name, array in tensors.items():
         if array.dtype.name not in DTYPES:

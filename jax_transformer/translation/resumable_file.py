@@ -43,11 +43,7 @@ class ResumableFile:
         self._read = 0
 
     def rest(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield those lines of the whole input whose output is missing.
-
-        Raises:
-            InputError: The lines before them are not those that the output was made of.
-        """
+        """Yield those lines of the whole input whose output is missing."""
         lines, done = iter(lines), self.lines
         for line in itertools.islice(lines, done):
             self._update(line)
@@ -84,11 +80,7 @@ class ResumableFile:
 
 
 def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse an output that `resumable_file` would refuse; changes nothing on the disk.
-
-    Raises:
-        InputError: There is one already, the folder cannot be written, or the name is too long.
-    """
+    """Refuse an output that `resumable_file` would refuse; changes nothing on the disk."""
     check_path(path, f"{WRITING}.part.json")
     if resume and overwrite:
         raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
@@ -120,10 +112,6 @@ def resumable_file(
             output begins.
         overwrite: Whether an output, finished or not, is replaced; one that is resumed keeps what
             it was begun with.
-
-    Raises:
-        InputError: As `check_output`; the unfinished output has other facts or is damaged; another
-            process writes it; or the disk is full.
     """
     if os.path.lexists(path) and not os.path.lexists(_part_of(path)):
         _state_of(path).unlink(missing_ok=True)  # of a process that was killed at its end

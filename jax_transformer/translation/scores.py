@@ -27,11 +27,7 @@ def exact_match(translations: Sequence[str], references: Sequence[str]) -> float
 
 
 def check_tokenization(name: str) -> None:
-    """Refuse a tokenization that sacrebleu does not know.
-
-    Raises:
-        InputError: The tokenization is unknown; the message names the known ones.
-    """
+    """Refuse a tokenization that sacrebleu does not know."""
     if name not in BLEU.TOKENIZERS:
         raise InputError(f"bleu_tokenization={name!r} must be one of {', '.join(BLEU.TOKENIZERS)}")
 

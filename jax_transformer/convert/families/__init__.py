@@ -59,11 +59,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def get_family(model_type: object) -> Family:
-    """Return the family of a model type.
-
-    Raises:
-        InputError: The model type is unknown or cannot be computed; lists the known model types.
-    """
+    """Return the family of a model type."""
     reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
     if reason is not None:
         known = ", ".join(FAMILIES)

@@ -96,9 +96,6 @@ def config_from_json(
         family: The family of the model.
         values: The content of config.json.
         tied: Whether the output projection is tied; None is what config.json says.
-
-    Raises:
-        InputError: A key is missing, or has a value that the model cannot have.
     """
     for key, accepted in family.fixed.items():
         if key in values and values[key] not in accepted:
@@ -137,11 +134,7 @@ def config_from_json(
 
 
 def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the content of config.json for a config: the inverse of `config_from_json`.
-
-    Raises:
-        InputError: The family has no model of this config; names the fields.
-    """
+    """Return the content of config.json for a config: the inverse of `config_from_json`."""
     wanted = config.explicit()
     values = {
         "architectures": [family.architecture],

@@ -30,11 +30,7 @@ class _PositionTable:
 
 
 def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return the row of the first token, after that of padding: padding is not counted.
-
-    Raises:
-        InputError: Targets begin with padding, so that the rows after it depend on the cache.
-    """
+    """Return the row of the first token, after that of padding: padding is not counted."""
     pad_id = fields["pad_id"]
     if fields["bos_id"] == pad_id:
         raise InputError(

@@ -196,9 +196,6 @@ def read_dictionary(path: Path) -> list[str]:
 
     Args:
         path: A file of lines "token count"; ids begin with the four special tokens.
-
-    Raises:
-        InputError: A line has no count, or repeats a token without saying that it replaces it.
     """
     tokens = list(SPECIAL_TOKENS)
     known = set(tokens)

@@ -27,10 +27,6 @@ def tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
     Args:
         model: Has the settings of the data, and the vocabularies.
         config: Has the special ids and the sizes of the vocabularies.
-
-    Raises:
-        InputError: A sentencepiece model is damaged, or a vocabulary has another size than the
-            model's table.
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None

@@ -60,19 +60,11 @@ class Model(NamedTuple):
     folder: Path | None = None
 
     def rows(self, name: str) -> int:
-        """Return the number of rows of a tensor.
-
-        Raises:
-            InputError: There is no such tensor.
-        """
+        """Return the number of rows of a tensor."""
         return self.shape(name)[0]
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Return the shape of a matrix.
-
-        Raises:
-            InputError: There is no such matrix.
-        """
+        """Return the shape of a matrix."""
         array = self.tensors.get(name)
         if array is None or array.ndim != 2:
             raise InputError(f"the checkpoint has no matrix {name!r}; is it of another program?")
@@ -120,11 +112,7 @@ class Settings:
     defaults: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """Return a setting.
-
-        Raises:
-            InputError: It is not there and has no default, or it is no plain value.
-        """
+        """Return a setting."""
         if name not in self.values and name not in self.defaults:
             raise InputError(f"{self.origin}: has no setting {name!r}; add it")
         value = self.values.get(name, self.defaults.get(name))
@@ -133,11 +121,7 @@ class Settings:
         return value
 
     def flag(self, *names: str) -> bool:
-        """Return settings that are on or off, all of them alike.
-
-        Raises:
-            InputError: One is neither, or they differ.
-        """
+        """Return settings that are on or off, all of them alike."""
         for name in names:
             if self[name] not in (True, False, None):
                 raise self.refusal(name, "it must be true or false")
@@ -146,22 +130,14 @@ class Settings:
         return bool(self[names[0]])
 
     def word(self, name: str, meanings: Mapping[str, Any]) -> Any:
-        """Return the meaning of a setting that has few values.
-
-        Raises:
-            InputError: It has another one.
-        """
+        """Return the meaning of a setting that has few values."""
         value = self[name]
         if not isinstance(value, str) or value not in meanings:
             raise self.refusal(name, f"it must be {' or '.join(map(repr, meanings))}")
         return meanings[value]
 
     def agreed(self, *names: str) -> Any:
-        """Return the value that settings share, as the width of encoder and decoder.
-
-        Raises:
-            InputError: They differ.
-        """
+        """Return the value that settings share, as the width of encoder and decoder."""
         first, *others = names
         for other in others:
             if self[other] != self[first]:
@@ -169,11 +145,7 @@ class Settings:
         return self[first]
 
     def off(self, *names: str) -> None:
-        """Refuse settings of what no config expresses, unless they are off, empty or absent.
-
-        Raises:
-            InputError: One of them is on.
-        """
+        """Refuse settings of what no config expresses, unless they are off, empty or absent."""
         for name in names:
             if name in self.values and self[name]:
                 raise self.refusal(name, "this library has no such model")
@@ -194,11 +166,7 @@ def as_dict(value: object) -> dict[str, Any]:
 
 
 def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the config of these fields, with errors that name the trainer.
-
-    Raises:
-        InputError: A field is no value of a config.
-    """
+    """Return the config of these fields, with errors that name the trainer."""
     try:
         return TransformerConfig(**fields)
     except InputError as error:

@@ -36,10 +36,6 @@ def word_tokenizer(
         unk_id: Id of what the vocabulary lacks.
         source_suffix: Ids at the end of every source.
         any_whitespace: Whether tokens lie between whitespace of any kind, and not just spaces.
-
-    Raises:
-        InputError: A vocabulary has another size than the model's table, or the library
-            tokenizers is not installed.
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
@@ -66,11 +62,7 @@ def word_tokenizer(
 
 
 def check_sizes(model: Model, config: TransformerConfig) -> None:
-    """Refuse vocabularies of other sizes than the model's tables.
-
-    Raises:
-        InputError: One has another size.
-    """
+    """Refuse vocabularies of other sizes than the model's tables."""
     sides = {
         "source": (model.source_tokens, config.src_vocab_size),
         "target": (model.target_tokens, config.tgt_vocab_size),

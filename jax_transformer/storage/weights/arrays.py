@@ -28,10 +28,6 @@ def as_numpy(value: Any) -> np.ndarray:
     Returns:
         The array in native byte order; torch's bfloat16 becomes the type of ml_dtypes. It may
         share memory with `value` and may be strided: copy it before keeping it.
-
-    Raises:
-        InputError: The value is no dense array that numpy can hold, or its parts are on devices of
-            several processes.
     """
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):
         raise InputError(
@@ -53,11 +49,7 @@ def own_copy(array: np.ndarray) -> np.ndarray:
 
 
 def as_jax(array: np.ndarray) -> jax.Array:
-    """Return a jax array of the same bits that shares no memory with this one.
-
-    Raises:
-        InputError: The array is float64, which jax would round without jax_enable_x64.
-    """
+    """Return a jax array of the same bits that shares no memory with this one."""
     if array.dtype == np.float64 and not jax.config.jax_enable_x64:
         raise InputError("float64 tensors need jax_enable_x64, or give dtype='float32'")
     # On CPU, jax uses aligned memory without a copy; it would copy other memory a second time.

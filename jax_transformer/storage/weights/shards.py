@@ -31,11 +31,7 @@ SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the files with a folder's weights; of an index, it and its shards.
-
-    Raises:
-        InputError: The folder holds no weights, or the index is damaged or hostile.
-    """
+    """Return the names of the files with a folder's weights; of an index, it and its shards."""
     for name in PREFERRED:
         if (folder / name).exists():
             shards = _shards(folder / name) if name.endswith(".index.json") else {}
@@ -44,12 +40,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a folder, all shards together; see `formats.read`.
-
-    Raises:
-        InputError: There are none, a file is missing, damaged or hostile, or an index disagrees
-            with its shards.
-    """
+    """Return the tensors of a folder, all shards together; see `formats.read`."""
     first = weight_files(folder)[0]
     if not first.endswith(".index.json"):
         return formats.read(folder / first)
@@ -90,11 +81,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 
 def parse_shard_size(size: int | str) -> int:
-    """Return a size in bytes; text is a number and a unit, as "5GB" (1 GB = 10**9 bytes).
-
-    Raises:
-        InputError: It is no such size.
-    """
+    """Return a size in bytes; text is a number and a unit, as "5GB" (1 GB = 10**9 bytes)."""
     if isinstance(size, str):
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]B)", size.strip().upper(), re.ASCII)
         number = int(float(match[1]) * UNITS[match[2]]) if match else 0
@@ -161,11 +148,7 @@ def stale_files(folder: Path, written: Collection[str]) -> list[str]:
 def write_weights(
     folder: Path, tensors: Mapping[str, Any], shards: Mapping[str, Collection[str]]
 ) -> None:
-    """Write tensors into a folder as `split` says, with an index where there are several files.
-
-    Raises:
-        WeightFileError: As for `formats.write`.
-    """
+    """Write tensors into a folder as `split` says, with an index where there are several files."""
     for shard, names in shards.items():
         held = {name: tensors[name] for name in names}
         formats.write(folder / shard, held, metadata={"format": "pt"})

@@ -61,11 +61,7 @@ class Checkpoint(NamedTuple):
     content: Any
 
     def arrays(self, tensors: object) -> dict[str, np.ndarray]:
-        """Return a state_dict of the content as arrays; tied tensors are one array.
-
-        Raises:
-            WeightFileError: It is no dict of named tensors, or claims more than the file holds.
-        """
+        """Return a state_dict of the content as arrays; tied tensors are one array."""
         return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
 
 

@@ -28,9 +28,6 @@ def read_byte_level(
     The settings are those of `Tokenizer.build`, and `add_prefix_space`: whether a line that begins
     with no space gets one; `special_tokens`: those that are found in a line, of which the
     vocabulary need not have all; `mask_token`: the one of them that includes the space before it.
-
-    Raises:
-        InputError: A file is missing or damaged, or an id is not in the vocabulary.
     """
     if set(contents) != {VOCABULARY, MERGES}:
         raise InputError(f"{name}: a tokenizer of this kind is {VOCABULARY} and {MERGES}")

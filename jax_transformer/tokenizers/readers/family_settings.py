@@ -95,10 +95,6 @@ def family_settings(
         size: Number of ids of the tokenizer; None is that of the vocabulary.
         fit: Whether the model may have more ids than the tokenizer, because its table is padded,
             or may lack the tokenizer's last special tokens; None for neither.
-
-    Raises:
-        InputError: The vocabulary lacks a special token, there are no language codes, or a code of
-            tokenizer_config.json is none of them.
     """
     values = read_tokenizer_config(path.parent)
     tokens = special_tokens(values)

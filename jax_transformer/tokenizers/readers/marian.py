@@ -28,10 +28,6 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     Args:
         folder: The folder.
         config: The shape of the model; without it padding is the start token of targets.
-
-    Raises:
-        InputError: A file is missing or damaged, the files do not belong together, or
-            tokenizer_config.json has a setting that this library lacks.
     """
     values, path = read_tokenizer_config(folder), folder / TOKENIZER_CONFIG
     for key in ("sp_model_kwargs", "split_special_tokens"):

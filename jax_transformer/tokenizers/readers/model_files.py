@@ -28,11 +28,7 @@ def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Return a sentencepiece model.
-
-    Raises:
-        InputError: It is damaged or cut off.
-    """
+    """Return a sentencepiece model."""
     try:
         fields = [(field, type(value)) for field, value in _fields(content)]
         # A file that was cut off between two fields is still a message: the fields tell.
@@ -46,11 +42,7 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
 
 
 def normalization_map(content: bytes, name: str) -> bytes:
-    """Return the map of a sentencepiece model that normalises characters; empty if it has none.
-
-    Raises:
-        InputError: The model is damaged.
-    """
+    """Return the map of a sentencepiece model that normalises characters; empty if it has none."""
     try:
         settings = dict(_fields(content))[NORMALIZER]
         return memoryview(dict(_fields(settings)).get(CHARACTER_MAP, b"")).tobytes()
@@ -59,12 +51,7 @@ def normalization_map(content: bytes, name: str) -> bytes:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the number and the value of each field of a protocol buffer message.
-
-    Raises:
-        ValueError: A field is neither a number nor length-delimited, or longer than the message.
-        IndexError: The message ends within a number.
-    """
+    """Yield the number and the value of each field of a protocol buffer message."""
     position = 0
 
     def number() -> int:
@@ -94,11 +81,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
-    """Return the id of each token.
-
-    Raises:
-        InputError: The file is not a vocabulary.
-    """
+    """Return the id of each token."""
     vocabulary = parse_json(content, name)
     for token, token_id in vocabulary.items():
         if type(token_id) is not int or not 0 <= token_id < 2**31:

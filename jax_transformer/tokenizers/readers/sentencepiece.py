@@ -40,9 +40,6 @@ def read_sentencepiece(
     The settings are those of `Tokenizer.build`, and `rule`: a name in `FILES`, which decides the
     files; `added_tokens`: the ids of tokens that are found in a line before it is split into
     pieces; `ordinary_tokens`: those of them that decoding does not leave out.
-
-    Raises:
-        InputError: A file is missing or damaged, or an id is not in the vocabulary.
     """
     values = _SETTINGS | settings
     rule, added, ordinary = values["rule"], values["added_tokens"], values["ordinary_tokens"]
@@ -77,11 +74,7 @@ def read_sentencepiece(
 
 
 def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
-    """Return the id of each piece of a sentencepiece model, as fairseq counts them.
-
-    Raises:
-        InputError: The model is damaged.
-    """
+    """Return the id of each piece of a sentencepiece model, as fairseq counts them."""
     model = read_model(content, name)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
     return {token: number for number, token in enumerate([*FAIRSEQ, *pieces])}

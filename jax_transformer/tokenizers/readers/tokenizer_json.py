@@ -29,11 +29,7 @@ USUAL_NAMES = {
 def read_tokenizer_json(
     contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json; arguments are those of `Tokenizer.build`.
-
-    Raises:
-        InputError: The file is missing or damaged, or an id is not in its vocabulary.
-    """
+    """Return the tokenizer in a tokenizer.json; arguments are those of `Tokenizer.build`."""
     if set(contents) != {TOKENIZER_FILE}:
         raise InputError(f"{name}: a tokenizer of this kind is {TOKENIZER_FILE} alone")
     segmenter = LibrarySegmenter(parse(contents[TOKENIZER_FILE], f"{name}/{TOKENIZER_FILE}"))
@@ -46,9 +42,6 @@ def read_usual_names(content: bytes, name: str) -> Tokenizer:
 
     Without a BOS token, padding is BOS, as in T5; without a token for what the vocabulary lacks,
     that is padding, too.
-
-    Raises:
-        InputError: The file is damaged, or has no token for padding or EOS.
     """
     segmenter = LibrarySegmenter(parse(content, name))
     vocabulary = segmenter.library.get_vocab(with_added_tokens=True)
@@ -78,11 +71,7 @@ def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer that a tokenizer.json describes.
-
-    Raises:
-        InputError: The content is damaged, or an id in it is above `MOST_IDS`.
-    """
+    """Return the library's tokenizer that a tokenizer.json describes."""
     try:
         text = content if isinstance(content, str) else content.decode()
         library = tokenizers.Tokenizer.from_str(text)

@@ -41,9 +41,6 @@ def read_unigram(
     model, or "mbart_50", where they are one above; `more_tokens`: tokens whose ids follow;
     `special_tokens`: those that are found in a line; `mask_token`: the one of them that includes
     the space before it.
-
-    Raises:
-        InputError: The file is missing or damaged, or an id is not in the vocabulary.
     """
     values = _SETTINGS | settings
     file = FILES.get(values["rule"])
