@@ -8,6 +8,8 @@ import pytest
 
 # These presets hold every value of every field of the config but two.
 QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "bart", "umt5")
+QUICK_FAMILIES = ("marian", "bart", "m2m_100", "t5", "umt5")
+QUICK_MODELS = ("fused_rows", "letters", "wrapped")
 
 
 def tiered(values, quick):
@@ -15,4 +17,11 @@ def tiered(values, quick):
     return [
         value if value in quick else pytest.param(value, marks=pytest.mark.exhaustive)
         for value in values
+    ]
+
+
+def tiered_rows(rows, is_quick):
+    """Return rows of values as parameters of a test; those that are not quick are exhaustive."""
+    return [
+        row if is_quick(*row) else pytest.param(*row, marks=pytest.mark.exhaustive) for row in rows
     ]

@@ -68,6 +68,7 @@ def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
     assert shown.count("(ABBA)") == shown.count("chrF2 = ") == shown.count("BLEU = ")
 
 
+@pytest.mark.exhaustive
 def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
     directory, shown = first_run
     settings = (directory / "model/settings.yaml").read_text()
@@ -92,6 +93,7 @@ def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
     assert message.endswith("training: stepps=3 is not a setting; did you mean steps?")
 
 
+@pytest.mark.exhaustive
 def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, capsys):
     scores = iter([3.0, 5.0, 4.0, 1.0])
     score = evaluation.scores.Score
@@ -141,6 +143,7 @@ def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, c
         )
 
 
+@pytest.mark.exhaustive
 def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(number_words, "NUMBERS", 500)
@@ -155,6 +158,7 @@ def test_without_files_the_task_is_number_words(tmp_path, monkeypatch, capsys):
     assert train.first_free_run() == Path("runs/1")
 
 
+@pytest.mark.exhaustive
 def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [f"{'ab'[n % 2]} {'ab'[n // 2 % 2]}{'ab' * (n % 3)} {n}" for n in range(60)]
@@ -313,6 +317,7 @@ def begun(corpus, monkeypatch, capsys):
     return Path("model")
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_ended_before_its_first_checkpoint_is_started_again(
     begun, corpus, monkeypatch, capsys
 ):

@@ -124,6 +124,7 @@ def killed_at_its_second_report(*argv):
         program(*argv)
 
 
+@pytest.mark.exhaustive
 def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, monkeypatch, capsys):
     initial, options = load(toy), [*TEXT, "--init=toy", *SHORT, *RATE, *FREEZE]
     translated = []

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -94,6 +95,7 @@ def test_a_file_is_compared_with_the_resumed_run_as_flags_are(finished, monkeypa
         program("--config=model/settings.yaml", "--output=model", "--resume")
 
 
+@pytest.mark.exhaustive
 def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
     program(*arguments(corpus, "--output=model", "--select-by=bleu", "--steps=1"))
     capsys.readouterr()
@@ -126,8 +128,9 @@ def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
 
     def deleting(*arguments):
         if losses:
-            while Path("model").exists():  # a checkpoint is being written into it
-                shutil.rmtree("model", ignore_errors=True)
+            while not Path("model/run/8").exists():  # it is being written
+                time.sleep(0.01)
+            shutil.rmtree("model")
         losses.append(mean_loss(*arguments))
         return losses[-1]
 

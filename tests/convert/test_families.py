@@ -39,12 +39,15 @@ from tests.convert.families.case import (
 )
 from tests.convert.tools import assert_same_params, same_bits
 from tests.parity.ladder import bound, error
+from tests.tiers import QUICK_FAMILIES, tiered, tiered_rows
 
 SHAPES = [(name, shape) for name in FAMILIES for shape in case_of(name).shapes]
+QUICK_SHAPES = [(name, next(iter(case_of(name).shapes))) for name in QUICK_FAMILIES]
+TIERED = tiered_rows(SHAPES, lambda *row: row in QUICK_SHAPES)
 FILES = ["config.json", "generation_config.json", "model.safetensors"]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=tiered(FAMILIES, QUICK_FAMILIES))
 def family(request):
     return FAMILIES[request.param]
 
@@ -91,7 +94,7 @@ def both(config, params, src, tgt):
     return memory, decode(params, config, tgt, memory, src_mask=source_mask(src, config))
 
 
-@pytest.mark.parametrize(("name", "shape"), SHAPES)
+@pytest.mark.parametrize(("name", "shape"), TIERED)
 def test_the_same_numbers(name, shape, dtype):
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
@@ -118,10 +121,13 @@ def test_the_same_numbers(name, shape, dtype):
 
 @pytest.mark.parametrize(
     ("name", "shape", "dtype_name"),
-    [
-        *((name, shape, "float32") for name, shape in SHAPES),
-        *((name, None, half) for name in FAMILIES for half in ("float16", "bfloat16")),
-    ],
+    tiered_rows(
+        [
+            *((name, shape, "float32") for name, shape in SHAPES),
+            *((name, None, half) for name in FAMILIES for half in ("float16", "bfloat16")),
+        ],
+        lambda name, shape, dtype: (name, shape) in QUICK_SHAPES or name == "marian",
+    ),
 )
 def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
     model = foreign_model(name, shape, getattr(torch, dtype_name))
@@ -151,7 +157,7 @@ def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
     assert_same_params(own_params, params)
 
 
-@pytest.mark.parametrize(("name", "shape"), SHAPES)
+@pytest.mark.parametrize(("name", "shape"), TIERED)
 def test_what_transformers_saves_is_read(tmp_path, name, shape):
     model = foreign_model(name, shape)
     model.save_pretrained(tmp_path / "new")

@@ -123,6 +123,7 @@ def right(family):
     return config, params, src, tgt, foreign_results(model, config, src, tgt)[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_is_seen(name, monkeypatch):
     trap = TRAPS[name]

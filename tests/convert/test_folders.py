@@ -28,6 +28,7 @@ from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params
+from tests.tiers import tiered
 from tests.tokenizers.sentencepiece_models import write_marian
 
 LINES = ["tlx 6r5, tlx", "", "</s> 漢字"]
@@ -37,7 +38,7 @@ EXTRA = {"README.md": b"---\nlicense: mit\n---\n\xff\r\n", ".gitattributes": b"*
 LEFT = ["flax_model.msgpack", "large.txt", "onnx", "pytorch_model.bin", "tf_model.h5"]
 
 
-@pytest.fixture(scope="module", params=["marian", "pegasus"])
+@pytest.fixture(scope="module", params=tiered(["marian", "pegasus"], ["marian"]))
 def home(request, tmp_path_factory):
     """A folder with everything that a folder from the hub may have."""
     folder = tmp_path_factory.mktemp(request.param) / "model"

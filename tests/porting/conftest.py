@@ -3,8 +3,10 @@
 import jax
 import pytest
 
+from tests.tiers import tiered
 
-@pytest.fixture(params=["float64", "float32"])
+
+@pytest.fixture(params=tiered(["float64", "float32"], ["float64"]))
 def dtype(request):
     jax.config.update("jax_enable_x64", request.param == "float64")
     with jax.default_matmul_precision("highest"):

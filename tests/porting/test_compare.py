@@ -114,6 +114,7 @@ def test_what_differs_is_explained_and_nothing_else(right, monkeypatch):
     assert str(agreeing).count("explanation") == str(agreeing).count("note") == 0
 
 
+@pytest.mark.exhaustive
 def test_the_block_of_every_changed_parameter_is_the_first_to_differ(right):
     """One parameter of each place is changed by a hundredth, and no other place is blamed."""
     _, _, _, state_dict, record = right

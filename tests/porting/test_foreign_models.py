@@ -10,6 +10,7 @@ from tests.convert.tools import LOGIT_BOUNDS
 from tests.parity.ladder import error
 from tests.porting.foreign_layouts import layout
 from tests.porting.foreign_models import MODELS, OUTSIDE, random_ids, vocabularies
+from tests.tiers import QUICK_MODELS, tiered
 
 EVERY = MODELS | OUTSIDE
 
@@ -22,7 +23,7 @@ def first_output(model, module, src, tgt):
     return output if model.batch_first else output.transpose(0, 1)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", tiered(EVERY, QUICK_MODELS))
 def test_a_model_runs_and_uses_every_parameter(name):
     model = EVERY[name]
     module = model.module()
@@ -77,7 +78,7 @@ def test_twelve_models_differ_in_names_and_fields():
     assert len({tuple(model.expected.items()) for model in MODELS.values()}) == 12
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", tiered(MODELS, QUICK_MODELS))
 def test_the_layout_and_the_config_of_a_model_give_its_logits(name, x64):
     """In float64, so that an epsilon of 1e-12 and one of 1e-5 do not look the same.
 

@@ -17,6 +17,7 @@ from jax_transformer.porting.record import Record, read_record, record_module, s
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
 from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from tests.tiers import QUICK_MODELS, tiered
 
 # Models whose answers are found from logits alone in a few seconds.
 LOGITS_ALONE = ("fused_columns", "clones", "wrapped")
@@ -71,6 +72,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_of_transformers_are_found_as_unknown_models(family):
     sizes, fields = FAMILIES[family]
@@ -105,7 +107,7 @@ def check_config(model, config):
     assert not wrong  # the value found, the true value
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
 def case(request, recorded):
     """Each model: its name, its weights, and what is suggested with its record."""
     weights, record = recorded(request.param)
@@ -155,6 +157,7 @@ def test_what_is_certain_without_a_record_is_right(case):
     assert settled.shares["certain"] == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LOGITS_ALONE)
 def test_logits_alone_settle_the_questions(recorded, name):
     weights, record = recorded(name)
@@ -256,6 +259,7 @@ NAMES = st.lists(
 SHAPES = st.lists(st.sampled_from([1, 2, 4, 8]), max_size=3).map(tuple)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None)
 @given(shapes=st.dictionaries(NAMES, SHAPES, max_size=40))
 def test_any_names_are_refused_in_one_line_or_placed(shapes):
@@ -274,7 +278,7 @@ def is_refused_in_one_line(tensors):
 
 
 @pytest.mark.parametrize("change", ["drop", "rename", "reshape", "repeat"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", tiered(range(25), [0, 1]))
 def test_a_damaged_model_is_refused_in_one_line_or_placed(recorded, change, seed):
     """Most random damage leaves a whole model around it: no error but an InputError escapes."""
     weights, _ = recorded("kernels" if seed % 2 else "wrapped")

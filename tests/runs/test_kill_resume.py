@@ -28,6 +28,7 @@ def killed(unbroken, tmp_path_factory):
     return survive(directory, kills=4, task=Task(STEPS))
 
 
+@pytest.mark.exhaustive
 def test_killed_runs_end_as_if_they_had_not_been(killed):
     survey = killed
     print(
@@ -42,6 +43,7 @@ def test_killed_runs_end_as_if_they_had_not_been(killed):
     assert survey.most_temporary_left == 0
 
 
+@pytest.mark.exhaustive
 def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_not(
     killed, unbroken, tmp_path
 ):
@@ -74,6 +76,7 @@ def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
     assert epochs_are_exact(pairs_seen(killed), STEPS)
 
 
+@pytest.mark.exhaustive
 def test_an_epoch_that_misses_a_pair_or_sees_one_twice_is_found(unbroken):
     seen = pairs_seen(unbroken)
     assert epochs_are_exact(seen, STEPS)

@@ -115,12 +115,14 @@ def runs(unbroken, tmp_path_factory):
     return together, unbroken
 
 
+@pytest.mark.exhaustive
 def test_the_same_samples_are_seen(runs):
     together, alone = map(pairs_seen, runs)
     assert together == alone
     assert epochs_are_exact(together, STEPS)
 
 
+@pytest.mark.exhaustive
 def test_the_losses_are_those_of_a_run_of_one_process(runs):
     together, alone = (
         np.array([[report["step"], report["loss"]] for report in losses(path) if "loss" in report])
@@ -132,6 +134,7 @@ def test_the_losses_are_those_of_a_run_of_one_process(runs):
     assert worst <= 1e-6
 
 
+@pytest.mark.exhaustive
 def test_a_process_makes_the_rows_that_its_devices_hold(tmp_path):
     meshes = [  # with the share of the rows that each process holds
         ("data=6", [0, 1, 2, 3, 4, 5], (3 / 6, 3 / 6)),

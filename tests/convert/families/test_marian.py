@@ -53,6 +53,7 @@ def test_the_numbers_of_opus_mt(dtype):
     assert measured <= bound("logits", dtype)
 
 
+@pytest.mark.exhaustive
 def test_the_comparison_sees_each_peculiarity():
     """Without one of Marian's peculiarities the logits are far off: the bounds are no formality."""
     model = foreign_model("marian")

@@ -20,6 +20,7 @@ from tests.convert.families.case import (
 )
 from tests.convert.families.t5_lineage import write_folder
 from tests.parity.ladder import bound, error
+from tests.tiers import tiered
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
 forward = jax.jit(apply, static_argnames="config")
@@ -98,6 +99,7 @@ def x64():
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("trap", TRAPS)
 def test_trap(trap, x64, monkeypatch):
     family, shape, spring = TRAPS[trap]
@@ -126,7 +128,7 @@ def test_trap_of_the_width_of_a_head(tmp_path):
         from_huggingface(folder)
 
 
-@pytest.mark.parametrize("family", T5_FAMILIES)
+@pytest.mark.parametrize("family", tiered(T5_FAMILIES, ["umt5"]))
 def test_cached_steps_have_the_relative_bias(family, x64, monkeypatch):
     """Every bucket is used; without the bias in the cached step the logits are far off."""
     config, params = from_huggingface(foreign_model(family, None, torch.float64))
