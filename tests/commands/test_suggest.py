@@ -45,6 +45,7 @@ def test_without_a_record_it_prints_rows_questions_and_the_code(folder, run, tmp
     assert convert.read_layout(tmp_path / "layout.toml").config.num_decoder_layers == 3
 
 
+@pytest.mark.exhaustive
 def test_with_a_record_the_layout_is_that_of_the_program(folder, run, tmp_path):
     weights, recorded = (
         str(folder / f"unnormed_decoder.{end}") for end in ("safetensors", "recorded.safetensors")
@@ -64,6 +65,7 @@ def test_with_a_record_the_layout_is_that_of_the_program(folder, run, tmp_path):
     assert "activation='gelu', not 'gelu_tanh'" in printed
 
 
+@pytest.mark.exhaustive
 def test_a_model_outside_the_configs_writes_nothing(folder, run, tmp_path):
     weights, recorded = folder / "rotary.safetensors", folder / "rotary.recorded.safetensors"
     options = ("--against", str(recorded), "--minutes", "0.05")

@@ -123,6 +123,7 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     assert re.search(r"trained for 0\.\d minutes, at [\d,]+ target tokens/s", shown)
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_shows_it_live(train):
     live = console(force_terminal=True)
     train(SETTINGS, live)
@@ -131,6 +132,7 @@ def test_a_terminal_shows_it_live(train):
     assert re.search(r"step 20/20  loss .* left", shown)
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_gives_the_same_parameters(train):
     first, again = (train(SETTINGS, console()) for _ in range(2))
     for a, b in zip(*(jax.tree.leaves(best.params) for best in (first, again)), strict=True):
@@ -269,6 +271,7 @@ def test_a_clock_that_stands_still_gives_finite_numbers(monkeypatch):
     assert "trained for 0.0 minutes" in lines.file.getvalue()
 
 
+@pytest.mark.exhaustive
 def test_a_clock_that_goes_backwards_changes_nothing(train, monkeypatch):
     expected = train(SETTINGS, console())
     now = itertools.count(2_000_000_000, -1000)
