@@ -34,7 +34,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
         if values.get(key):
             raise InputError(f"{path}: {key}={values[key]!r:.60} is not supported; remove it")
     names = [VOCABULARY, TARGET_VOCABULARY] if values.get("separate_vocabs") else [VOCABULARY]
-    contents = read_files(folder, {*FILES["marian"], *names})
+    contents = read_files(folder, dict.fromkeys((*FILES["marian"], *names)))
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
     settings = family_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)

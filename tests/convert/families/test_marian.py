@@ -110,7 +110,7 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path, monkeypat
     config, params = from_huggingface(foreign_model("marian"))
     folder = tmp_path / "model"
     to_huggingface(params, config, folder)
-    message = f"{folder / 'vocab.json'} cannot be read; a tokenizer file must be there"
+    message = f"{folder / 'source.spm'} cannot be read; a tokenizer file must be there"
     with pytest.raises(InputError, match=message):
         load_folder(folder)
     monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", str(folder)])
