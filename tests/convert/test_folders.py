@@ -207,7 +207,7 @@ def test_all_files_are_written_or_none(home, tmp_path, name):
     (tmp_path / "model" / name).mkdir()
     before = contents(tmp_path)
     other = {**params, "output_projection": {"bias": params["output_projection"]["bias"] + 1}}
-    with pytest.raises(InputError, match=f"{name}: is a folder, which would not be in the new model"):
+    with pytest.raises(InputError, match=f"{name}: is a folder, which would not be"):
         to_huggingface(other, config, tmp_path / "model", **options)
     assert contents(tmp_path) == before
 

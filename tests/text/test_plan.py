@@ -72,6 +72,7 @@ def test_windows_hold_every_pair_once_in_the_shapes_of_the_layout(corpus, settin
     assert described(plan_epoch(corpus, seeded, 0)) != described(epochs[0])
 
 
+@pytest.mark.exhaustive
 @given(
     pairs=st.integers(1, 200),
     window=st.integers(1, 80),
@@ -86,7 +87,7 @@ def test_no_pair_is_lost_whatever_the_sizes(corpus, pairs, window, buckets, max_
         batching="packed" if packed else "buckets",
         max_tokens=max_tokens,
         bucket_count=buckets,
-        pack_length=64,
+        pack_length=min(64, max_tokens),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "WINDOW_PAIRS", window)

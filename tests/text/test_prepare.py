@@ -98,13 +98,8 @@ def test_a_tsv_file_holds_the_same_pairs(tmp_path, one_process):
 CRASHES = """
 import os, signal, sys
 from pathlib import Path
-<<<<<<< HEAD:tests/text/test_prepare.py
 from jax_transformer.text import prepare, store
 from tests.text.texts import corpus, write, lines, contents
-=======
-from jax_transformer.text.prepared import prepare, store
-from tests.data.prepared.texts import corpus, write, lines, contents
->>>>>>> 6db25cd (wip):tests/text/prepared/test_prepare.py
 
 folder, moments = Path(sys.argv[1]), 0
 prepare.BLOCK_PAIRS = store.BLOCK_PAIRS = 40
@@ -152,13 +147,8 @@ def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_pat
 KILLED = """
 import os, sys, time
 from pathlib import Path
-<<<<<<< HEAD:tests/text/test_prepare.py
 from jax_transformer.text import prepare, store
 from tests.text.texts import corpus, write, lines
-=======
-from jax_transformer.text.prepared import prepare, store
-from tests.data.prepared.texts import corpus, write, lines
->>>>>>> 6db25cd (wip):tests/text/prepared/test_prepare.py
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker
 prepare.BLOCK_PAIRS = store.BLOCK_PAIRS = 40
