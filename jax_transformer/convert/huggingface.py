@@ -287,9 +287,8 @@ def _tokenizer_files(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    if files.config is None:
-        return {}
-    return {TOKENIZER_CONFIG: _json_bytes(files.config(tokenizer, config))}
+    written = files.config(tokenizer, config)
+    return {TOKENIZER_CONFIG: _json_bytes(written)} if written else {}
 
 
 def _json_bytes(values: Mapping[str, Any]) -> bytes:

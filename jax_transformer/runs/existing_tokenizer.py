@@ -14,8 +14,8 @@ from jax_transformer.tokenizers import (
     read_files,
     separate,
 )
+from jax_transformer.tokenizers.readers.library import read_usual_names
 from jax_transformer.tokenizers.readers.marian import read_marian
-from jax_transformer.tokenizers.readers.tokenizer_json import read_usual_names
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"

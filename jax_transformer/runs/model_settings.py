@@ -8,7 +8,7 @@ from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer
-from jax_transformer.tokenizers.readers.tokenizer_json import MOST_IDS
+from jax_transformer.tokenizers.readers.library import MOST_IDS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")

@@ -3,6 +3,7 @@
 Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units".
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,15 +12,15 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers.tokenizer_json import MOST_IDS, TOKENIZER_FILE, parse
+from jax_transformer.tokenizers.readers.library import MOST_IDS, parse
+from jax_transformer.tokenizers.readers.model_files import TOKENIZER_FILE
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
-from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
+from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 BYTE_PAIR = "byte_pair"  # the kind
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
 BYTE_PAIR_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
-_SETTINGS = {**DEFAULTS, **BYTE_PAIR_IDS, "source_suffix": [2], "target_suffix": [2]}
 
 
 def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -92,7 +93,9 @@ def _tokenizer(library: tokenizers.Tokenizer, name: str) -> Tokenizer:
     contents = {TOKENIZER_FILE: library.to_str().encode()}
     left_out = {BYTE_PAIR_IDS[key] for key in ("pad_id", "bos_id", "eos_id")}
     segmenter = LibrarySegmenter(library, left_out)
-    return Tokenizer.build(BYTE_PAIR, contents, {}, name, (segmenter, segmenter), _SETTINGS)
+    settings = BYTE_PAIR_IDS | {"source_suffix": [2], "target_suffix": [2]}
+    tokenizer = Tokenizer.build(BYTE_PAIR, contents, settings, name, (segmenter, segmenter))
+    return dataclasses.replace(tokenizer, settings={})  # the file says everything
 
 
 def _untrained() -> tokenizers.Tokenizer:

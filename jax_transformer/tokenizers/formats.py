@@ -8,10 +8,8 @@ from typing import Any
 
 from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, read_byte_pair
-from jax_transformer.tokenizers.readers.byte_level import BYTE_LEVEL, read_byte_level
+from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
-from jax_transformer.tokenizers.readers.tokenizer_json import TOKENIZER_JSON, read_tokenizer_json
-from jax_transformer.tokenizers.readers.unigram import UNIGRAM, read_unigram
 from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS, Tokenizer
 
 SEPARATE = "separate"
@@ -70,10 +68,8 @@ def _read_separate(
 # them for error messages. It refuses files that are missing or damaged.
 READERS: dict[str, Callable[[Mapping[str, bytes], Mapping[str, Any], str], Tokenizer]] = {
     BYTE_PAIR: read_byte_pair,
-    BYTE_LEVEL: read_byte_level,
-    TOKENIZER_JSON: read_tokenizer_json,
+    **library.READERS,
     SENTENCEPIECE: read_sentencepiece,
-    UNIGRAM: read_unigram,
     SEPARATE: _read_separate,
 }
 

@@ -16,13 +16,22 @@ from jax_transformer.tokenizers.segmenters import LineError, Segmenter
 
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
 AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
-# The settings of every kind, and what an absent one means.
+# The settings of all kinds, and what an absent one means: the special ids; the ids before (prefix)
+# and after (suffix) the text of each line, or the languages that decide them; the size of the
+# model's table, if it is not that of the tokenizer; and from "rule" on what the readers use.
 DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(SPECIAL_IDS),
     **{key: [] for key in AFFIXES},
     "clean_up_spaces": False,
     "vocab_size": None,
     "languages": None,
+    "rule": None,
+    "special_tokens": [],
+    "more_tokens": [],
+    "mask_token": None,
+    "add_prefix_space": False,
+    "added_tokens": {},
+    "ordinary_tokens": [],
 }
 _SPACES = (
     (" .", "."),
@@ -100,30 +109,26 @@ class Tokenizer:
         settings: Mapping[str, Any],
         name: str,
         segmenters: tuple[Segmenter, Segmenter],
-        defaults: Mapping[str, Any] = DEFAULTS,
     ) -> "Tokenizer":
         """Return a tokenizer; for the readers.
 
         Args:
             kind: The format of the files.
             contents: The files by name.
-            settings: Values that differ from `defaults`: the special ids, all of which must be
-                given; the ids before (prefix) and after (suffix) the text of each line, or the
-                languages (`Languages.to_json`) that decide them; and `vocab_size`, as of `Side`.
+            settings: Values that differ from `DEFAULTS`, among them all special ids.
             name: What contains the files, for error messages.
             segmenters: Those of source and target.
-            defaults: The settings of this kind, with what an absent one means.
 
         Raises:
             InputError: A setting is unknown, or an id is not in the vocabulary.
         """
-        unknown = sorted(settings.keys() - defaults.keys())
+        unknown = sorted(settings.keys() - DEFAULTS.keys())
         if unknown:
             raise InputError(
                 f"{name}: the tokenizer has the setting {unknown[0]!r}, which this version does "
                 "not know; use the version that wrote it"
             )
-        values = {**defaults, **settings}
+        values = {**DEFAULTS, **settings}
         languages = None
         if values["languages"] is not None:
             languages = Languages.from_json(values["languages"], name)
@@ -149,7 +154,7 @@ class Tokenizer:
             Side(segmenter, values[f"{side}_prefix"], values[f"{side}_suffix"], size, cleans, None)
             for side, segmenter, size in zip(("source", "target"), segmenters, sizes, strict=True)
         )
-        different = {key: value for key, value in values.items() if value != defaults[key]}
+        different = {key: value for key, value in values.items() if value != DEFAULTS[key]}
         special_ids = (values[key] for key in SPECIAL_IDS)
         tokenizer = cls(kind, dict(contents), different, *special_ids, source, target)
         return tokenizer if languages is None else tokenizer._set_to(languages)

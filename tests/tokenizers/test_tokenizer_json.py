@@ -7,9 +7,9 @@ import pytest
 import tokenizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers.tokenizer_json import (
+from jax_transformer.tokenizers import READERS
+from jax_transformer.tokenizers.readers.library import (
     parse,
-    read_tokenizer_json,
     read_usual_names,
 )
 from tests.tokenizers.family_tokenizers import write_pegasus
@@ -20,7 +20,7 @@ PEGASUS |= {"source_suffix": [1], "target_suffix": [1]}
 
 
 def read(content, settings, name):
-    return read_tokenizer_json({"tokenizer.json": content}, settings, name)
+    return READERS["tokenizer_json"]({"tokenizer.json": content}, settings, name)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,7 @@ def test_a_damaged_file_is_refused_in_one_line(damaged, message):
 
 @pytest.mark.parametrize("changed", [{"eos_id": 500}, {"pad_id": None}, {"source_prefix": [-1]}])
 def test_ids_beyond_the_vocabulary_are_refused(content, changed):
-    with pytest.raises(
-        InputError, match=f"x/tokenizer.json: {next(iter(changed))}=.* must be ids of the vocab"
-    ):
+    with pytest.raises(InputError, match=f"x: {next(iter(changed))}=.* must be ids of the vocab"):
         read(content, PEGASUS | changed, "x")
 
 

@@ -4,12 +4,11 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.readers import language_codes
-from jax_transformer.tokenizers.readers.byte_level import BYTE_LEVEL, MERGES, read_byte_level
 from jax_transformer.tokenizers.readers.family_settings import (
     LanguageRule,
     class_of,
@@ -18,31 +17,32 @@ from jax_transformer.tokenizers.readers.family_settings import (
     read_tokenizer_config,
     special_tokens,
 )
+from jax_transformer.tokenizers.readers.library import (
+    BYTE_LEVEL,
+    TOKENIZER_JSON,
+    UNIGRAM,
+    library_of,
+    parse,
+    template,
+)
 from jax_transformer.tokenizers.readers.marian import marian_config, read_marian
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
+    MERGES,
     T5_MODEL,
+    TOKENIZER_FILE,
+    VOCABULARY,
     read_files,
-    read_model,
     read_vocabulary,
 )
 from jax_transformer.tokenizers.readers.sentencepiece import (
+    FILES,
     SENTENCEPIECE,
-    SOURCE_MODEL,
-    TARGET_MODEL,
-    VOCABULARY,
     fairseq_ids,
     read_sentencepiece,
 )
-from jax_transformer.tokenizers.readers.tokenizer_json import (
-    TOKENIZER_FILE,
-    TOKENIZER_JSON,
-    parse,
-    read_tokenizer_json,
-    template,
-)
-from jax_transformer.tokenizers.readers.unigram import UNIGRAM, read_unigram
+from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 
@@ -56,18 +56,28 @@ class FamilyTokenizer:
             there.
         read: Returns the tokenizer of a folder, given the folder and the model's config. The
             languages are those of the folder.
-        config: Returns the content of tokenizer_config.json with which transformers reads the
-            files, for a tokenizer that comes from no folder; None where they need none.
+        settings: Returns what tokenizer_config.json must say, for a tokenizer that comes from no
+            folder, so that transformers reads the files; None where they need none.
     """
 
     kinds: tuple[str, ...]
     names: Callable[[Path], tuple[str, ...]]
     read: Callable[[Path, TransformerConfig], Tokenizer]
-    config: Callable[[Tokenizer, TransformerConfig], dict[str, Any]] | None = None
+    settings: Callable[[Tokenizer], dict[str, Any]] | None = None
 
-
-def _json_names(folder: Path) -> tuple[str, ...]:
-    return (TOKENIZER_FILE,)
+    def config(self, tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
+        """Return the content of tokenizer_config.json; empty if the files need none."""
+        if self.settings is None:
+            return {}
+        written = {
+            "clean_up_tokenization_spaces": tokenizer.target.clean_up_spaces,
+            "model_max_length": config.max_length,
+            **self.settings(tokenizer),
+        }
+        if tokenizer.languages is not None:
+            written["src_lang"] = tokenizer.languages.source
+            written["tgt_lang"] = tokenizer.languages.target
+        return written
 
 
 def _names_without_json(*names: str) -> Callable[[Path], tuple[str, ...]]:
@@ -80,28 +90,31 @@ def _names_without_json(*names: str) -> Callable[[Path], tuple[str, ...]]:
     return chosen
 
 
-def _read_json(
+def _read(
     folder: Path,
     config: TransformerConfig,
+    kind: str,
+    names: Sequence[str],
+    splitting: Mapping[str, Any],
     *,
-    by_template: bool = False,
     rule: LanguageRule | None = None,
+    by_template: bool = False,
     **options: Any,
 ) -> Tokenizer:
-    """Return the tokenizer in the tokenizer.json of a folder.
+    """Return the tokenizer in files that the library tokenizers splits.
 
-    Options are those of `family_settings`; the language codes are those of the file. By template
-    the affixes of sources are those of the file's own template.
+    Args:
+        folder: The folder.
+        config: The shape of the model.
+        kind: The kind of the files.
+        names: The files.
+        splitting: Settings that decide how text is split.
+        rule: As for `family_settings`; the codes are those of the files.
+        by_template: Whether the affixes of sources are those of the file's own template.
+        options: The other options of `family_settings`.
     """
-    path = folder / TOKENIZER_FILE
-    for name in (T5_MODEL, MBART_MODEL):  # from which transformers writes a tokenizer.json
-        if (folder / name).exists() and not path.exists():
-            raise InputError(
-                f"{folder} has {name} but no {TOKENIZER_FILE}; write one with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            )
-    contents = read_files(folder, [TOKENIZER_FILE])
-    library = parse(contents[TOKENIZER_FILE], str(path))
+    contents, path = read_files(folder, names), folder / names[0]
+    library = library_of(kind, contents, splitting, str(folder))
     vocabulary = library.get_vocab(with_added_tokens=True)
     if by_template:
         tokens = special_tokens(read_tokenizer_config(folder))
@@ -110,112 +123,51 @@ def _read_json(
             [usual[token] for token in tokens if token in usual] for tokens in template(library)
         )
     if rule is not None:
-        added = {token.content for token in library.get_added_tokens_decoder().values()}
-        options |= {"codes": codes_in(vocabulary, [*added]), "rule": rule}
-    settings = family_settings(path, vocabulary, config, **options)
-    return read_tokenizer_json(contents, settings, str(folder))
+        added = [token.content for token in library.get_added_tokens_decoder().values()]
+        options |= {"codes": codes_in(vocabulary, added), "rule": rule}
+    settings = splitting | family_settings(path, vocabulary, config, **options)
+    return Tokenizer.build(kind, contents, settings, str(folder), (LibrarySegmenter(library),) * 2)
+
+
+def _read_json(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
+    """Return the tokenizer in the tokenizer.json of a folder; options are those of `_read`."""
+    for name in (T5_MODEL, MBART_MODEL):  # from which transformers writes a tokenizer.json
+        if (folder / name).exists() and not (folder / TOKENIZER_FILE).exists():
+            raise InputError(
+                f"{folder} has {name} but no {TOKENIZER_FILE}; write one with transformers: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
+    return _read(folder, config, TOKENIZER_JSON, [TOKENIZER_FILE], {}, **options)
 
 
 def _read_model(
-    folder: Path,
-    config: TransformerConfig,
-    more_tokens: Sequence[str],
-    *,
-    rule: LanguageRule | None = None,
-    fit: Literal["padded"] | None = None,
+    folder: Path, config: TransformerConfig, name: str, more_tokens: Sequence[str], **options: Any
 ) -> Tokenizer:
-    """Return the tokenizer in the sentencepiece model of T5, or of mBART-50 if it has languages.
-
-    Options are those of `family_settings`; the ids of `more_tokens`, among them the language codes,
-    follow those of the pieces.
-    """
-    path = folder / (T5_MODEL if rule is None else MBART_MODEL)
-    contents = read_files(folder, [path.name])
-    if rule is None:
-        model = read_model(contents[path.name], str(path))
-        pieces = [model.id_to_piece(number) for number in range(model.get_piece_size())]
-    else:
-        pieces = [*fairseq_ids(contents[path.name], str(path))]
-    vocabulary = {token: number for number, token in enumerate([*pieces, *more_tokens])}
-    codes = codes_in(vocabulary, more_tokens)
-    settings = family_settings(path, vocabulary, config, codes=codes, rule=rule, fit=fit)
+    """Return the tokenizer in a sentencepiece model; the ids of `more_tokens` follow."""
     tokens = special_tokens(read_tokenizer_config(folder))
-    named = [token for token in dict.fromkeys(tokens.values()) if token in vocabulary]
-    settings |= {
-        "rule": "t5" if rule is None else "mbart_50",
+    splitting = {
+        "rule": "t5" if name == T5_MODEL else "mbart_50",
         "more_tokens": list(more_tokens),
-        "special_tokens": [*named, *(token for token in more_tokens if token not in named)],
+        "special_tokens": list(dict.fromkeys([*tokens.values(), *more_tokens])),
         "mask_token": tokens["mask"],
     }
-    return read_unigram(contents, settings, str(folder))
-
-
-def _read_byte_level(
-    folder: Path,
-    config: TransformerConfig,
-    *,
-    add_prefix_space: bool = False,
-    mask_takes_space: bool = False,
-    **options: Any,
-) -> Tokenizer:
-    """Return the tokenizer in the vocab.json and merges.txt of a folder.
-
-    Where tokenizer_config.json does not say so, `add_prefix_space` decides whether a line gets a
-    space before it, and `mask_takes_space` whether the mask token includes the space before it.
-    """
-    path = folder / VOCABULARY
-    contents = read_files(folder, [VOCABULARY, MERGES])
-    vocabulary, values = (
-        read_vocabulary(contents[VOCABULARY], str(path)),
-        read_tokenizer_config(folder),
-    )
-    tokens = special_tokens(values)
-    space, mask = values.get("add_prefix_space"), values.get("mask_token")
-    if isinstance(mask, Mapping):
-        mask_takes_space = bool(mask.get("lstrip"))
-    special = list(dict.fromkeys(tokens.values()))
-    size = 1 + max(vocabulary.values()) + sum(token not in vocabulary for token in special)
-    settings = family_settings(path, vocabulary, config, size=size, fit="cut", **options)
-    settings |= {
-        "special_tokens": special,
-        "mask_token": tokens["mask"] if mask_takes_space else None,
-        "add_prefix_space": add_prefix_space if space is None else bool(space),
-    }
-    return read_byte_level(contents, settings, str(folder))
-
-
-def _written(
-    tokenizer: Tokenizer, config: TransformerConfig, tokenizer_class: str, **values: Any
-) -> dict[str, Any]:
-    """Return the tokenizer_config.json of a class."""
-    written = {
-        "tokenizer_class": tokenizer_class,
-        "clean_up_tokenization_spaces": tokenizer.target.clean_up_spaces,
-        "model_max_length": config.max_length,
-        **values,
-    }
-    if tokenizer.languages is not None:
-        written["src_lang"] = tokenizer.languages.source
-        written["tgt_lang"] = tokenizer.languages.target
-    return written
+    return _read(folder, config, UNIGRAM, [name], splitting, **options)
 
 
 MARIAN = FamilyTokenizer(
     kinds=(SENTENCEPIECE,),
-    names=lambda folder: (SOURCE_MODEL, TARGET_MODEL, VOCABULARY),
+    names=lambda folder: FILES["marian"],
     read=read_marian,
-    config=lambda tokenizer, config: (
-        marian_config(tokenizer) | {"model_max_length": config.max_length}
-    ),
+    settings=marian_config,
 )
 
 # Pegasus, T5, mT5 and UMT5: EOS after the text.
 
 PEGASUS = FamilyTokenizer(
     kinds=(TOKENIZER_JSON,),
-    names=_json_names,
+    names=lambda folder: (TOKENIZER_FILE,),
     read=_read_json,
-    config=lambda tokenizer, config: _written(tokenizer, config, "PegasusTokenizer"),
+    settings=lambda tokenizer: {"tokenizer_class": "PegasusTokenizer"},
 )
 _t5_names = _names_without_json(T5_MODEL)
 
@@ -226,23 +178,41 @@ def _read_t5(folder: Path, config: TransformerConfig) -> Tokenizer:
         return _read_json(folder, config, fit="padded")
     extra_ids = read_tokenizer_config(folder).get("extra_ids", 100)
     extra = [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
-    return _read_model(folder, config, extra, fit="padded")
+    return _read_model(folder, config, T5_MODEL, extra, fit="padded")
 
 
-def _t5_config(tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
-    tokens = tokenizer.settings.get("more_tokens", [])
-    if tokenizer.kind == TOKENIZER_JSON:
-        added = json.loads(tokenizer.contents[TOKENIZER_FILE])["added_tokens"]
-        tokens = [token["content"] for token in added]
-    extra_ids = sum(token.startswith("<extra_id_") for token in tokens)
-    return _written(tokenizer, config, "T5Tokenizer", extra_ids=extra_ids)
+def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
+    added = tokenizer.target.segmenter.library.get_added_tokens_decoder().values()
+    extra_ids = sum(token.content.startswith("<extra_id_") for token in added)
+    return {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids}
 
 
-T5 = FamilyTokenizer((TOKENIZER_JSON, UNIGRAM), _t5_names, _read_t5, _t5_config)
+T5 = FamilyTokenizer((TOKENIZER_JSON, UNIGRAM), _t5_names, _read_t5, _t5_settings)
 
 # BART, MVP and Blenderbot: byte-level byte-pair encoding.
 
 _byte_level_names = _names_without_json(VOCABULARY, MERGES)
+
+
+def _read_byte_level(
+    folder: Path, config: TransformerConfig, *, spaces: bool, **options: Any
+) -> Tokenizer:
+    """Return the tokenizer in the vocab.json and merges.txt of a folder.
+
+    Where tokenizer_config.json does not say so, `spaces` decides whether a line gets a space before
+    it, and whether the mask token includes the space before it.
+    """
+    values = read_tokenizer_config(folder)
+    tokens = special_tokens(values)
+    space, mask = values.get("add_prefix_space"), values.get("mask_token")
+    takes_space = bool(mask.get("lstrip")) if isinstance(mask, Mapping) else spaces
+    splitting = {
+        "special_tokens": list(dict.fromkeys(tokens.values())),
+        "mask_token": tokens["mask"] if takes_space else None,
+        "add_prefix_space": spaces if space is None else bool(space),
+    }
+    names = [VOCABULARY, MERGES]
+    return _read(folder, config, BYTE_LEVEL, names, splitting, fit="cut", **options)
 
 
 def _read_bart(folder: Path, config: TransformerConfig) -> Tokenizer:
@@ -251,7 +221,7 @@ def _read_bart(folder: Path, config: TransformerConfig) -> Tokenizer:
     if _byte_level_names(folder) == (TOKENIZER_FILE,):
         # The table of bart-large-cnn lacks the row of the last token, <mask>.
         return _read_json(folder, config, **affixes, fit="cut")
-    return _read_byte_level(folder, config, **affixes)
+    return _read_byte_level(folder, config, spaces=False, **affixes)
 
 
 def _read_blenderbot(folder: Path, config: TransformerConfig) -> Tokenizer:
@@ -260,31 +230,31 @@ def _read_blenderbot(folder: Path, config: TransformerConfig) -> Tokenizer:
     end = ["eos"]
     if _byte_level_names(folder) == (TOKENIZER_FILE,):
         return _read_json(folder, config, by_template=True, target_suffix=end, fit="cut")
-    spaces = {"add_prefix_space": True, "mask_takes_space": True}
-    return _read_byte_level(folder, config, suffix=[], target_suffix=end, **spaces)
+    return _read_byte_level(folder, config, spaces=True, suffix=[], target_suffix=end)
 
 
-def _byte_level_config(
-    tokenizer: Tokenizer, config: TransformerConfig, tokenizer_class: str
-) -> dict[str, Any]:
-    """Return a tokenizer_config.json; transformers builds the rule of the first space by it."""
-    space = tokenizer.settings.get("add_prefix_space", False)
-    if tokenizer.kind == TOKENIZER_JSON:
-        rule = json.loads(tokenizer.contents[TOKENIZER_FILE])["pre_tokenizer"] or {}
-        space = rule.get("add_prefix_space", False)
-    return _written(tokenizer, config, tokenizer_class, add_prefix_space=space)
+def _prefix_space(tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return the rule of the first space, by which transformers builds its own."""
+    rule = json.loads(tokenizer.target.segmenter.library.to_str())["pre_tokenizer"] or {}
+    return {"add_prefix_space": rule.get("add_prefix_space", False)}
 
 
 BART = FamilyTokenizer(
     kinds=(TOKENIZER_JSON, BYTE_LEVEL),
     names=_byte_level_names,
     read=_read_bart,
-    config=lambda tokenizer, config: _byte_level_config(tokenizer, config, "RobertaTokenizer"),
+    settings=lambda tokenizer: {
+        "tokenizer_class": "RobertaTokenizer",
+        **_prefix_space(tokenizer),
+    },
 )
 BLENDERBOT = dataclasses.replace(
     BART,
     read=_read_blenderbot,
-    config=lambda tokenizer, config: _byte_level_config(tokenizer, config, "BlenderbotTokenizer"),
+    settings=lambda tokenizer: {
+        "tokenizer_class": "BlenderbotTokenizer",
+        **_prefix_space(tokenizer),
+    },
 )
 
 # mBART: X </s> en_XX, and the target's code starts the decoder. mBART-50: en_XX X </s>, and the
@@ -317,7 +287,8 @@ def _read_mbart(folder: Path, config: TransformerConfig) -> Tokenizer:
     if is_json:
         return _read_json(folder, config, rule=rule)
     if is_mbart_50:
-        return _read_model(folder, config, [*language_codes.MBART_50, "<mask>"], rule=rule)
+        more_tokens = [*language_codes.MBART_50, "<mask>"]
+        return _read_model(folder, config, MBART_MODEL, more_tokens, rule=rule)
     # The codes and <mask> follow the pieces.
     contents, path = read_files(folder, [MBART_MODEL]), folder / MBART_MODEL
     vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
@@ -329,13 +300,13 @@ def _read_mbart(folder: Path, config: TransformerConfig) -> Tokenizer:
     return read_sentencepiece(contents, settings, str(folder))
 
 
-def _mbart_config(tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
+def _mbart_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     starts = tokenizer.languages is not None and tokenizer.languages.starts
-    return _written(tokenizer, config, "MBartTokenizer" if starts else "MBart50Tokenizer")
+    return {"tokenizer_class": "MBartTokenizer" if starts else "MBart50Tokenizer"}
 
 
 MBART = FamilyTokenizer(
-    (TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM), _mbart_names, _read_mbart, _mbart_config
+    (TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM), _mbart_names, _read_mbart, _mbart_settings
 )
 
 # M2M100: __en__ X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. Both
@@ -386,23 +357,21 @@ def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
     return read_sentencepiece(contents, settings, str(folder))
 
 
-def _m2m100_config(tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
+def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     languages = tokenizer.languages
     if tokenizer.kind == TOKENIZER_JSON:
         legacy = languages is not None and languages.placement == "after"
-        return _written(tokenizer, config, "NllbTokenizer", legacy_behaviour=legacy)
+        return {"tokenizer_class": "NllbTokenizer", "legacy_behaviour": legacy}
     which = [name for name, codes in language_codes.M2M100.items() if codes == (*languages.ids,)]
-    return _written(
-        tokenizer,
-        config,
-        "M2M100Tokenizer",
-        language_codes=which[0],
-        additional_special_tokens=[f"__{code}__" for code in languages.ids],
-    )
+    return {
+        "tokenizer_class": "M2M100Tokenizer",
+        "language_codes": which[0],
+        "additional_special_tokens": [f"__{code}__" for code in languages.ids],
+    }
 
 
 M2M100 = FamilyTokenizer(
-    (TOKENIZER_JSON, SENTENCEPIECE), _m2m100_names, _read_m2m100, _m2m100_config
+    (TOKENIZER_JSON, SENTENCEPIECE), _m2m100_names, _read_m2m100, _m2m100_settings
 )
 
 # By the names that `Family.tokenizer` has.

@@ -78,7 +78,6 @@ def family_settings(
     target_suffix: Sequence[str] | None = None,
     codes: Mapping[str, int] | None = None,
     rule: LanguageRule | None = None,
-    size: int | None = None,
     fit: Literal["padded", "cut"] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that all kinds of tokenizers have, of a folder of transformers.
@@ -92,7 +91,6 @@ def family_settings(
         target_suffix: The same for the tokens after a target; None for those of a source.
         codes: The id of each language code.
         rule: How lines are marked by their languages; None by `prefix` and `suffix`.
-        size: Number of ids of the tokenizer; None is that of the vocabulary.
         fit: Whether the model may have more ids than the tokenizer, because its table is padded,
             or may lack the tokenizer's last special tokens; None for neither.
     """
@@ -116,7 +114,7 @@ def family_settings(
         settings |= {"target_prefix": before, "target_suffix": target_after}
     else:
         settings["languages"] = _languages(codes or {}, values, path, rule).to_json()
-    size = 1 + max(vocabulary.values()) if size is None else size
+    size = 1 + max(vocabulary.values())
     fitting = size if fit is None else FITS[fit](size, config.src_vocab_size)
     if fitting != size:
         settings["vocab_size"] = fitting

@@ -12,11 +12,10 @@ from jax_transformer.tokenizers.readers.family_settings import (
     read_tokenizer_config,
     special_tokens,
 )
-from jax_transformer.tokenizers.readers.model_files import read_files, read_vocabulary
+from jax_transformer.tokenizers.readers.model_files import VOCABULARY, read_files, read_vocabulary
 from jax_transformer.tokenizers.readers.sentencepiece import (
     FILES,
     TARGET_VOCABULARY,
-    VOCABULARY,
     read_sentencepiece,
 )
 from jax_transformer.tokenizers.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
 
 
 def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the tokenizer_config.json with which transformers reads a Marian tokenizer's files."""
+    """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
     added = dict(tokenizer.settings["added_tokens"])
     tokens = {token_id: token for token, token_id in reversed(added.items())}
     named = {
@@ -77,7 +76,6 @@ def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokenizer_class": "MarianTokenizer",
         "separate_vocabs": TARGET_VOCABULARY in tokenizer.contents,
-        "clean_up_tokenization_spaces": tokenizer.target.clean_up_spaces,
         **named,
         **({"added_tokens_decoder": decoder} if decoder else {}),
         **({"extra_special_tokens": special} if special else {}),

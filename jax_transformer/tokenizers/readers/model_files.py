@@ -11,6 +11,8 @@ from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_byte
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
 CHARACTER_MAP = 2  # field of the message NormalizerSpec
+TOKENIZER_FILE = "tokenizer.json"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
 T5_MODEL = "spiece.model"
 MBART_MODEL = "sentencepiece.bpe.model"  # of mBART-50, M2M100 and NLLB, too
 # The first tokens of fairseq, in the place of the first three pieces of a model: <unk>, <s>, </s>.

@@ -14,6 +14,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
+    VOCABULARY,
     read_model,
     read_vocabulary,
 )
@@ -22,14 +23,12 @@ from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 SENTENCEPIECE = "sentencepiece"  # the kind
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"
-VOCABULARY = "vocab.json"
 TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
 FILES = {
     "marian": (SOURCE_MODEL, TARGET_MODEL, VOCABULARY),
     "m2m_100": (MBART_MODEL, VOCABULARY),
     "mbart": (MBART_MODEL,),
 }
-_SETTINGS = {**DEFAULTS, "rule": None, "added_tokens": {}, "ordinary_tokens": []}
 
 
 def read_sentencepiece(
@@ -41,7 +40,7 @@ def read_sentencepiece(
     files; `added_tokens`: the ids of tokens that are found in a line before it is split into
     pieces; `ordinary_tokens`: those of them that decoding does not leave out.
     """
-    values = _SETTINGS | settings
+    values = DEFAULTS | settings
     rule, added, ordinary = values["rule"], values["added_tokens"], values["ordinary_tokens"]
     names = {*FILES.get(rule, ())}
     optional = {TARGET_VOCABULARY} if rule == "marian" else set()
@@ -70,7 +69,7 @@ def read_sentencepiece(
             *(target, target_ids, added, ordinary, unk_id, rule), joiner=joiner, is_source=False
         ),
     )
-    return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters, _SETTINGS)
+    return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
 
 
 def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
