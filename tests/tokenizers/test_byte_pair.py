@@ -52,14 +52,6 @@ def test_an_unknown_character_becomes_one_token_and_one_character(tokenizer, lin
     assert ids.count(tokenizer.unk_id) == sum(c not in CHARACTERS for c in normalised)
 
 
-@pytest.mark.parametrize(("line", "unknown"), [("漢字 Haus", 2), ("Haus 😀", 1), ("ein Дом.", 3)])
-def test_unseen_scripts_and_emoji_are_unknown_and_keep_their_length(tokenizer, line, unknown):
-    ids = ids_of(tokenizer, line)
-    print(f"\n{line}: {ids.count(tokenizer.unk_id) / len(ids):.0%} of the tokens unknown")
-    assert ids.count(tokenizer.unk_id) == unknown
-    assert len(tokenizer.decode(ids)) == len(line)
-
-
 @pytest.mark.parametrize("text", ["<s>", "</s>", "<pad>", "<unk>", "a<s>d </s></s>", "<pad> <pad>"])
 def test_text_like_a_special_token_is_text(tmp_path, tokenizer, text):
     write_files(tmp_path, tokenizer)
@@ -70,11 +62,7 @@ def test_text_like_a_special_token_is_text(tmp_path, tokenizer, text):
 
 
 def test_a_word_is_the_same_token_before_a_stop_and_a_bracket(tokenizer):
-    alone, stopped = (
-        ids_of(tokenizer, "das Haus"),
-        ids_of(tokenizer, "das Haus."),
-    )
-    assert stopped[:-1] == alone
+    assert ids_of(tokenizer, "das Haus.")[:-1] == ids_of(tokenizer, "das Haus")
     assert len(ids_of(tokenizer, "Haus")) == 1
 
 
@@ -112,11 +100,6 @@ def test_a_long_line_is_cut_before_its_eos(tokenizer):
         assert tokenizer.encode_source(LINES[:1], max_length) == [cut]
 
 
-def test_ids_stay_below_the_vocabulary_size(tokenizer):
-    assert tokenizer.src_vocab_size == 120
-    assert max(map(max, tokenizer.encode_source(LINES))) < 120
-
-
 @pytest.mark.parametrize("vocab_size", [10, 0, -1])
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused(vocab_size):
     needed = len(CHARACTERS) + 4
@@ -125,25 +108,15 @@ def test_a_vocabulary_smaller_than_the_alphabet_is_refused(vocab_size):
     assert train_byte_pair(LINES, needed).src_vocab_size == needed
 
 
-def test_training_is_deterministic():
-    digests = {train_byte_pair(iter(LINES), vocab_size=120).digest() for _ in range(5)}
-    assert len(digests) == 1
-
-
 def test_a_saved_tokenizer_is_loaded_the_same(tmp_path, tokenizer):
     write_files(tmp_path, tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
     loaded = load(tmp_path)
-    assert loaded.digest() == tokenizer.digest()
+    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    canonical = json.dumps(content, sort_keys=True).encode()  # earlier versions have written it
+    assert loaded.digest() == tokenizer.digest() == hashlib.sha256(canonical).hexdigest()
     assert loaded.src_vocab_size == tokenizer.src_vocab_size
     assert loaded.encode_source(LINES) == tokenizer.encode_source(LINES)
-
-
-def test_the_digest_is_that_of_the_canonical_file(tmp_path, tokenizer):
-    write_files(tmp_path, tokenizer)
-    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
-    canonical = json.dumps(content, sort_keys=True).encode()
-    assert tokenizer.digest() == hashlib.sha256(canonical).hexdigest()
 
 
 def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):

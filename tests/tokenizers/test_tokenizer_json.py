@@ -52,16 +52,6 @@ def test_the_files_own_template_truncation_and_padding_do_not_act(content):
     assert 1 not in whole
 
 
-def test_whatever_decides_ids_changes_the_digest(content):
-    same = [read(written, PEGASUS, "x").digest() for written in (content, content + b"\n")]
-    other = [
-        read(content, PEGASUS | {"source_prefix": [3]}, "x").digest(),
-        read(content.replace(b'"\xe2\x96\x81"', b'"_"'), PEGASUS, "x").digest(),
-    ]
-    assert len({*same}) == 1
-    assert len({*same, *other}) == 3
-
-
 def word_level(*special):
     """Return the tokenizer.json of another program, with these special tokens."""
     vocab = {token: number for number, token in enumerate([*special, "a", "b"])}
@@ -90,10 +80,6 @@ def test_special_ids_are_found_by_their_usual_names(special, ids):
 DAMAGE = {
     "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
     "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),
-    "empty": (b"", "x: damaged tokenizer file"),
-    "cut off": (word_level("<pad>", "</s>", "<unk>")[:-20], "x: damaged tokenizer file"),
-    "no UTF-8": (b"\xff\xfe", "x: not UTF-8"),
-    "another JSON": (b'{"a": 1}', "x: damaged tokenizer file"),
 }
 
 
