@@ -367,6 +367,16 @@ REFUSED = {
         lambda folder: (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-99]),
         r"sentencepiece\.bpe\.model: is not a",
     ),
+    "a sentencepiece model whose pieces are no text": (
+        "mbart-50 without tokenizer.json",
+        lambda folder: replace(folder / MODEL, "é".encode(), b"\xff\xa9"),
+        r"sentencepiece\.bpe\.model: is not a sentencepiece model, or is damaged",
+    ),
+    "a sentencepiece model whose normalisation is damaged": (
+        "mbart-50 without tokenizer.json",
+        lambda folder: replace(folder / MODEL, "アパート".encode(), 12 * b"\xff"),
+        r"sentencepiece\.bpe\.model: is damaged",
+    ),
     "NLLB by its sentencepiece model": (
         *("nllb", lambda folder: (folder / "tokenizer.json").unlink()),
         r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
@@ -398,6 +408,12 @@ REFUSED = {
         r"merges\.txt: does not belong to vocab\.json",
     ),
 }
+
+
+def replace(path, before, after):
+    content = path.read_bytes()
+    assert before in content
+    path.write_bytes(content.replace(before, after, 1))
 
 
 def change(folder, name, edit):

@@ -24,8 +24,8 @@ from jax_transformer.tokenizers.readers.model_files import (
     T5_MODEL,
     TOKENIZER_FILE,
     VOCABULARY,
-    normalization_map,
     read_model,
+    read_normalizer,
     read_vocabulary,
 )
 from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter
@@ -47,11 +47,7 @@ USUAL_NAMES = {
 def read_library(
     kind: str, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> Tokenizer:
-    """Return the tokenizer in files of a kind; other arguments are those of `Tokenizer.build`.
-
-    Raises:
-        InputError: A file is missing or damaged, or an id is not in the vocabulary.
-    """
+    """Return the tokenizer in files of a kind; other arguments are those of `Tokenizer.build`."""
     library = library_of(kind, contents, settings, name)
     return Tokenizer.build(kind, contents, settings, name, (LibrarySegmenter(library),) * 2)
 
@@ -133,8 +129,7 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
         pieces, unk_id = [*((token, 0.0) for token in FAIRSEQ), *pieces[3:]], 3
     pieces += [(token, 0.0) for token in values["more_tokens"]]
     library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
-    characters = normalization_map(content, name)
-    steps = [normalizers.Precompiled(characters)] if characters else []
+    steps = read_normalizer(content, name)
     split = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
     if is_t5:
         split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
@@ -152,9 +147,6 @@ def read_usual_names(content: bytes, name: str) -> Tokenizer:
 
     Without a BOS token, padding is BOS, as in T5; without a token for what the vocabulary lacks,
     that is padding, too.
-
-    Raises:
-        InputError: The file is damaged, or has no token for padding or EOS.
     """
     segmenter = LibrarySegmenter(parse(content, name))
     vocabulary = segmenter.library.get_vocab(with_added_tokens=True)
@@ -184,11 +176,7 @@ def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer that a tokenizer.json describes.
-
-    Raises:
-        InputError: The content is damaged, or an id in it is above `MOST_IDS`.
-    """
+    """Return the library's tokenizer that a tokenizer.json describes."""
     try:
         text = content if isinstance(content, str) else content.decode()
         library = tokenizers.Tokenizer.from_str(text)

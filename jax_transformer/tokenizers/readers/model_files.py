@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import sentencepiece
+from tokenizers import normalizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_bytes
@@ -35,7 +36,9 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
         fields = [(field, type(value)) for field, value in _fields(content)]
         # A file that was cut off between two fields is still a message: the fields tell.
         if {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}:
-            return sentencepiece.SentencePieceProcessor(model_proto=content)
+            model = sentencepiece.SentencePieceProcessor(model_proto=content)
+            model.id_to_piece([*range(model.get_piece_size())])  # every piece is text
+            return model
     except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{name}: is not a sentencepiece model, or is damaged; copy the file again"
@@ -43,12 +46,13 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     raise InputError(f"{name}: is not a whole sentencepiece model; copy the file again")
 
 
-def normalization_map(content: bytes, name: str) -> bytes:
-    """Return the map of a sentencepiece model that normalises characters; empty if it has none."""
+def read_normalizer(content: bytes, name: str) -> list[normalizers.Normalizer]:
+    """Return what normalises characters as a sentencepiece model does; nothing if it does not."""
     try:
         settings = dict(_fields(content))[NORMALIZER]
-        return memoryview(dict(_fields(settings)).get(CHARACTER_MAP, b"")).tobytes()
-    except (IndexError, ValueError, TypeError) as error:
+        characters = dict(_fields(settings)).get(CHARACTER_MAP)
+        return [normalizers.Precompiled(characters)] if characters else []
+    except Exception as error:  # the library tokenizers has no narrower type
         raise InputError(f"{name}: is damaged; copy the file again") from error
 
 
