@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
@@ -28,11 +29,12 @@ from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import named_arrays, read_step, restore, steps_in
+from jax_transformer.runs.checkpoints import named_leaves, read_step, restore, steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.output import HALF_WRITTEN
 from jax_transformer.runs.signals import Stopped, stop_requests
-from jax_transformer.runs.state import RunSettings, progress_to_json
+from jax_transformer.runs.state import RunCheckpoint, RunSettings, progress_to_json
+from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text import number_words
 from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
@@ -125,6 +127,16 @@ def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
     )
     pairs = [encode_text(corpus, tokenizer, config.max_length) for corpus in (training, held_out)]
     return RunSettings(config, settings, tokenizer, "0" * 64, {}), *pairs
+
+
+def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
+    """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
+    return {
+        name: distributed.to_host(
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+        for name, leaf in named_leaves(checkpoint)
+    }
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from benchmarks.kill_resume import ROOT, losses, state_digest
 from jax_transformer.runs.checkpoints import steps_in
-from jax_transformer.runs.loop import CHECKPOINTS
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.storage.folder import CHECKPOINTS
 
 
 @dataclasses.dataclass

@@ -195,7 +195,8 @@ def _record(folder: Path) -> str:
 
 
 def _run(folder: Path) -> str:
-    from jax_transformer.runs.checkpoints import named_arrays, read_step
+    from benchmarks.kill_resume import named_arrays
+    from jax_transformer.runs.checkpoints import read_step
     from jax_transformer.runs.state import progress_to_json, settings_to_json
 
     read = read_step(folder / "run", 6)

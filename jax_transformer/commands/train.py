@@ -45,13 +45,13 @@ from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.faults import check_path
+from jax_transformer.storage.folder import SETTINGS_FILE
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.translation import scores
-from jax_transformer.translation.model_folder import SETTINGS_FILE
 
 
 def train(*argv: str) -> None:

@@ -126,12 +126,6 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
         raise InputError(f"{name}={shorten(value)} must be at most {LARGEST}")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise InputError(f"{name}={shorten(value)} must be True or False")
-
-
 def check_ids(
     name: str,
     ids: Integer[np.ndarray, "batch length"],

@@ -391,6 +391,7 @@ def encode(
             than the position table; under `jit` too. Where ids and positions are concrete (not
             traced), one is outside the vocabulary or the table; under `jit` it gives NaN.
     """
+    checks.check_params(params, config)
     checks.check_source(config, src, src_mask, src_positions)
     return run_module(
         params,
@@ -438,6 +439,7 @@ def decode(
     Raises:
         InputError: As `encode`; or targets and memory do not belong together.
     """
+    checks.check_params(params, config)
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
@@ -473,6 +475,7 @@ def apply(
     Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
     result and errors as there.
     """
+    checks.check_params(params, config)
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_source(config, src, src_mask, src_positions, tgt)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
@@ -508,7 +511,6 @@ def run_module(
         dropout_key: Random key that switches dropout on.
         **kwargs: Further arguments of `apply`.
     """
-    checks.check_params(params, config)
     checks.check_execution(execution)
     if dropout_key is not None:
         checks.check_key("dropout_key", dropout_key)

@@ -10,8 +10,8 @@ from jaxtyping import Array
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.checkpoints import check_one_run, read_step, steps_in
-from jax_transformer.runs.loop import CHECKPOINTS
 from jax_transformer.runs.state import RunSettings
+from jax_transformer.storage.folder import CHECKPOINTS
 
 
 class Averaged(NamedTuple):

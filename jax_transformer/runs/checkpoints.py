@@ -397,11 +397,6 @@ def _check_digests(arrays: epath.Path) -> None:
             raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
 
 
-def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
-    """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
-    return {name: distributed.to_host(_key_data(leaf)) for name, leaf in named_leaves(checkpoint)}
-
-
 def named_leaves(checkpoint: RunCheckpoint) -> list[tuple[str, Any]]:
     """Return every array of a checkpoint with its path, in the order of the tree's leaves."""
     tree = {"state": checkpoint.state, "best_params": checkpoint.best_params}

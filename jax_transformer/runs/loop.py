@@ -36,6 +36,7 @@ from jax_transformer.runs.state import (
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.watchdog import Watchdog
+from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.text.batches import Batch, padding_share
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
@@ -51,7 +52,6 @@ from jax_transformer.training.step import (
     sharded_init_state,
     sharded_train_step,
 )
-from jax_transformer.translation.model_folder import CHECKPOINTS
 
 STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
 

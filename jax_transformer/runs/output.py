@@ -10,9 +10,14 @@ from jax_transformer.errors import InputError
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
 from jax_transformer.storage.faults import check_path, faults_named
-from jax_transformer.storage.folder import CONFIG_FILE, MODEL, check_writable
+from jax_transformer.storage.folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    MODEL,
+    SETTINGS_FILE,
+    check_writable,
+)
 from jax_transformer.storage.writing import WRITING
-from jax_transformer.translation.model_folder import CHECKPOINTS, SETTINGS_FILE
 
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole
 

@@ -18,7 +18,8 @@ from jax_transformer.storage.writing import WRITING, locked, to_disk
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json")  # of a model that this library trained
-MODEL = "model"  # folder of the model in the output of a run
+# In the output of a run: the folders of its model and of its checkpoints, and its settings.
+MODEL, CHECKPOINTS, SETTINGS_FILE = "model", "run", "settings.yaml"
 NEW, OLD = "new", "old"  # folders in the hidden one
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux, for renameat2
 

@@ -29,7 +29,9 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.storage.folder import (
+    CHECKPOINTS,
     CONFIG_FILE,
+    SETTINGS_FILE,
     WEIGHTS_FILE,
     check_free,
     model_folder_of,
@@ -47,8 +49,6 @@ from jax_transformer.tokenizers import (
 
 MODEL_TYPE = "jax_transformer"
 FORMAT = 1  # of config.json
-CHECKPOINTS = "run"  # folder of the checkpoints in the output of a run
-SETTINGS_FILE = "settings.yaml"  # in the output of a run: the settings as they were resolved
 DTYPES = ("float32", "bfloat16")  # of the parameters
 # Generation defaults of the models that this library trains.
 GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})

@@ -360,7 +360,7 @@ class Handed(torch.nn.Linear):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("weights.pt", r"'weights.pt' is a path, .*jax_transformer\.convert\.files\.read\(path\)"),
+        ("weights.pt", r"'weights.pt' is a path, .*storage\.weights\.read\(path\)"),
         (pathlib.Path("weights.pt"), r"is a path, not a state_dict: read the file with"),
         (Handed(2, 3), r"a Handed is a module, not a state_dict: pass module\.state_dict\(\)"),
         ([("a", 1)], r"a list is no mapping of names to tensors"),

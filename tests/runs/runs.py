@@ -6,9 +6,10 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from benchmarks.kill_resume import named_arrays
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.origin import Origin
-from jax_transformer.runs.checkpoints import RunCheckpoints, named_arrays
+from jax_transformer.runs.checkpoints import RunCheckpoints
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig

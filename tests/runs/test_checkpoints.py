@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.kill_resume import named_arrays
 from jax_transformer import InputError
 from jax_transformer.runs.averaging import average_run
 from jax_transformer.runs.checkpoints import (
     FORMAT,
     DigestingHandler,
     RunCheckpoints,
-    named_arrays,
     restore,
     steps_in,
     verified,

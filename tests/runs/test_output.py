@@ -4,7 +4,7 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.runs.output import check_output
-from jax_transformer.translation.model_folder import SETTINGS_FILE
+from jax_transformer.storage.folder import SETTINGS_FILE
 
 
 @pytest.mark.parametrize(
