@@ -19,6 +19,7 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
 from jax_transformer.translation import translate as translate_module
 from tests.models import random_params, random_tokens, small_config, tiny_model
+from tests.tiers import tiered
 
 PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}
 CONFIG = small_config(
@@ -133,7 +134,7 @@ def bits(array):
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, ["train, scan", "beam"]))
 def test_a_program_is_exported_for_a_platform_that_is_not_here(name, platform):
     exported, _, leaves = export(name, Execution.for_platform(platform), PLATFORMS[platform])
     assert exported.platforms == PLATFORMS[platform]
@@ -142,7 +143,7 @@ def test_a_program_is_exported_for_a_platform_that_is_not_here(name, platform):
         exported.call(leaves)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, ["beam"]))
 def test_what_was_exported_for_a_cpu_computes_the_same_there(name):
     exported, run, leaves = export(name, Execution(), ("cpu",))
     found, expected = exported.call(leaves), run(leaves)

@@ -19,6 +19,7 @@ def run_python(code, folder):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_page_is_executed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```(python|bash)\n(.*?)```", PAGE, re.DOTALL)

@@ -33,6 +33,7 @@ def prepared_files():
     return sorted(Path("prepared").glob("corpora/*/*"))
 
 
+@pytest.mark.exhaustive
 def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     options = arguments(corpus, *OPTIONS)
     prepare(*options)

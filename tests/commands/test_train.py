@@ -299,6 +299,7 @@ def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
     program(*arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
     assert "model of step 3 written to model" in capsys.readouterr().out

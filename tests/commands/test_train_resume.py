@@ -30,6 +30,7 @@ def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     assert set(steps) == {5, 10, 12, 15, 17}
 
 
+@pytest.mark.exhaustive
 def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
     before = load(finished)
     program("--output=model", "--resume")
@@ -109,6 +110,7 @@ def test_bleu_that_is_only_shown_may_change(finished, monkeypatch, capsys):
         program("--output=model", "--resume", "--bleu-tokenization=char")
 
 
+@pytest.mark.exhaustive
 def test_a_lost_log_is_a_warning_and_the_model_is_written(finished, capsys):
     (finished / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
     (finished / "curves.png").unlink()
@@ -121,6 +123,7 @@ def test_a_lost_log_is_a_warning_and_the_model_is_written(finished, capsys):
     assert load(finished).config.d_model == 8
 
 
+@pytest.mark.exhaustive
 def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
     corpus, monkeypatch, capsys
 ):
@@ -142,6 +145,7 @@ def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
     assert sorted(path.name for path in Path("model/run").iterdir()) == ["12", "start"]
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
     (finished / "run/12/arrays/_METADATA").unlink()
     program("--output=model", "--resume")

@@ -65,6 +65,7 @@ def test_a_program_writes_lines_to_standard_output_and_nothing_else(checkpoint, 
     assert len({*texts}) > 2
 
 
+@pytest.mark.exhaustive
 def test_progress_is_on_standard_error_where_that_is_a_terminal(checkpoint, directory):
     terminal, its_end = pty.openpty()
     program = subprocess.Popen(
@@ -86,6 +87,7 @@ def test_progress_is_on_standard_error_where_that_is_a_terminal(checkpoint, dire
     assert out == "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, LINES))
 
 
+@pytest.mark.exhaustive
 def test_a_reader_that_leaves_early_ends_the_program_without_a_word(directory):
     program = subprocess.Popen(
         command(directory),
@@ -133,6 +135,7 @@ def test_what_is_cut_is_said_on_standard_error(run):
     assert err == "1 of 3 lines cut to max_length=12 tokens, the first of them line 3\n"
 
 
+@pytest.mark.exhaustive
 def test_alignments_are_drawn_once(run, tmp_path):
     picture = tmp_path / "plot.png"
     plain = run(TEXT, "--beam=4", "--nbest=3")

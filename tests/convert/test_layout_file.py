@@ -311,6 +311,7 @@ def assert_read_or_refused(path):
 
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(st.lists(SNIPPETS, max_size=30).map("".join))
+@pytest.mark.exhaustive
 def test_random_text_is_read_or_refused(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("random") / "x.toml"
     path.write_text(text, "utf-8")
@@ -332,6 +333,7 @@ VALUES = st.recursive(
 
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(st.data())
+@pytest.mark.exhaustive
 def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data):
     known = {
         "top": ["scope", "unused", "config", "rows", "buffers", "name"],

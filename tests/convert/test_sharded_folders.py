@@ -90,6 +90,7 @@ def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_pat
         assert_loads_in_transformers(tmp_path / name, home)
 
 
+@pytest.mark.exhaustive
 def test_a_folder_in_bfloat16_translates(home):
     """The whole model is computed in bfloat16; the scores of a search in float32."""
     config, params, tokenizer, generation = jax_transformer.load(home)

@@ -130,6 +130,7 @@ def run(monkeypatch, capsysbinary):
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_converts_verifies_and_translates(toy, trained, own, run, tmp_path):
     folder = tmp_path / "toy"
     assert run("convert", own, folder, "--output-layout", "toy")[0] == 0

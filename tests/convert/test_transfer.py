@@ -20,6 +20,7 @@ from jax_transformer.storage.weights.arrays import as_torch
 from tests.convert.foreign import MODELS
 from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
 from tests.models import random_params, small_config
+from tests.tiers import tiered
 
 PRESETS = {  # the preset that each layout is for
     "reference": "vaswani2017",
@@ -141,6 +142,7 @@ def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
     ]
 
 
+@pytest.mark.exhaustive
 def test_many_faults_stay_readable_and_fast():
     config, _, state_dict = reference_case()
     letters = str.maketrans("0123456789", "abcdefghij")
@@ -155,7 +157,7 @@ def test_many_faults_stay_readable_and_fast():
     assert max(map(len, message.splitlines())) < 300
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", tiered(TYPES, ["bfloat16"]))
 def test_one_value_that_is_not_finite_is_named_or_allowed(name, x64):
     config, _, _ = reference_case()
     tensors = convert.to_torch(random_params(config, dtype=TYPES[name][0]), config)

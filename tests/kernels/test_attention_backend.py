@@ -75,6 +75,7 @@ def test_on_a_tpu_long_attention_is_flash():
     assert execution.attention_of(512, 512, by_segments=False) == "plain"
 
 
+@pytest.mark.exhaustive
 def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
     def stop(*_):
         raise InputError("enough")

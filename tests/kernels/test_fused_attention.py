@@ -163,7 +163,7 @@ EACH = [(13, 13), (11, 11), (11, 13)]
     ("preset", "packed", "by_kernels"),
     [
         pytest.param("vaswani2017", False, EACH, marks=pytest.mark.exhaustive),
-        ("vaswani2017", True, EACH),
+        pytest.param("vaswani2017", True, EACH, marks=pytest.mark.exhaustive),
         # Targets begin with the pad id.
         pytest.param("marian", False, EACH, marks=pytest.mark.exhaustive),
         ("t5", False, [(11, 13)]),  # the others add a bias of relative positions

@@ -346,6 +346,7 @@ def test_arguments_that_do_not_belong_together_are_refused_in_one_line(call, mes
 
 
 @pytest.mark.parametrize("bad", [2**32 + 5, -(2**63)])
+@pytest.mark.exhaustive
 def test_a_64_bit_id_outside_the_vocabulary_is_nan_under_jit(x64, bad):
     """A cast to 32 bits would wrap: 2**32 + 5 would be read as id 5."""
     ids, starts, places = SRC.astype(np.int64), np.full(5, 4), np.zeros(SRC.shape, np.int64)

@@ -13,6 +13,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jax_transformer import apply
@@ -93,6 +94,7 @@ def generated_masks(key):
     return {"rows": len(np.unique(kept, axis=0)), "kept": float(kept.mean())}
 
 
+@pytest.mark.exhaustive
 def test_masks_do_not_depend_on_the_mesh(request):
     devices = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(

@@ -147,8 +147,8 @@ def test_padded_vectors_may_hold_anything(compared, preset, drawn):
     compared["embeddings"] = compared.get("embeddings", 0) + count
 
 
-@pytest.mark.parametrize("preset", ["vaswani2017", "pre_norm"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("preset", tiered(["vaswani2017", "pre_norm"], ["pre_norm"]))
+@pytest.mark.parametrize("dtype", tiered(["float16", "bfloat16"], ["bfloat16"]))
 @repeatable(max_examples=6)
 @given(drawn=PADDED)
 @example(drawn=ALL_PADDING)
@@ -305,7 +305,7 @@ def worst():
         print(f"\nlogits of the same sentence, {change}: changed by at most {figure:.1e}", end="")
 
 
-@pytest.mark.parametrize("preset", tiered(WITH_IDS, QUICK_PRESETS))
+@pytest.mark.parametrize("preset", tiered(WITH_IDS, ["marian", "shared_heads"]))
 @repeatable(max_examples=8)
 @given(
     lengths=st.tuples(LENGTHS, LENGTHS),

@@ -18,7 +18,7 @@ from jax_transformer import (
 from tests import models
 from tests.models import random_params, random_tokens
 from tests.parity.ladder import error
-from tests.tiers import QUICK_PRESETS, tiered
+from tests.tiers import tiered
 
 run, run_encoder, run_decoder, start = (
     jax.jit(function, static_argnames="config") for function in (apply, encode, decode, init_params)
@@ -30,7 +30,7 @@ def small_config(preset, **fields):
     return models.small_config(preset, num_encoder_layers=1, num_decoder_layers=1, **fields)
 
 
-@pytest.fixture(params=tiered(TransformerConfig.presets(), QUICK_PRESETS))
+@pytest.fixture(params=tiered(TransformerConfig.presets(), ["marian", "shared_heads"]))
 def model(request):
     config = small_config(request.param)
     return config, random_params(config), *random_tokens(config)

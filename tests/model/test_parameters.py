@@ -71,6 +71,7 @@ def random_configs(seed, count):
             continue
 
 
+@pytest.mark.exhaustive
 def test_the_parameters_of_any_config_are_the_declared_ones():
     for config in random_configs(0, 20):
         check_declared(config)

@@ -37,9 +37,9 @@ def plain():
     "execution",
     [
         Execution(remat="layers"),
-        Execution(remat="dots"),
+        pytest.param(Execution(remat="dots"), marks=pytest.mark.exhaustive),
         Execution(scan_layers=True),
-        Execution(remat="layers", scan_layers=True),
+        pytest.param(Execution(remat="layers", scan_layers=True), marks=pytest.mark.exhaustive),
         Execution.for_platform("gpu"),
         Execution.for_platform("tpu"),
     ],
@@ -68,6 +68,7 @@ def masks_drawn(monkeypatch, execution):
     return masks
 
 
+@pytest.mark.exhaustive
 def test_what_is_computed_anew_is_dropped_by_the_same_masks(monkeypatch):
     once = masks_drawn(monkeypatch, DEFAULT_EXECUTION)
     assert len(once) == len(set(once)) == SITES
@@ -94,7 +95,10 @@ def test_a_scan_holds_one_layer():
     assert products(3, DEFAULT_EXECUTION) > 2 * products(1, DEFAULT_EXECUTION)
 
 
-@pytest.mark.parametrize(("preset", "per_stack"), [("t5", True), ("umt5", False)])
+@pytest.mark.parametrize(
+    ("preset", "per_stack"),
+    [pytest.param("t5", True, marks=pytest.mark.exhaustive), ("umt5", False)],
+)
 def test_a_relative_bias_is_computed_once_a_stack_or_once_a_layer(preset, per_stack):
     config = small_config(preset)
     computed = []

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
 from tests.parity.ladder import bound
 from tests.parity.measure import (
@@ -19,7 +20,9 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
+from tests.tiers import tiered
 
+PRESETS = TransformerConfig.presets()
 PLAIN = TrainingConfig(
     warmup_steps=SETTINGS.warmup_steps,
     learning_rate_factor=SETTINGS.learning_rate_factor,
@@ -27,6 +30,11 @@ PLAIN = TrainingConfig(
 )
 
 
+@pytest.mark.parametrize(
+    "trainable_pair",
+    tiered(TransformerConfig.presets(), ["bart", "shared_heads", "umt5"]),
+    indirect=True,
+)
 def test_gradient_of_every_leaf(trainable_pair):
     preset, dtype, pair = trainable_pair
     (batch,) = random_batches(pair.config, 1)
@@ -36,6 +44,7 @@ def test_gradient_of_every_leaf(trainable_pair):
         assert measured <= bound("gradient", dtype), (objective, leaf)
 
 
+@pytest.mark.parametrize("trainable_pair", tiered(PRESETS, ["pre_norm_memory_norm"]), indirect=True)
 def test_twenty_steps_of_adam(trainable_pair):
     preset, dtype, pair = trainable_pair
     trained = train(pair, random_batches(pair.config, STEPS), SETTINGS)

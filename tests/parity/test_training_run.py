@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 
 from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
 from tests.parity.training_run import run
 
 
+@pytest.mark.exhaustive
 def test_loss_at_every_step_and_translations_at_the_end(x64):
     config = TransformerConfig.preset(
         "vaswani2017",

@@ -20,6 +20,7 @@ from tests.convert.foreign import MODELS, randomized
 from tests.convert.tools import target_masks
 from tests.models import random_params, random_tokens, small_config
 from tests.porting.wrong_variants import LAYOUT, WRONG, mistaken, program, ragged, right_config
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*enable_nested_tensor")  # sequence first
 SMALL = {"num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -66,7 +67,7 @@ def right():
     return module, src, tgt, module.state_dict(), record
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", tiered(WRONG, ["epsilon", "query and value"]))
 def test_a_wrong_variant_is_caught_and_named(name, right):
     """None of the eight differs in a name or a shape."""
     module, src, tgt, state_dict, record = right

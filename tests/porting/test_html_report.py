@@ -103,6 +103,7 @@ def test_an_agreeing_model_is_told_as_such(agreeing, tmp_path):
     assert "model.net.decoder.1.cross_attn" in page.text
 
 
+@pytest.mark.exhaustive
 def test_the_first_block_that_differs_is_named_once(differing, tmp_path):
     comparison, *others = differing
     explained = dataclasses.replace(comparison, explanations=("activation='gelu_tanh'",))
@@ -264,6 +265,7 @@ def test_recorded_attention_is_that_of_the_block_and_not_the_most_similar(agreei
     assert np.abs(cross.theirs - cross.ours).max() > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_without_recorded_attention_the_report_says_why(differing, tmp_path):
     _, page = page_of(tmp_path / "report.html", differing)
     both = page.text.count("Yours is the recorded output of")

@@ -17,7 +17,7 @@ from jax_transformer.porting.record import Record, read_record, record_module, s
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
 from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
-from tests.tiers import QUICK_MODELS, tiered
+from tests.tiers import tiered
 
 # Models whose answers are found from logits alone in a few seconds.
 LOGITS_ALONE = ("fused_columns", "clones", "wrapped")
@@ -107,7 +107,7 @@ def check_config(model, config):
     assert not wrong  # the value found, the true value
 
 
-@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
+@pytest.fixture(scope="module", params=tiered(MODELS, ["letters"]))
 def case(request, recorded):
     """Each model: its name, its weights, and what is suggested with its record."""
     weights, record = recorded(request.param)
@@ -198,6 +198,7 @@ def is_certain(suggestion, template):
     )
 
 
+@pytest.mark.exhaustive
 def test_rotary_positions_are_told_with_their_block(recorded):
     weights, record = recorded("rotary")
     suggestion = suggest(weights, record)
@@ -214,6 +215,7 @@ def test_a_convolution_has_no_place(recorded):
         suggest(weights, record)
 
 
+@pytest.mark.exhaustive
 def test_the_nearest_miss_is_named(recorded):
     weights, record = recorded("clones")
     batches = tuple(

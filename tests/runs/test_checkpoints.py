@@ -86,6 +86,7 @@ def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
     assert all(map(np.array_equal, *map(jax.tree.leaves, (restored, expected))))
 
 
+@pytest.mark.exhaustive
 def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
     for number in range(3):  # what killed runs leave
         (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)

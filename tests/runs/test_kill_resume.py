@@ -55,6 +55,7 @@ def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_
     print(f"one seed: {hashes[0][:12]}, in {1 + killed.runs} runs; another seed: {hashes[1][:12]}")
 
 
+@pytest.mark.exhaustive
 def test_a_killed_packed_run_ends_as_if_it_had_not_been(tmp_path):
     task = Task(STEPS, batching="packed")
     killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"

@@ -53,6 +53,7 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
+@pytest.mark.exhaustive
 def test_signals_save_the_step_they_fall_into(unbroken, tmp_path):
     directory, made = tmp_path / "run", 0
     seen = directory / SEEN_FILE
@@ -139,6 +140,7 @@ def poison(monkeypatch, positions, settings, training):
     monkeypatch.setattr(loop, "_compile_steps", scripted)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(STEPS))
     config = dataclasses.replace(settings.training_config, evaluation_interval=10)
@@ -167,6 +169,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     print(f"{len(bad)} poisoned batches: back to step 10, {len(progress.skipped)} skipped, finite")
 
 
+@pytest.mark.exhaustive
 def test_scattered_bad_steps_are_left_out_and_counted_across_a_resume(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(8))
     poison(monkeypatch, [Position(0, 0, 1), Position(1, 0, 0)], settings, training)

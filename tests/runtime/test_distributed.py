@@ -14,6 +14,7 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 LOST_AFTER = 3  # seconds
@@ -100,8 +101,10 @@ class Pair:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("lost", [0, 1], ids=["main", "other"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("lost", tiered([0, 1], [0]), ids=["main", "other"])
+@pytest.mark.parametrize(
+    "number", tiered([signal.SIGKILL, signal.SIGSTOP], [signal.SIGKILL]), ids=["killed", "stopped"]
+)
 def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path, lost, number):
     with Pair(tmp_path) as pair:
         pair.wait_for_steps()
@@ -146,7 +149,10 @@ def open_mpi(index):
     }
 
 
-@pytest.mark.parametrize(("told", "signalled"), [(slurm, 1), (open_mpi, 0)])
+@pytest.mark.parametrize(
+    ("told", "signalled"),
+    [pytest.param(slurm, 1, marks=pytest.mark.exhaustive), (open_mpi, 0)],
+)
 def test_processes_of_a_cluster_join_and_stop_after_the_same_step(tmp_path, told, signalled):
     port = {"JAX_COORDINATOR_PORT": str(free_port())}
     with Pair(tmp_path, lost_after=60, cluster=lambda index: told(index) | port) as pair:
@@ -172,6 +178,7 @@ def test_both_processes_refuse_to_start_when_a_fact_differs(tmp_path):
             assert "step 1" not in text
 
 
+@pytest.mark.exhaustive
 def test_a_process_whose_others_never_come_ends_with_one_line():
     code = (
         "from jax_transformer.runtime import distributed\n"

@@ -50,6 +50,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.exhaustive
 def test_parameters_on_several_devices_give_the_same_results(tmp_path):
     flags = f"--xla_force_host_platform_device_count=4 {QUICKLY}"
     done = subprocess.run(

@@ -16,6 +16,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import epoch_layout, plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import random_corpus, sides
+from tests.tiers import tiered
 
 BUCKETS = TrainingConfig(max_tokens=256, bucket_count=3)
 PACKED = dataclasses.replace(BUCKETS, batching="packed", pack_length=64)
@@ -103,7 +104,7 @@ def test_no_pair_is_lost_whatever_the_sizes(corpus, pairs, window, buckets, max_
     assert all(rows == 1 or rows * length <= max_tokens for rows, length in shapes)
 
 
-@pytest.mark.parametrize("settings", [BUCKETS, PACKED])
+@pytest.mark.parametrize("settings", tiered([BUCKETS, PACKED], [PACKED]))
 def test_reading_goes_on_from_any_batch(corpus, settings, small_windows):
     layout = epoch_layout(corpus, settings)
 

@@ -183,6 +183,7 @@ def blocks_done(folder):
     return json.loads(manifest.read_text())["content"]["blocks"] if manifest.exists() else 0
 
 
+@pytest.mark.exhaustive
 def test_workers_end_with_a_killed_process_and_the_next_goes_on(tmp_path, one_process, monkeypatch):
     folder = tmp_path / "store" / "corpora"
     command = [sys.executable, "-c", KILLED, str(tmp_path)]

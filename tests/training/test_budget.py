@@ -26,6 +26,7 @@ from jax_transformer.training.budget import (
     training_config_of,
 )
 from jax_transformer.training.objective import cross_entropy
+from tests.tiers import tiered
 
 ROWS, LENGTH = 4, 32
 FLOPS_FACTOR = 1.05  # XLA counts sums, norms and softmax too
@@ -134,7 +135,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("preset", COUNTS)
+@pytest.mark.parametrize("preset", tiered(COUNTS, ["bart", "t5_v1_1"]))
 def test_parameters_of_presets_are_those_of_transformers(preset):
     found = budget(TransformerConfig.preset(preset), Workload(rows=1, length=2))
     assert found.num_parameters == COUNTS[preset]
@@ -151,6 +152,7 @@ def test_flops_of_gated_wide_heads_are_those_of_the_compiled_step():
         assert not 1 <= counted / other < FLOPS_FACTOR
 
 
+@pytest.mark.exhaustive
 def test_the_command_takes_the_config_of_a_model(tmp_path, run, monkeypatch, capsys):
     config = TransformerConfig.preset("marian", d_model=16, num_heads=2, d_ff=8, max_length=64)
     values = config_to_json(get_family("marian"), config)

@@ -35,6 +35,7 @@ def rounded_to_half(leaf):
     return np.array_equal(leaf, np.float32(jnp.asarray(leaf, jnp.bfloat16)))
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_rounded_to_the_dtype_that_the_setting_names(exact):
     found = {
         dtype: loss_and_gradients(compute_dtype="bfloat16", gradient_dtype=dtype)

@@ -128,6 +128,7 @@ def test_a_model_that_cannot_be_packed_is_refused(name):
 
 
 @pytest.mark.parametrize("preset", tiered(["pre_norm", "marian"], quick=["marian"]))
+@pytest.mark.exhaustive
 def test_microbatches_make_the_step_of_the_whole_batch(preset):
     config, corpus = make_config(preset), make_corpus(make_config(preset))
     batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])

@@ -83,6 +83,7 @@ def alone(corpus):
 
 
 @pytest.mark.parametrize("batching", tiered(BATCHINGS, quick=["packed"]))
+@pytest.mark.exhaustive
 def test_steps_on_a_padded_batch_are_those_on_its_pairs(corpus, alone, batching):
     assert CONFIG.bos_id == PAD != 0
     settings = dataclasses.replace(SETTINGS, **BATCHINGS[batching])

@@ -89,6 +89,7 @@ def test_step_is_adam_on_the_gradient_of_the_mean_loss():
         np.testing.assert_allclose(actual[clear], wanted[clear], rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_padding_rows_and_columns_change_no_loss(x64):
     state, example = start(), batch()
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), state.params)
@@ -267,6 +268,7 @@ def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     assert all(line.split("->")[1].count("bf16") == 1 for line in products)
 
 
+@pytest.mark.exhaustive
 def test_a_seed_is_a_run():
     def run(seed):
         state = start(settings=dataclasses.replace(SETTINGS, seed=seed))

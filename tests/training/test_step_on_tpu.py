@@ -56,6 +56,7 @@ def found(step):
     return report(step)
 
 
+@pytest.mark.exhaustive
 def test_the_whole_state_is_donated(found):
     state = jax.tree.leaves(state_shapes(CONFIG, BFLOAT16))
     assert found.donated == len(state)

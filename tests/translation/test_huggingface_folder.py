@@ -100,6 +100,7 @@ def test_the_strings_are_those_of_transformers(folder, run):
     assert len({*ours}) > 20
 
 
+@pytest.mark.exhaustive
 def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(folder, run, copied):
     printed = run("translate", folder, lines=LINES[:9])[1]
     ignored = run("translate", folder, "--ignore-generation-config", lines=LINES[:9])[1]
@@ -117,6 +118,7 @@ def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(folder, run
     assert run("translate", other, "--ignore-generation-config", lines=LINES[:9])[1] == ignored
 
 
+@pytest.mark.exhaustive
 def test_without_a_limit_that_of_transformers_holds_and_is_said(folder, run, copied):
     values = json.loads((folder / "generation_config.json").read_text())
     del values["max_length"]

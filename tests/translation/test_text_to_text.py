@@ -155,6 +155,7 @@ def test_the_strings_are_those_of_transformers(folder_of, run, kind):
 
 
 @pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
+@pytest.mark.exhaustive
 def test_flags_set_the_languages(folder_of, run, kind):
     folder = folder_of(kind)
     source, target, other = folder.codes

@@ -143,7 +143,7 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
         translate(model, long[64:], skip=64, window=100)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", tiered([1, 3], [3]))
 def test_a_translation_does_not_depend_on_the_other_lines(model, found, beam_size):
     at_their_limit = 0
     for others in (["b"], ["bacab", "a"]):
@@ -204,6 +204,7 @@ def test_a_blank_line_has_blank_translations(model, found):
 
 
 @pytest.mark.usefixtures("fresh_caches")
+@pytest.mark.exhaustive
 def test_each_bucket_is_compiled_once(model):
     options = {"max_tokens": 32, "max_new_tokens": 3}
     before = generation._search._cache_size()
@@ -240,6 +241,7 @@ def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
 
 
 @pytest.mark.parametrize("options", tiered(HIGH_LIMIT, HIGH_LIMIT[1:2]), ids=str)
+@pytest.mark.exhaustive
 def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     """Most lines end long before; the others reach the limit, and get what it gives."""
     config, params, *_ = model

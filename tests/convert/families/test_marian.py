@@ -40,6 +40,7 @@ OPUS_MT = both_sides(
 forward = jax.jit(apply, static_argnames="config")
 
 
+@pytest.mark.exhaustive
 def test_the_numbers_of_opus_mt(dtype):
     """In the real widths and depths; in float64 with a smaller vocabulary, to save time."""
     fewer = {"vocab_size": 997, "pad_token_id": 996, "decoder_start_token_id": 996}

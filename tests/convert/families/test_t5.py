@@ -32,6 +32,7 @@ from tests.convert.families.t5_lineage import three_heads, write_folder
 from tests.convert.tools import assert_same_params, same_bits
 from tests.models import small_config
 from tests.parity.ladder import bound, error
+from tests.tiers import tiered
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
 OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -62,7 +63,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name", tiered(OUTPUTS, ["mT5 tied", "UMT5", "UMT5 of version 5"]))
 def test_the_output_is_that_of_transformers(name, tmp_path):
     """Tied or not, scaled or not: as transformers reads the folder, which UMT5 alone is not."""
     family, own_output, keys, projection, scaled = OUTPUTS[name]
@@ -200,7 +201,7 @@ def test_config_of_an_older_transformers_is_read(family, preset, values):
         assert dataclasses.replace(mt5, **rates) == TransformerConfig.preset("mt5")
 
 
-@pytest.mark.parametrize("family", T5_FAMILIES)
+@pytest.mark.parametrize("family", tiered(T5_FAMILIES, ["t5"]))
 def test_float16_with_float32_inside_is_read(family, tmp_path):
     """transformers keeps `wo` in float32 in a float16 model, and saves both types."""
     half = foreign_model(family, None, torch.float16)
@@ -230,9 +231,9 @@ def test_float16_with_float32_inside_is_read(family, tmp_path):
 @pytest.mark.parametrize(
     ("family", "others"),
     [
-        ("t5", {"decoder_start_token_id": 0}),
+        pytest.param("t5", {"decoder_start_token_id": 0}, marks=pytest.mark.exhaustive),
         ("t5", {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
-        ("umt5", {}),
+        pytest.param("umt5", {}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_fresh_parameters_are_drawn_as_in_transformers(family, others):

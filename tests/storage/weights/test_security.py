@@ -253,6 +253,7 @@ def test_the_claiming_pickle_is_right(tmp_path):
     assert files.read(tmp_path / "w.pt")["w"].tolist() == [7]
 
 
+@pytest.mark.exhaustive
 def test_refusing_costs_little(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "warm.pt")
     files.read(tmp_path / "warm.pt")  # torch itself is loaded
@@ -452,6 +453,7 @@ def mutated_files(folder):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.exhaustive
 def test_mutated_files_raise_nothing_else(tmp_path):
     outcomes, slowest = collections.Counter(), 0.0
     for path in mutated_files(tmp_path):
