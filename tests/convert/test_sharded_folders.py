@@ -18,7 +18,7 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.weights import arrays, safetensors_file
+from jax_transformer.storage.weights import arrays
 from jax_transformer.storage.weights.shards import INDEX_FILE, read_weights, weight_files
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.translation import model_folder
@@ -139,7 +139,6 @@ def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
 def test_a_model_is_held_once(tmp_path, monkeypatch):
     """Beside it, there is room for its largest tensor; numpy counts what it allocates."""
     monkeypatch.setattr(arrays, "PIECE", 2**12)
-    monkeypatch.setattr(safetensors_file, "_PIECE", 2**12)
     sizes = {"src_vocab_size": 9_000, "tgt_vocab_size": 9_000, "d_model": 256, "d_ff": 512}
     config = small_config("pegasus", **sizes, num_heads=4)
     params = random_params(config)

@@ -1,25 +1,24 @@
-"""The .safetensors format: a checked header with digests, followed by the tensors.
+"""The .safetensors format: read where the safetensors library finds each tensor, with digests.
 
-The readers of the safetensors library accept repeated names, names that look like paths and headers
-of any size, and they hold the file in memory twice. This reader checks the header, then reads each
-tensor from its place in the file. The writer of the library wants all tensors contiguous in memory;
-this one writes a tensor after the other, so that only one is ever copied.
+The library refuses tensors that overlap or leave holes and headers that do not fit the file. It
+accepts names that look like paths and headers of any size, which are refused here. Its writer wants
+all tensors contiguous in memory; this one writes a tensor after the other, so that only one is ever
+copied.
 """
 
-import contextlib
-import gc
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from jax_transformer.errors import shorten
-from jax_transformer.storage.faults import faults_named, unique_names
+from jax_transformer.errors import one_line
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.weights.checks import (
     DTYPES,
     MAX_HEADER,
@@ -29,7 +28,6 @@ from jax_transformer.storage.weights.checks import (
 )
 
 _DIGEST = "sha256"
-_PIECE = 2**24  # bytes that are compared at a time
 
 
 def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
@@ -38,11 +36,11 @@ def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
     Raises:
         WeightFileError: The file is damaged or hostile, or changes while it is read.
     """
+    metadata, entries = _read_header(path, file)
+    digests = _stored_digests(path, metadata, entries)
     arrays = {}
     with faults_named(path, "changed while it was read", ValueError, error=WeightFileError):
-        metadata, entries = _read_header(path, file)
-        digests = _stored_digests(path, metadata, entries)
-        for name, (dtype, shape) in entries.items():
+        for name, (dtype, shape) in entries.items():  # a file is mapped at the risk of a SIGBUS
             arrays[name] = np.fromfile(file, dtype, math.prod(shape)).reshape(shape)
             if digests and digests[name] != _tensor_digest(name, arrays[name]):
                 raise WeightFileError(
@@ -50,25 +48,6 @@ def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
                     "convert it again"
                 )
     return arrays
-
-
-def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of the first tensor whose bits in the file differ, or None.
-
-    It reads the file in pieces, so that the arrays are not in memory a second time.
-    """
-    _, entries = _read_header(path, file)
-    if entries.keys() != arrays.keys():
-        return min(entries.keys() ^ arrays.keys())
-    for name, form in entries.items():
-        if form != (arrays[name].dtype, list(arrays[name].shape)):
-            return name
-        expected = arrays[name].reshape(-1).view(np.uint8)
-        for begin in range(0, expected.size, _PIECE):
-            piece = expected[begin : begin + _PIECE]
-            if not np.array_equal(np.fromfile(file, np.uint8, piece.size), piece):
-                return name
-    return None
 
 
 def read_metadata(path: Path, file: BinaryIO) -> dict[str, str]:
@@ -128,79 +107,31 @@ def _read_header(
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
+    if length > min(size - 8, MAX_HEADER):
         raise WeightFileError(
-            f"{path}: the header claims {length} bytes from offset 8, but the file ends at {size}; "
-            "it is truncated or no .safetensors file"
+            f"{path}: the header claims {length} bytes, but the file has {size} and a header at "
+            f"most {MAX_HEADER}; it is damaged or not a .safetensors file"
         )
-    if length > MAX_HEADER:
-        raise WeightFileError(f"{path}: the header of {length} bytes is longer than {MAX_HEADER}")
-    fault = "has a header at offset 8 that is not JSON"
-    with (
-        faults_named(path, fault, ValueError, RecursionError, error=WeightFileError),
-        _no_garbage_collection(),
-    ):
-        header = json.loads(file.read(length).decode(), object_pairs_hook=tuple)
-    fields = _unique(path, header)
-    metadata = _unique(path, fields.pop("__metadata__", ()))
-    if not all(isinstance(text, str) for text in metadata.values()):
-        raise WeightFileError(f"{path}: __metadata__ must map names to text")
-    entries = [_check_entry(path, name, entry) for name, entry in fields.items()]
-    end = 0
-    for begin, stop, name, _, _ in sorted(entries, key=lambda entry: entry[:2]):
-        if begin != end:
-            raise WeightFileError(
-                f"{path}: {name} begins at byte {begin} of the data, where {end} is due; tensors "
-                "must neither overlap nor leave holes"
-            )
-        end = stop
-    if 8 + length + end != size:
-        raise WeightFileError(
-            f"{path}: the tensors end at offset {8 + length + end}, but the file at {size}"
-        )
-    return metadata, {name: (dtype, shape) for _, _, name, dtype, shape in sorted(entries)}
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off: creating many lists would start it again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    entries: dict[str, tuple[np.dtype, list[int]]] = {}
     try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _unique(path: Path, pairs: object) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; refuse what is no object, and repeated names."""
-    if not isinstance(pairs, tuple):
-        raise WeightFileError(f"{path}: the header must be a JSON object of objects")
-    return unique_names(path, pairs, WeightFileError)
-
-
-def _check_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, np.dtype, list[int]]:
-    """Return (begin, end, name, dtype, shape) of one tensor's entry in the header."""
-    check_name(path, name)
-    fields = _unique(path, entry)
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    sound = lists and isinstance(dtype, str) and len(fields) == 3
-    if not sound or {type(number) for number in shape + offsets} != {int}:
-        raise WeightFileError(f"{path}: {name} must have a dtype, a shape and two data_offsets")
-    if dtype not in DTYPES:
+        with safe_open(path, "np") as header:
+            metadata = header.metadata() or {}
+            slices = {name: header.get_slice(name) for name in header.offset_keys()}
+            described = {name: (s.get_dtype(), s.get_shape()) for name, s in slices.items()}
+    except (SafetensorError, OSError) as error:
         raise WeightFileError(
-            f"{path}: {name} has dtype {shorten(dtype)}, which is none of {', '.join(DTYPES)}"
-        )
-    begin, end = offsets
-    check_shape(path, name, shape, end)
-    claimed = math.prod(shape) * DTYPES[dtype].itemsize
-    if begin < 0 or claimed != end - begin:
-        raise WeightFileError(
-            f"{path}: {name} claims {shorten(claimed)} bytes, but lies from {begin} to {end}"
-        )
-    return begin, end, name, DTYPES[dtype], shape
+            f"{path} is damaged or hostile: {one_line(str(error), 300)}"
+        ) from error
+    for name, (dtype, shape) in described.items():
+        check_name(path, name)
+        check_shape(path, name, shape, size)
+        if dtype not in DTYPES:
+            raise WeightFileError(
+                f"{path}: {name} has dtype {dtype}, which is none of {', '.join(DTYPES)}"
+            )
+        entries[name] = DTYPES[dtype], shape
+    file.seek(8 + length)
+    return metadata, entries
 
 
 def _tensor_digest(name: str, array: np.ndarray) -> str:

@@ -117,20 +117,6 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         torch.save({name: tensors[id(array)] for name, array in arrays.items()}, file)
 
 
-def first_difference(path: Path, file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of the first tensor whose bits in the file differ, or None."""
-    written = read(path, file, None)
-    if written.keys() != arrays.keys():
-        return min(written.keys() ^ arrays.keys())
-    for name, own in arrays.items():
-        other = written[name]
-        if (own.dtype, own.shape) != (other.dtype, other.shape):
-            return name
-        if not np.array_equal(own.view(f"u{own.itemsize}"), other.view(f"u{own.itemsize}")):
-            return name
-    return None
-
-
 def _import_torch(path: Path) -> ModuleType:
     try:
         import torch

@@ -17,6 +17,7 @@ import torch
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights import safetensors_file
 from jax_transformer.storage.weights.checks import DTYPES, WeightFileError
+from tests.tiers import tiered
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -297,33 +298,6 @@ def test_what_cannot_be_stored_is_refused(tmp_path, suffix, name, array, fault):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_scrambling_writer_is_caught(tmp_path, suffix, monkeypatch):
-    """Nothing is left of a file that does not read back, and the old one stays."""
-    path = tmp_path / f"w{suffix}"
-    files.write(path, {"old": np.ones(3)})
-    write, save = safetensors_file.write, torch.save
-
-    def scramble_safetensors(path, arrays, metadata):
-        write(path, {name: a[::-1] for name, a in arrays.items()}, metadata)
-
-    def scramble_torch(tensors, *args):
-        save({name: tensor.flip(0) for name, tensor in tensors.items()}, *args)
-
-    monkeypatch.setattr(safetensors_file, "write", scramble_safetensors)
-    monkeypatch.setattr(torch, "save", scramble_torch)
-    with pytest.raises(WeightFileError, match="weight did not come back as it was written"):
-        files.write(path, {"weight": np.arange(6.0)}, overwrite=True)
-    assert list(files.read(path)) == ["old"]
-    assert os.listdir(tmp_path) == [path.name]
-
-
-def test_a_writer_that_forgets_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "save", lambda tensors, path, save=torch.save: save({}, path))
-    with pytest.raises(WeightFileError, match="weight did not come back"):
-        files.write(tmp_path / "w.pt", {"weight": np.arange(6.0)})
-
-
 def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
@@ -362,7 +336,8 @@ def test_every_flipped_bit_of_an_own_safetensors_file_is_detected(tmp_path):
     assert detected == 1000
 
 
-def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
+@pytest.mark.parametrize("count", tiered([100, 1000], [100]))
+def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path, count):
     """Flips between the records, in padding and directory, may pass, but change no weight."""
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
     files.write(path, model())
@@ -374,8 +349,8 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
             begin = data.index(archive.read(record), record.header_offset + 30)
             inside |= set(range(8 * begin, 8 * (begin + record.file_size)))
     random = np.random.default_rng(3)
-    bits = set(random.choice(sorted(inside), 1000, replace=False).tolist())
-    bits |= set(random.choice(8 * len(data), 1000, replace=False).tolist())
+    bits = set(random.choice(sorted(inside), count, replace=False).tolist())
+    bits |= set(random.choice(8 * len(data), count, replace=False).tolist())
     detected, harmless = set(), set()
     for bit in bits:
         flipped(path, bit, damaged)
@@ -391,7 +366,7 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
         f"\n.pt: {len(detected & inside)} of {len(bits & inside)} flipped bits in records detected;"
         f" outside {len(detected - inside)} detected, {len(harmless)} without effect"
     )
-    assert len(bits & inside) >= 1000
+    assert len(bits & inside) >= count
     assert not harmless & inside
 
 
@@ -413,7 +388,7 @@ def test_every_truncation_is_detected(tmp_path, suffix):
     files.write(tmp_path / f"w{suffix}", model())
     data = (tmp_path / f"w{suffix}").read_bytes()
     damaged = tmp_path / f"damaged{suffix}"
-    lengths = range(0, len(data), 7)
+    lengths = range(0, len(data), 31)
     for length in lengths:
         damaged.write_bytes(data[:length])
         with pytest.raises(WeightFileError, match="damaged"):
