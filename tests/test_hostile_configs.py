@@ -11,7 +11,7 @@ from tests.hostile_configs import BYTES, SECONDS
 from tests.tiers import tiered
 
 
-@pytest.mark.parametrize("count", tiered([50, 1000], quick=[50]))
+@pytest.mark.parametrize("count", tiered([20, 1000], quick=[20]))
 def test_hostile_configs_are_refused_or_read_alike(count):
     command = [sys.executable, "-m", "tests.hostile_configs", str(count), "0"]
     root = Path(__file__).parents[1]

@@ -200,6 +200,7 @@ def test_a_split_that_cannot_be_is_refused(corpus, capsys):
     assert "holds pairs out of the training text" in refusal(capsys, "--valid-pairs=2")
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_a_usable_evaluation_leaves_with_code_1(corpus, monkeypatch, capsys):
     monkeypatch.setattr(train.loop, "_mean_loss", lambda *_: float("nan"))
     with pytest.raises(SystemExit) as left:

@@ -78,6 +78,7 @@ def test_ids_and_scores_are_the_references(compiled, preset, beams):
         np.testing.assert_array_equal(found.lengths, expected.lengths)
 
 
+@pytest.mark.exhaustive
 def test_a_target_that_wins_late_is_waited_for(compiled):
     """Two short ones come first until, all steps later, the penalty has grown enough."""
     odds = [1e-9] * VOCABULARY

@@ -103,6 +103,7 @@ def search(model, src, **options):
 
 
 @pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
+@pytest.mark.exhaustive
 def test_the_learners_put_a_search_to_the_test(preset):
     """Their ids vary, their rows end at different steps, and a beam differs from greedy search."""
     greedy, beam = [], []

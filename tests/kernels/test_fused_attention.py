@@ -185,6 +185,7 @@ def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed
         assert error(ours, plain) < 1e-5
 
 
+@pytest.mark.exhaustive
 def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpreted):
     config = small_config("vaswani2017", num_encoder_layers=2, num_decoder_layers=2)
     params, tokens = random_params(config), random_tokens(config)

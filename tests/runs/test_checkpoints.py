@@ -256,6 +256,7 @@ def other_runs(settings):
     }
 
 
+@pytest.mark.exhaustive
 def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
     changed = dataclasses.replace(settings.training_config, steps=50)
     save(directory, settings._replace(training_config=changed), [12])  # the same run, longer

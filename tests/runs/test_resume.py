@@ -189,6 +189,7 @@ def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):
             read_nonfinite(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
     edge = tiny_task(Task(STEPS))[0].training_config.warmup_steps
     train_or_resume(tmp_path, Task(edge))
@@ -226,6 +227,7 @@ def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
     assert (best.step, best.score) == (24, 0.5)
 
 
+@pytest.mark.exhaustive
 def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(STEPS))
     finalize, calls = DigestingHandler.finalize, []

@@ -99,6 +99,7 @@ def test_the_parts_share_no_number_and_hold_all():
         assert part.targets == tuple(everything[source] for source in part.sources)
 
 
+@pytest.mark.exhaustive
 def test_the_parts_are_a_function_of_the_seed():
     assert number_words.corpus(seed=3) == number_words.corpus(seed=3)
     assert number_words.corpus(seed=3) != number_words.corpus(seed=4)

@@ -284,6 +284,7 @@ def test_the_command_compiles_the_step_for_a_slice(monkeypatch, capsys):
     assert "nothing was timed" in shown
 
 
+@pytest.mark.exhaustive
 def test_the_command_says_by_how_much_a_step_does_not_fit(monkeypatch, capsys):
     pytest.importorskip("libtpu")
     rows = str(2**25)

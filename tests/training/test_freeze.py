@@ -65,6 +65,7 @@ def test_twenty_steps_are_those_of_torch_without_the_gradients(dtype, request):
         assert same_bits(before[name], after[name]) == (name in FROZEN), name
 
 
+@pytest.mark.exhaustive
 def test_frozen_parameters_have_no_moments_and_no_average_and_cost_no_gradient():
     state = init_state(CONFIG, SETTINGS, random_params(CONFIG))
     moments = state.optimizer_state[1]

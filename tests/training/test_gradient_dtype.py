@@ -48,6 +48,7 @@ def test_gradients_are_rounded_to_the_dtype_that_the_setting_names(exact):
     assert not any(map(rounded_to_half, jax.tree.leaves(found["float32"][1])))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_both_gradients_are_those_of_float32_up_to_half_precision(exact, dtype):
     _, gradients = loss_and_gradients(compute_dtype="bfloat16", gradient_dtype=dtype)

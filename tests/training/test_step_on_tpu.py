@@ -23,6 +23,7 @@ from jax_transformer.training.step import sharded_evaluation_step, state_shapes
 from tests.tiers import tiered
 
 pytest.importorskip("libtpu")
+pytestmark = pytest.mark.exhaustive  # it compiles for minutes
 
 SLICE = "v5e:2x4"
 VOCAB, WIDTH, HEADS, INNER, LENGTH, ROWS = 1152, 128, 4, 384, 64, 32
@@ -56,7 +57,6 @@ def found(step):
     return report(step)
 
 
-@pytest.mark.exhaustive
 def test_the_whole_state_is_donated(found):
     state = jax.tree.leaves(state_shapes(CONFIG, BFLOAT16))
     assert found.donated == len(state)
@@ -143,7 +143,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_steps_compile_and_donate_their_state(name):
     config, fields = CONFIG, VARIANTS[name]
@@ -156,7 +155,6 @@ def test_other_steps_compile_and_donate_their_state(name):
     assert loops == (4 if "loop" in name else 0)  # two stacks, forward and backward
 
 
-@pytest.mark.exhaustive
 def test_the_evaluation_step_compiles_and_changes_nothing():
     mesh = make_mesh("data=8", topology_devices(SLICE))
     ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)

@@ -129,6 +129,7 @@ def test_trap_of_the_width_of_a_head(tmp_path):
 
 
 @pytest.mark.parametrize("family", tiered(T5_FAMILIES, ["umt5"]))
+@pytest.mark.exhaustive
 def test_cached_steps_have_the_relative_bias(family, x64, monkeypatch):
     """Every bucket is used; without the bias in the cached step the logits are far off."""
     config, params = from_huggingface(foreign_model(family, None, torch.float64))

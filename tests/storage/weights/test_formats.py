@@ -337,6 +337,7 @@ def test_every_flipped_bit_of_an_own_safetensors_file_is_detected(tmp_path):
 
 
 @pytest.mark.parametrize("count", tiered([100, 1000], [100]))
+@pytest.mark.exhaustive
 def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path, count):
     """Flips between the records, in padding and directory, may pass, but change no weight."""
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
