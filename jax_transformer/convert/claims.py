@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.names import NUMBER
 from jax_transformer.convert.report import Report
-from jax_transformer.convert.table import LAYER, Buffer, Layout, Pair, Shape
+from jax_transformer.convert.table import Buffer, Layout, Pair, Shape
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import LAYER, STACKS
 
 # A computed table may have this many numbers (some 100 MB while it is computed), and more where the
 # parameters are larger: so many times theirs.
@@ -27,29 +29,31 @@ FREE_SHARE = 4
 
 
 def within(
-    config: TransformerConfig, layout: Layout, held: Mapping[str, int], what: str, report: Report
+    config: TransformerConfig, layout: Layout, names: Iterable[str], what: str, report: Report
 ) -> TransformerConfig:
-    """Return the config with no more layers than there are; missing layers are faults.
+    """Return the config with no more layers than the names hold numbers; more are a fault.
 
     Args:
         config: The shape of the model, as claimed.
         layout: The layout to convert by.
-        held: The layers that are there by stack, as `layers_held` or `layers_of` counts them.
-        what: What the layers are counted in: "tensors" or "parameters".
+        names: Names of tensors, or paths of parameters.
+        what: What they are names of: "tensors" or "parameters".
         report: Receives the faults.
     """
+    most = len({number for name in names for number in NUMBER.findall(name)})
+    scope_layer = LAYER.search(layout.scope)
     fields = {}
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         field = f"num_{stack}_layers"
         claimed = getattr(config, field)
-        # Of 0 layers, none has the layout's names: the missing names say more.
-        if claimed > held.get(stack, 0) > 0:
-            detail = f"the {what} hold {held[stack]} layers of the {stack}"
+        if scope_layer or (layout.scope and layout.scope != stack):
+            # Of a stack that the layout does not convert, only the layer of its scope is needed.
+            fields[field] = min(claimed, 1 + int(scope_layer[1]) if scope_layer else 1)
+            continue
+        if claimed > most > 0:  # of 0 layers, the missing names say more
+            detail = f"the {what} hold at most {most} layers of the {stack}"
             report.add("missing", f"{field}={claimed}", detail)
-        # Of a stack that the layout does not convert, only the layer of its scope is needed.
-        index = LAYER.search(layout.scope)
-        needed = held.get(stack, 1 + int(index[1]) if index else 1)
-        fields[field] = min(claimed, max(1, needed))
+        fields[field] = min(claimed, max(1, most))
     return dataclasses.replace(config, **fields)
 
 
@@ -60,12 +64,7 @@ def claimed_shape(buffer: Buffer, config: TransformerConfig) -> Shape | None:
 
 
 def check_zeros(absent: Sequence[Pair], arrays: Iterable[np.ndarray]) -> None:
-    """Refuse more zeros in the place of absent tensors than there are numbers.
-
-    Args:
-        absent: The pairs of tensors whose absence means zeros.
-        arrays: The tensors that are there.
-    """
+    """Refuse more zeros in the place of absent tensors than there are numbers."""
     claimed = sum(math.prod(shape) for pair in absent for shape in pair.shapes)
     held = sum(array.size for array in arrays)
     if claimed > held:
@@ -78,13 +77,7 @@ def check_zeros(absent: Sequence[Pair], arrays: Iterable[np.ndarray]) -> None:
 def check_buffers(
     buffers: Sequence[Buffer], config: TransformerConfig, arrays: Iterable[Any]
 ) -> None:
-    """Refuse computed buffers that would be far larger than the parameters beside them.
-
-    Args:
-        buffers: The buffers.
-        config: The shape of the model.
-        arrays: The parameters.
-    """
+    """Refuse computed buffers that would be far larger than the parameters beside them."""
     held = sum(array.size for array in arrays)
     for buffer in buffers:
         shape = claimed_shape(buffer, config)

@@ -6,14 +6,13 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.absent import why_unexpected
 from jax_transformer.convert.report import MOST_LINES, Report, group_layers, nearest
-from jax_transformer.convert.table import Buffer, Layout, Pair
-from jax_transformer.model.parameters import parameter_shapes
+from jax_transformer.convert.table import Buffer, Layout, Pair, name_pattern
+from jax_transformer.model.parameters import LAYER, find_parameter, lacking, parameter_shapes
 
 NUMBER = re.compile(r"[0-9]+")
 
@@ -44,51 +43,42 @@ def compare_names(
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}
     unexpected = [name for name in named if name not in expected]
-    report.hint = _prefix_hint(named, unexpected, set(missing))
+    report.hint = _prefix_hint(named, unexpected, missing)
     add_names(report, "missing", missing, unexpected)
-    shapes = parameter_shapes(config, layout.scope)
-    explain = functools.partial(why_unexpected, layout=layout, config=config, shapes=shapes)
+    explain = functools.partial(why_unexpected, layout=layout, config=config)
     add_names(report, "unexpected", unexpected, missing or expected, explain)
 
 
-def _prefix_hint(named: Mapping[str, Any], unexpected: Sequence[str], missing: set[str]) -> str:
+def _prefix_hint(named: Collection[str], unexpected: Sequence[str], missing: Sequence[str]) -> str:
     """Return the remedy where a prefix keeps at least half of the missing names from matching."""
+    prefix, count = _common_prefix(unexpected, {*missing})
+    if prefix and 2 * count >= len(missing):
+        begin = sum(name.startswith(prefix) for name in named)
+        every = (
+            "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
+        )
+        return (
+            f"{every} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
+            f"--strip-prefixes {prefix}"
+        )
+    # A part of a module is often saved alone, and its layout is that of the whole.
+    prefix, count = _common_prefix(missing, {*unexpected})
+    if prefix and 2 * count >= len(missing):
+        return (
+            f"names of the layout begin with {prefix!r}, which the given names lack: pass "
+            f"{{{prefix!r} + name: tensor for name, tensor in state_dict.items()}}, or use a "
+            "layout without it"
+        )
+    return ""
+
+
+def _common_prefix(names: Iterable[str], others: Collection[str]) -> tuple[str, int]:
+    """Return the prefix without which most of the names are among the others, and how many are."""
     prefixes: Counter[str] = Counter()
-    for name in unexpected:
+    for name in names:
         ends = (index + 1 for index, character in enumerate(name) if character == ".")
-        prefixes.update(name[:end] for end in ends if name[end:] in missing)
-    if not prefixes:
-        return _lacking_prefix_hint(unexpected, missing)
-    prefix, count = prefixes.most_common(1)[0]
-    if 2 * count < len(missing):
-        return ""
-    begin = sum(name.startswith(prefix) for name in named)
-    who = "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
-    return (
-        f"{who} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
-        f"--strip-prefixes {prefix}"
-    )
-
-
-def _lacking_prefix_hint(unexpected: Sequence[str], missing: set[str]) -> str:
-    """Return the remedy where a prefix of the layout keeps half of the given names from matching.
-
-    A part of a module is often saved alone, and its layout is that of the whole.
-    """
-    given, prefixes = set(unexpected), Counter[str]()
-    for name in missing:
-        ends = (index + 1 for index, character in enumerate(name) if character == ".")
-        prefixes.update(name[:end] for end in ends if name[end:] in given)
-    if not prefixes:
-        return ""
-    prefix, count = prefixes.most_common(1)[0]
-    if 2 * count < len(missing):
-        return ""
-    return (
-        f"names of the layout begin with {prefix!r}, which the given names lack: pass "
-        f"{{{prefix!r} + name: tensor for name, tensor in state_dict.items()}}, or use a layout "
-        "without it"
-    )
+        prefixes.update(name[:end] for end in ends if name[end:] in others)
+    return prefixes.most_common(1)[0] if prefixes else ("", 0)
 
 
 def add_names(
@@ -111,3 +101,32 @@ def add_names(
             same_layer = alike.get(tuple(NUMBER.findall(name)), [])
             hint = explain(name) or nearest(name, same_layer) or nearest(name, candidates)
         report.add(kind, name, hint)
+
+
+def why_unexpected(name: str, layout: Layout, config: TransformerConfig) -> str:
+    """Return why a tensor that the layout has a row for has no place in the config.
+
+    Returns:
+        The parameter, and the field of the config that would give it; "" where no row has the
+        name, or its row is for other configs.
+    """
+    shapes = parameter_shapes(config)
+    inside = f"{layout.scope}/" if layout.scope else ""
+    for row in layout.rows:
+        if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
+            continue
+        if match := name_pattern(row.foreign).fullmatch(name):
+            for path in (path.format(**match.groupdict()) for path in row.paths):
+                if f"{inside}{path}" not in shapes and find_parameter(f"{inside}{path}"):
+                    return f"is {path}, which the config lacks{_remedy(f'{inside}{path}', config)}"
+    return ""
+
+
+def _remedy(path: str, config: TransformerConfig) -> str:
+    """Return what the config would need, for example "; final_norm=True has it"."""
+    parameter = find_parameter(path)
+    layer = LAYER.search(path)
+    if layer and int(layer[1]) >= (count := parameter.count(config)):
+        return f", with num_{path.partition('/')[0]}_layers={count}"
+    needs = [f"{field}={value!r}" for field, value in lacking(parameter, config).items()]
+    return f"; {needs[0]} has it" if needs else ""

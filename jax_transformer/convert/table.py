@@ -20,7 +20,7 @@ from flax import traverse_util
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import LAYER, PARAMETERS, STACKS, Shape, parameter_shapes
+from jax_transformer.model.parameters import LAYER, PARAMETERS, Shape, parameter_shapes
 
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]
@@ -301,66 +301,6 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
     return tuple(pairs.values())
-
-
-def layers_held(layout: Layout, names: Iterable[str]) -> dict[str, int]:
-    """Return how many layers of each stack foreign tensors of these names can hold.
-
-    It reads the layout's rows and no config, so it bounds what a config claims. A prefix before
-    the names does not matter.
-
-    Args:
-        layout: The foreign names.
-        names: Names of foreign tensors.
-
-    Returns:
-        The number of different layers by stack ("encoder", "decoder"), for the stacks whose
-        layers the layout has rows for; none for a layout of one layer or a part of it.
-    """
-    if LAYER.search(layout.scope):
-        return {}
-    indices: dict[str, set[str]] = {}
-    inside = f"{layout.scope}/" if layout.scope else ""
-    templates = []
-    for row in layout.rows:
-        stack, *rest = f"{inside}{row.paths[0]}".split("/")
-        if rest and rest[0].startswith("layers_"):
-            stacks = STACKS if WORD.fullmatch(stack) else (stack,)
-            for name in stacks:
-                indices.setdefault(name, set())
-            ending = row.foreign.rpartition("}")[2]  # a cheap test before the pattern
-            layer = rest[0].removeprefix("layers_")  # "{i}", or the number of one layer
-            templates.append((stack, layer, ending, name_pattern(row.foreign)))
-    for name in names:
-        for stack, layer, ending, pattern in templates:
-            if name.endswith(ending) and (match := pattern.search(name)):
-                words = match.groupdict()
-                found, index = stack.format(**words), layer.format(**words)
-                if found in indices and index.isdecimal():
-                    indices[found].add(index)
-    return {stack: len(found) for stack, found in indices.items()}
-
-
-def layers_of(paths: Iterable[str], scope: str = "") -> dict[str, int]:
-    """Return how many layers of each stack parameters of these paths are of.
-
-    Args:
-        paths: Paths of parameters, relative to the scope.
-        scope: As `Layout.scope`.
-
-    Returns:
-        As `layers_held`.
-    """
-    if LAYER.search(scope):
-        return {}
-    stacks = (scope,) if scope in STACKS else STACKS
-    indices: dict[str, set[str]] = {stack: set() for stack in stacks}
-    inside = f"{scope}/" if scope else ""
-    for path in paths:
-        stack, *rest = f"{inside}{path}".split("/")
-        if stack in indices and rest and (match := LAYER.fullmatch(rest[0])):
-            indices[stack].add(match[1])
-    return {stack: len(found) for stack, found in indices.items()}
 
 
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:

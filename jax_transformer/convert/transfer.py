@@ -20,8 +20,6 @@ from jax_transformer.convert.table import (
     Tree,
     expand,
     flatten,
-    layers_held,
-    layers_of,
     nest,
 )
 from jax_transformer.errors import InputError, shorten
@@ -119,7 +117,7 @@ def to_params(
     for name in [name for name in layout.unused if name in named]:
         report.add("not read", name, "has no meaning in the model")
         del named[name]
-    config = within(config, layout, layers_held(layout, named), "tensors", report)
+    config = within(config, layout, named, "tensors", report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
     compare_names(named, pairs, computed, layout, config, report)
@@ -196,7 +194,7 @@ def to_tensors(
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
     given = flatten(params)
-    config = within(config, layout, layers_of(given, layout.scope), "parameters", report)
+    config = within(config, layout, given, "parameters", report)
     pairs = expand(layout, config)
     shapes = parameter_shapes(config, layout.scope)
     add_names(report, "missing", [path for path in shapes if path not in given], given)

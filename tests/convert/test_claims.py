@@ -13,27 +13,34 @@ from tests.models import random_params, small_config
 PRESETS = {"reference": "vaswani2017", "torch_nn": "torch_nn", "pre_norm": "pre_norm"}
 
 
-@pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
-def test_a_config_that_claims_more_than_the_tensors_hold_is_refused_at_once(layout):
+@pytest.mark.parametrize("layout", PRESETS)
+def test_a_config_that_claims_more_than_there_is_is_refused_at_once(layout):
     config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=2)
-    tensors, _ = convert.to_tensors(random_params(config), config, convert.get_layout(layout))
-    claims = {
-        "num_encoder_layers": (10_000, r"num_encoder_layers=10000 .* 1 layers of the encoder"),
-        "num_decoder_layers": (3, r"missing +num_decoder_layers=3  the tensors hold 2 layers"),
-        "d_model": (3 * 10**8, r"wrong shape .* expected \[300000000, 300000000\]"),
-        "d_ff": (LARGEST, r"wrong shape .*, 2147483647\]"),
-    }
-    if layout == "pre_norm":
-        claims["max_length"] = (
-            LARGEST,
-            r"postitons  \[1, 29, 42\], expected \[1, 2147483647, 42\]",
-        )
-    for field, (claim, message) in claims.items():
-        claimed = dataclasses.replace(config, **{field: claim})
-        start = time.process_time()
-        with pytest.raises(InputError, match=message):
-            convert.from_torch(tensors, claimed, layout)
-        assert time.process_time() - start < 2
+    params, rows = random_params(config), convert.get_layout(layout)
+    tensors, _ = convert.to_tensors(params, config, rows)
+    table = r"postitons  \[1, 29, 42\], expected \[1, 2147483647, 42\]"
+    directions = (
+        (convert.to_params, tensors, "tensors", table),
+        (convert.to_tensors, params, "parameters", r"postitons' of max_length=2147483647 would"),
+    )
+    for turn, given, what, of_table in directions:
+        claims = {
+            "num_encoder_layers": (
+                10_000,
+                rf"ayers=10000 .*the {what} hold at most [234] layers of",
+            ),
+            "num_decoder_layers": (3, r"missing .*decoder.layers.2|at most 2 layers"),
+            "d_model": (3 * 10**8, r"wrong shape .* expected \[300000000, 300000000\]"),
+            "d_ff": (LARGEST, r"wrong shape .*2147483647\]"),
+        }
+        if layout == "pre_norm":
+            claims["max_length"] = (LARGEST, of_table)
+        for field, (claim, message) in claims.items():
+            claimed = dataclasses.replace(config, **{field: claim})
+            start = time.process_time()
+            with pytest.raises(InputError, match=message):
+                turn(given, claimed, rows)
+            assert time.process_time() - start < 2
     # A prefix does not hide the layers.
     wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
     with pytest.raises(convert.ConversionError) as raised:
@@ -43,24 +50,15 @@ def test_a_config_that_claims_more_than_the_tensors_hold_is_refused_at_once(layo
     assert report.hint.startswith("every name begins with 'module.'")
 
 
-@pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
-def test_a_config_that_claims_more_than_the_parameters_is_not_written(layout):
-    config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=2)
-    params = random_params(config)
-    claims = {
-        "num_encoder_layers": (10_000, r"num_encoder_layers=10000 .* 1 layers of the encoder"),
-        "num_decoder_layers": (3, r"missing +num_decoder_layers=3  the parameters hold 2 layers"),
-        "d_model": (3 * 10**8, r"wrong shape .* expected \[300000000, 300000000\]"),
-        "d_ff": (LARGEST, r"wrong shape .*2147483647\]"),
-    }
-    if layout == "pre_norm":
-        claims["max_length"] = (LARGEST, r"'source_pos.postitons' of max_length=2147483647 would")
-    for field, (claim, message) in claims.items():
-        claimed = dataclasses.replace(config, **{field: claim})
-        start = time.process_time()
-        with pytest.raises(InputError, match=message):
-            convert.to_tensors(params, claimed, convert.get_layout(layout))
-        assert time.process_time() - start < 2
+@pytest.mark.parametrize(
+    ("layout", "stack"), [("torch_nn_encoder", "encoder"), ("torch_nn_decoder", "decoder")]
+)
+def test_layers_outside_of_the_scope_are_not_counted(layout, stack):
+    config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config)[stack]
+    many = {"num_encoder_layers": 9999, "num_decoder_layers": 9999, f"num_{stack}_layers": 1}
+    tensors, _ = convert.to_tensors(params, config, convert.get_layout(layout))
+    convert.from_torch(tensors, dataclasses.replace(config, **many), layout)
 
 
 def test_more_zeros_than_there_are_numbers_are_refused():

@@ -341,7 +341,10 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
     usual.model.config.save_pretrained(tmp_path)
     torch.save(usual.model.state_dict(), tmp_path / "pytorch_model.bin")
     claims = {
-        ("num_encoder_layers", "num_decoder_layers"): r"num_encoder_layers=\d+ .* hold \d+ layers",
+        (
+            "num_encoder_layers",
+            "num_decoder_layers",
+        ): r"num_encoder_layers=\d+ .* at most \d+ layers",
         ("d_model",): r"wrong shape .*expected \[.*000",
         ("d_ff",): r"wrong shape .*expected \[\d*000",
         ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*000",

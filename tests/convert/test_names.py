@@ -8,8 +8,8 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.convert import ConversionError, Layout, Row
-from jax_transformer.convert.absent import why_unexpected
 from jax_transformer.convert.layouts.reference import LAYOUT
+from jax_transformer.convert.names import why_unexpected
 from jax_transformer.convert.report import group_layers
 from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
 from tests.convert.tools import assert_same_params
@@ -136,7 +136,7 @@ FIELDS = [
 
 def named_field(config, path):
     row = Row("x", path)
-    why = why_unexpected("x", Layout("x", (row,)), config, parameter_shapes(config))
+    why = why_unexpected("x", Layout("x", (row,)), config)
     found = re.fullmatch(rf"is {path}, which the config lacks; (\w+)=(.*) has it", why)
     return found[1], ast.literal_eval(found[2])
 

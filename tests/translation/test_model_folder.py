@@ -283,9 +283,9 @@ def test_what_is_no_regular_file_of_a_bounded_size_is_refused(directory):
 SIZES = {
     "num_encoder_layers": (
         10_000,
-        "num_encoder_layers=10000: missing, the tensors hold 1 layers",
+        "num_encoder_layers=10000: missing, the tensors hold at most 1 layers",
     ),
-    "num_decoder_layers": (2, "num_decoder_layers=2: missing, the tensors hold 1 layers"),
+    "num_decoder_layers": (2, "num_decoder_layers=2: missing, the tensors hold at most 1 layers"),
     "d_model": (2**30, r"wrong shape, \[30, 6\], expected \[30, 1073741824\]; \d+ more tensors"),
     "d_ff": (
         7,
