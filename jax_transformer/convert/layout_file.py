@@ -27,24 +27,34 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.position_table import PositionTable
-from jax_transformer.convert.table import WORD, Buffer, Layout, Operation, Row, check_possible
+from jax_transformer.convert.table import (
+    WORD,
+    Buffer,
+    Layout,
+    Operation,
+    Row,
+    Stack,
+    check_possible,
+)
 from jax_transformer.errors import InputError, one_line, shorten
-from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.reading import read_text
-from jax_transformer.storage.weights.checks import WeightFileError
-from jax_transformer.storage.writing import staged_file
+from jax_transformer.storage.weights.checks import WeightFileError, check_target
+from jax_transformer.storage.writing import replace_file
 
-MAX_NAME = 255  # characters of a name or a path
 MAX_ROWS = 10_000
 MAX_DOTS = 64  # of a line
 MAX_LENGTH = 2**17  # rows of a position table: some hundred megabytes
-KIND = "position_table"
+
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class LayoutFile(NamedTuple):
@@ -57,6 +67,36 @@ class LayoutFile(NamedTuple):
 
     layout: Layout
     config: TransformerConfig | None = None
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A table of TOML; attributes at their defaults are not written."""
+
+
+class _Row(_Table):
+    foreign: Name
+    parameters: Name | Annotated[list[Name], Meta(max_length=MAX_ROWS)]
+    operation: Literal["transpose"] | None = None
+    shape: list[int | str] = []
+    stack: Stack = "rows"
+    zeros: bool = False
+    when: tuple[Name, bool | int | float | str] | None = None
+
+
+class _Buffer(_Table):
+    foreign: Name
+    kind: Literal["position_table"]
+    shape: Annotated[list[int | str], Meta(max_length=8)]
+    length: Annotated[int, Meta(le=MAX_LENGTH)] | None = None
+
+
+class _File(_Table):
+    name: Name
+    rows: Annotated[list[_Row], Meta(min_length=1, max_length=MAX_ROWS)]
+    scope: Annotated[str, Meta(max_length=255)] = ""
+    unused: list[Name] = []
+    config: dict[str, Any] | None = None
+    buffers: list[_Buffer] = []
 
 
 def is_layout_file(layout: object) -> bool:
@@ -74,20 +114,11 @@ def read_layout(path: str | os.PathLike) -> LayoutFile:
         InputError: The file cannot be read, or something in it is unknown or wrong; names the
             file and the row.
     """
-    path = Path(path)
-    text = read_text(path, "is no readable layout")
-    for number, line in enumerate(text.split("\n"), 1):
-        # A dotted key takes time and memory that grow with the square of its parts.
-        if line.count(".") > MAX_DOTS:
-            raise WeightFileError(f"{path}: line {number} has more than {MAX_DOTS} dots; break it")
     try:
-        values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WeightFileError(f"{path} is no TOML: {shorten(str(error))}") from error
-    try:
-        return _from_values(values)
+        return _parse(read_text(path, "is no readable layout"))
     except InputError as error:
-        raise WeightFileError(f"{path}: {error}") from error
+        message = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise WeightFileError(message) from error
 
 
 def write_layout(
@@ -97,7 +128,7 @@ def write_layout(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a layout to a temporary file, read it back, and then rename it.
+    """Write a layout to a file that `read_layout` reads.
 
     Args:
         path: A file whose name ends in .toml. A link at this path is replaced, never followed.
@@ -107,203 +138,124 @@ def write_layout(
 
     Raises:
         InputError: The file exists, its folder does not, or TOML has no form for a part of the
-            layout: a buffer that is no `PositionTable`.
+            layout: a buffer that is not a `PositionTable`.
     """
     import tomli_w
 
     path = Path(path)
     if path.suffix != ".toml":
         raise WeightFileError(f"{path}: the name must end in .toml")
-    if not path.parent.is_dir():
-        raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
-    if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
-    values = _to_values(layout, config)
-    with (
-        faults_named(path, "cannot be written", OSError, ValueError),
-        staged_file(path) as temporary,
-    ):
-        temporary.write_bytes(tomli_w.dumps(values).encode())
-        try:
-            same = read_layout(temporary) == LayoutFile(layout, config)
-        except InputError as error:
-            reason = str(error).removeprefix(f"{temporary}: ")
-            raise WeightFileError(f"{path} cannot hold this layout: {reason}") from error
-        if not same:
-            raise WeightFileError(f"{path}: the layout did not come back as it was written")
+    check_target(path, overwrite)
+    try:
+        text = tomli_w.dumps(msgspec.to_builtins(_table_of(layout, config)))
+        if _parse(text) != LayoutFile(layout, config):
+            raise InputError("it would not come back as it is written")
+        content = text.encode()
+    except (TypeError, ValueError) as error:
+        raise WeightFileError(f"{path} cannot hold this layout: {error}") from error
+    replace_file(path, content)
 
 
-def _to_values(layout: Layout, config: TransformerConfig | None) -> dict[str, Any]:
-    """Return what TOML writes; attributes at their defaults are left out."""
-    values: dict[str, Any] = {"name": layout.name}
-    if layout.scope:
-        values["scope"] = layout.scope
-    if layout.unused:
-        values["unused"] = list(layout.unused)
+def _table_of(layout: Layout, config: TransformerConfig | None) -> _File:
+    fields = None
     if config is not None:  # None has no word in TOML, and is the default wherever it is possible
-        fields = config.to_dict().items()
-        values["config"] = {name: value for name, value in fields if value is not None}
-    values["rows"] = [_row_to_values(row) for row in layout.rows]
-    if layout.buffers:
-        values["buffers"] = [_buffer_to_values(layout, buffer) for buffer in layout.buffers]
-    return values
+        values = config.to_dict().items()
+        fields = {name: value for name, value in values if value is not None}
+    return _File(
+        name=layout.name,
+        scope=layout.scope,
+        unused=list(layout.unused),
+        config=fields,
+        rows=[
+            _Row(
+                foreign=row.foreign,
+                parameters=row.parameters,
+                operation="transpose" if row.operation.transposed else None,
+                shape=list(row.operation.shape),
+                stack=row.stack,
+                zeros=row.zeros,
+                when=row.when,
+            )
+            for row in layout.rows
+        ],
+        buffers=[_table_of_buffer(buffer) for buffer in layout.buffers],
+    )
 
 
-def _row_to_values(row: Row) -> dict[str, Any]:
-    single = isinstance(row.parameters, str)
-    values: dict[str, Any] = {
-        "foreign": row.foreign,
-        "parameters": row.parameters if single else list(row.parameters),
-    }
-    if row.operation.transposed:
-        values["operation"] = "transpose"
-    if row.operation.shape:
-        values["shape"] = list(row.operation.shape)
-    if row.stack != "rows":
-        values["stack"] = row.stack
-    if row.zeros:
-        values["zeros"] = True
-    if row.when is not None:
-        values["when"] = list(row.when)
-    return values
-
-
-def _buffer_to_values(layout: Layout, buffer: Buffer) -> dict[str, Any]:
+def _table_of_buffer(buffer: Buffer) -> _Buffer:
     if not isinstance(buffer.value, PositionTable):
         raise InputError(
-            f"layout {layout.name!r}: the buffer {buffer.foreign!r} is computed by a function, "
-            "which a file cannot hold; only a PositionTable can be written"
+            f"the buffer {buffer.foreign!r} is computed by a function, which a file cannot hold; "
+            "only a PositionTable can be written"
         )
-    length = {} if buffer.value.length is None else {"length": buffer.value.length}
-    shape = list(buffer.value.shape)
-    return {"foreign": buffer.foreign, "kind": KIND, "shape": shape, **length}
+    return _Buffer(
+        foreign=buffer.foreign,
+        kind="position_table",
+        shape=list(buffer.value.shape),
+        length=buffer.value.length,
+    )
 
 
-def _from_values(values: Mapping[str, Any]) -> LayoutFile:
-    _check_keys(values, "the file", ("name", "rows"), ("scope", "unused", "config", "buffers"))
-    name = _text(values["name"], "name")
-    scope = values.get("scope", "")
-    if scope != "":
-        _text(scope, "scope")
-    unused = tuple(
-        _text(item, "unused") for item in _items(values.get("unused", []), "unused", "names")
-    )
-    tables = _items(values["rows"], "rows", "tables")
-    if not 1 <= len(tables) <= MAX_ROWS:
-        raise InputError(f"rows must be 1 to {MAX_ROWS:,} tables, not {len(tables):,}")
-    rows = tuple(_placed("row", index, _row, table) for index, table in enumerate(tables))
-    buffers = tuple(
-        _placed("buffer", index, _buffer, table)
-        for index, table in enumerate(_items(values.get("buffers", []), "buffers", "tables"))
-    )
-    layout = Layout(name, rows, buffers, scope, unused)
+def _parse(text: str) -> LayoutFile:
+    for number, line in enumerate(text.split("\n"), 1):
+        # A dotted key takes time and memory that grow with the square of its parts.
+        if line.count(".") > MAX_DOTS:
+            raise InputError(f"line {number} has more than {MAX_DOTS} dots; break it")
+    try:
+        table = msgspec.convert(tomllib.loads(text), _File)
+    except msgspec.ValidationError as error:
+        raise InputError(one_line(str(error), 300)) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not TOML: {shorten(str(error))}") from error
+    rows = _placed("row", _row, table.rows)
+    buffers = _placed("buffer", _buffer, table.buffers)
+    layout = Layout(table.name, rows, buffers, table.scope, tuple(table.unused))
     for row in rows:
         check_possible(layout, row)
-    return LayoutFile(layout, _config(values["config"]) if "config" in values else None)
+    return LayoutFile(layout, None if table.config is None else _config(table.config))
 
 
-def _placed(kind: str, index: int, read: Any, values: object) -> Any:
-    """Return what `read` makes of a table; its refusal names the table."""
-    named = isinstance(values, dict) and isinstance(values.get("foreign"), str)
-    place = f"{kind} {index + 1}" + (f" ({shorten(values['foreign'])})" if named else "")
-    if not isinstance(values, dict):
-        raise InputError(f"{place}: {shorten(values)} must be a table of keys and values")
-    try:
-        return read(values)
-    except InputError as error:
-        raise InputError(f"{place}: {one_line(str(error))}") from error
+def _placed(kind: str, read: Callable[[Any], Any], tables: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what `read` makes of each table; its refusal names the table."""
+    values = []
+    for number, table in enumerate(tables, 1):
+        try:
+            values.append(read(table))
+        except InputError as error:
+            raise InputError(f"{kind} {number} ({shorten(table.foreign)}): {error}") from error
+    return tuple(values)
 
 
-def _row(values: Mapping[str, Any]) -> Row:
-    known = ("operation", "shape", "stack", "zeros", "when")
-    _check_keys(values, "a row", ("foreign", "parameters"), known)
-    foreign = _template(values["foreign"], "foreign", ".")
-    if isinstance(values["parameters"], str):
-        parameters: str | tuple[str, ...] = _template(values["parameters"], "parameters", "/")
-    else:
-        listed = _items(values["parameters"], "parameters", "paths")
-        parameters = tuple(_template(path, "parameters", "/") for path in listed)
-    operation = values.get("operation")
-    if operation not in (None, "transpose"):
-        raise InputError(f"operation={shorten(operation)} must be 'transpose', or left out")
-    shape = tuple(_items(values.get("shape", []), "shape", "lengths"))
-    zeros = values.get("zeros", False)
-    if type(zeros) is not bool:
-        raise InputError(f"zeros={shorten(zeros)} must be true or false")
-    stack = values.get("stack", "rows")
-    if not isinstance(stack, str):
-        raise InputError(f"stack={shorten(stack)} must be a word")
-    when = _when(values["when"]) if "when" in values else None
-    return Row(foreign, parameters, Operation(operation is not None, shape), zeros, when, stack)
+def _row(table: _Row) -> Row:
+    _check_template(table.foreign, ".")
+    parameters = table.parameters
+    if not isinstance(parameters, str):
+        parameters = tuple(parameters)
+    for path in (parameters,) if isinstance(parameters, str) else parameters:
+        _check_template(path, "/")
+    operation = Operation(table.operation is not None, tuple(table.shape))
+    return Row(table.foreign, parameters, operation, table.zeros, table.when, table.stack)
 
 
-def _when(value: object) -> tuple[str, Any]:
-    pair = _items(value, "when", "values")
-    if len(pair) != 2 or not isinstance(pair[0], str) or isinstance(pair[1], list | dict):
-        raise InputError(
-            f"when={shorten(value)} must be a field of the config and its value, as "
-            '["output_projection", "tied"]'
-        )
-    return pair[0], pair[1]
+def _buffer(table: _Buffer) -> Buffer:
+    return Buffer(table.foreign, PositionTable(tuple(table.shape), table.length))
 
 
-def _buffer(values: Mapping[str, Any]) -> Buffer:
-    _check_keys(values, "a buffer", ("foreign", "kind", "shape"), ("length",))
-    foreign = _text(values["foreign"], "foreign")
-    if values["kind"] != KIND:
-        raise InputError(f"kind={shorten(values['kind'])} must be {KIND!r}")
-    length = values.get("length")
-    if type(length) is int and length > MAX_LENGTH:
-        raise InputError(f"length={shorten(length)} must be at most {MAX_LENGTH:,}")
-    return Buffer(
-        foreign, PositionTable(tuple(_items(values["shape"], "shape", "axes", most=8)), length)
-    )
-
-
-def _config(fields: object) -> TransformerConfig:
-    if not isinstance(fields, dict):
-        raise InputError(f"config={shorten(fields)} must be a table of fields")
+def _config(fields: dict[str, Any]) -> TransformerConfig:
     fields = dict(fields)
     preset = fields.pop("preset", None)
     try:
         if preset is None:
             return TransformerConfig.from_dict(fields)
-        return TransformerConfig.preset(_text(preset, "preset"), **fields)
+        return TransformerConfig.preset(preset, **fields)
     except InputError as error:
-        raise InputError(f"config: {one_line(str(error))}") from error
+        raise InputError(f"config: {error}") from error
 
 
-def _check_keys(
-    values: Mapping[str, Any], what: str, needed: Iterable[str], others: Iterable[str]
-) -> None:
-    for key in needed:
-        if key not in values:
-            raise InputError(f"{what} must have {key!r}")
-    known = [*needed, *others]
-    for key in values:
-        if key not in known:
-            raise InputError(f"{shorten(key)} is no key of {what}: {', '.join(known)}")
-
-
-def _items(value: object, key: str, kind: str, most: int = MAX_ROWS) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise InputError(f"{key}={shorten(value)} must be a list of at most {most:,} {kind}")
-    return value
-
-
-def _text(value: object, key: str) -> str:
-    sound = isinstance(value, str) and 1 <= len(value) <= MAX_NAME and value.isprintable()
-    if not sound:
-        raise InputError(f"{key}={shorten(value)} must be 1 to {MAX_NAME} printable characters")
-    return value
-
-
-def _template(value: object, key: str, separator: str) -> str:
-    """Return a name with {words}; refuse what takes long to match: two words side by side."""
-    text = _text(value, key)
-    for part in text.split(separator):
+def _check_template(template: str, separator: str) -> None:
+    """Refuse a name with {words} that takes long to match: two words side by side."""
+    for part in template.split(separator):
         if len(WORD.findall(part)) > 1:
             raise InputError(
-                f"{key}={shorten(text)} must hold at most one {{word}} between two {separator!r}"
+                f"{shorten(template)} must hold at most one {{word}} between two {separator!r}"
             )
-    return text

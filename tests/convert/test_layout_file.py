@@ -167,56 +167,33 @@ def test_what_a_file_cannot_hold_is_refused_and_nothing_written(tmp_path):
         write_layout(tmp_path / "x.json", convert.get_layout("reference"))
     with pytest.raises(InputError, match=r"the folder .* does not exist"):
         write_layout(tmp_path / "y" / "x.toml", convert.get_layout("reference"))
-    with pytest.raises(InputError, match="cannot hold this layout: name="):
-        write_layout(path, Layout("a\nb", convert.get_layout("reference").rows))
     assert os.listdir(tmp_path) == []
 
 
+BUFFER = f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\n'
 REFUSED = {
-    "no TOML": ("name = ", "is no TOML: 'Invalid value (at"),
-    "twice": ('name = "a"\nname = "b"\n', "is no TOML"),
+    "no TOML": ("name = ", "is not TOML: 'Invalid value (at"),
     "no UTF-8": (b'name = "\xff"', "is no readable layout"),
-    "deep": ("a = " + "[" * 5000, "is no TOML"),
-    "long number": ("name = " + "9" * 5000, "is no TOML"),
-    "empty": ("", "the file must have 'name'"),
-    "no rows": ('name = "x"', "the file must have 'rows'"),
-    "empty rows": ('name = "x"\nrows = []', "rows must be 1 to 10,000 tables, not 0"),
-    "rows no list": ('name = "x"\nrows = 3', "rows=3 must be a list"),
-    "row no table": ('name = "x"\nrows = [3]', "row 1: 3 must be a table"),
-    "unknown key": (f'name = "x"\nrowz = 1\n{ROW}', "'rowz' is no key of the file: name, rows"),
-    "unknown key of a row": (f'name = "x"\n{ROW}kind = 1', "row 1 ('x'): 'kind' is no key of a"),
-    "second row": (f'name = "x"\n{ROW}{ROW}zeros = 1', "row 2 ('x'): zeros=1 must be true or"),
-    "name": (f"name = 3\n{ROW}", "name=3 must be 1 to 255 printable characters"),
-    "scope": (f'name = "x"\nscope = []\n{ROW}', "scope=[] must be"),
-    "unused": (f'name = "x"\nunused = [1]\n{ROW}', "unused=1 must be"),
-    "operation": (f'name = "x"\n{ROW}operation = "flip"', "operation='flip' must be 'transpose'"),
-    "stack": (f'name = "x"\n{ROW}stack = "row"', "stack='row' must be one of rows, columns, heads"),
-    "stack no word": (f'name = "x"\n{ROW}stack = []', "stack=[] must be a word"),
+    "deep": ("a = " + "[" * 5000, "is not TOML"),
+    "long number": ("name = " + "9" * 5000, "is not TOML"),
+    "empty": ("", "missing required field `name`"),
+    "empty rows": ('name = "x"\nrows = []', "length >= 1 - at `$.rows`"),
+    "row no table": ('name = "x"\nrows = [3]', "got `int` - at `$.rows[0]`"),
+    "unknown key": (f'name = "x"\nrowz = 1\n{ROW}', "unknown field `rowz`"),
+    "unknown key of a row": (f'name = "x"\n{ROW}kind = 1', "field `kind` - at `$.rows[0]`"),
+    "second row": (f'name = "x"\n{ROW}{ROW}zeros = 1', "got `int` - at `$.rows[1].zeros`"),
+    "name": (f"name = 3\n{ROW}", "Expected `str`, got `int` - at `$.name`"),
+    "operation": (f'name = "x"\n{ROW}operation = "flip"', "'flip' - at `$.rows[0].operation`"),
+    "stack": (f'name = "x"\n{ROW}stack = "row"', "'row' - at `$.rows[0].stack`"),
     "stack of one": (f'name = "x"\n{ROW}stack = "heads"', "needs several parameters"),
-    "shape": (f'name = "x"\n{ROW}shape = "d_model"', "shape='d_model' must be a list"),
     "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
-    "shape's zero": (f'name = "x"\n{ROW}shape = [0]', "must hold lengths, one -1 at most"),
-    "shape's list": (f'name = "x"\n{ROW}shape = [[1]]', "must hold lengths, one -1 at most"),
     "when": (f'name = "x"\n{ROW}when = ["head", 1]', "row 1 ('x'): head=1 is not a setting"),
-    "when's value": (
-        f'name = "x"\n{ROW}when = ["output_projection", "ties"]',
-        "output_projection='ties' must be one of 'linear', 'none', 'tied'",
-    ),
-    "when's one": (f'name = "x"\n{ROW}when = ["d_model"]', "when=['d_model'] must be a field of"),
-    "when's list": (f'name = "x"\n{ROW}when = [["d_model"], 1]', "must be a field of the config"),
+    "when's one": (f'name = "x"\n{ROW}when = ["d_model"]', "at `$.rows[0].when`"),
     "path": (
         'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
         "the row 'x' names 'encoder/norm/scales', which is no parameter of any config; nearest",
     ),
     "no path": ('name = "x"\n[[rows]]\nforeign = "x"\nparameters = []\n', "at least one parameter"),
-    "words": (
-        'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/layers_{i}/norm/scale"\n',
-        "must hold the same {words}",
-    ),
-    "a word twice": (
-        'name = "x"\n[[rows]]\nforeign = "{i}.{i}"\nparameters = "encoder/layers_{i}/norm/scale"\n',
-        "each word once",
-    ),
     "braces that format": (
         'name = "x"\n[[rows]]\nforeign = "{i:>999999999}"\nparameters = "encoder/norm/scale"\n',
         "braces must hold a word",
@@ -225,25 +202,19 @@ REFUSED = {
         'name = "x"\n[[rows]]\nforeign = "{a}{b}"\nparameters = "{a}/{b}/scale"\n',
         "must hold at most one {word} between two '.'",
     ),
-    "kind": (
-        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "mask"\nshape = []\n',
-        "buffer 1 ('p'): kind='mask' must be 'position_table'",
-    ),
+    "kind": (f'{BUFFER}kind = "mask"\nshape = []\n', "'mask' - at `$.buffers[0].kind`"),
     "length": (
-        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "position_table"\n'
-        'shape = ["length", "d_model"]\nlength = 1000000000000\n',
-        "buffer 1 ('p'): length=1000000000000 must be at most 131,072",
+        f'{BUFFER}kind = "position_table"\nshape = ["length", "d_model"]\nlength = 1000000000000\n',
+        "<= 131072 - at `$.buffers[0].length`",
     ),
     "buffer's shape": (
-        f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\nkind = "position_table"\nshape = [2]\n',
+        f'{BUFFER}kind = "position_table"\nshape = [2]\n',
         "buffer 1 ('p'): shape=[2] of a position table must hold",
     ),
     "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
-    "preset's list": (f'name = "x"\nconfig = {{preset = []}}\n{ROW}', "config: preset=[] must be"),
     "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is not a setting"),
-    "value": (f'name = "x"\nconfig = {{num_heads = "3"}}\n{ROW}', "num_heads='3' must be a whole"),
     "long value": (f'name = "x"\nconfig = {{num_heads = "{"3" * 9999}"}}\n{ROW}', "num_heads='33"),
-    "config": (f'name = "x"\nconfig = 3\n{ROW}', "config=3 must be a table of fields"),
+    "config": (f'name = "x"\nconfig = 3\n{ROW}', "got `int` - at `$.config`"),
 }
 
 

@@ -1,5 +1,6 @@
 """The checks that both readers of weight files share, and the one error that they raise."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,14 @@ MAX_NAME = 255  # characters of a tensor's name
 
 class WeightFileError(InputError):
     """A weight file that cannot be read or written; names the file and, in it, the tensor."""
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Refuse the path of a new file whose folder is missing, or where something is already."""
+    if not path.parent.is_dir():
+        raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if os.path.lexists(path) and (path.is_dir() or not overwrite):
+        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
 
 
 def check_name(path: Path, name: object) -> None:

@@ -21,6 +21,7 @@ from jax_transformer.storage.weights.checks import (
     check_dtype,
     check_name,
     check_shape,
+    check_target,
 )
 from jax_transformer.storage.writing import staged_file
 
@@ -100,10 +101,7 @@ def write(
         WeightFileError: The file exists, its folder does not, or a tensor cannot be stored.
     """
     path, metadata = Path(path), dict(metadata or {})
-    if not path.parent.is_dir():
-        raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
-    if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
+    check_target(path, overwrite)
     if metadata and not _is_safetensors(path):
         raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
     for name in tensors:
