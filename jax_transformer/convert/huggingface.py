@@ -244,13 +244,6 @@ def _config_of(
     """Return the config.json of an origin, brought up to date.
 
     Only keys whose meaning changes are written: an absent key, or another name of a value, stays.
-
-    Args:
-        origin: The origin.
-        family: The family of the model.
-        params: The parameters.
-        config: Their shape.
-        new_start: Whether the start token may differ, because it is the code of a language.
     """
     if origin.model_type != family.model_type:
         raise InputError(

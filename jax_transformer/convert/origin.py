@@ -24,23 +24,9 @@ ORIGIN_FILE = "huggingface_origin.json"
 MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file
 MAX_ORIGIN = 2**26  # bytes of `ORIGIN_FILE`: 4/3 of them, and the content of config.json
 # Ends of the names of weights, which would be stale beside other weights, and of their indices.
-WEIGHTS = (
-    ".bin",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".index.json",
-    ".mlmodel",
-    ".msgpack",
-    ".npz",
-    ".onnx",
-    ".onnx_data",
-    ".ot",
-    ".pb",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".tflite",
+WEIGHTS = tuple(
+    ".bin .ckpt .gguf .h5 .index.json .mlmodel .msgpack .npz .onnx "
+    ".onnx_data .ot .pb .pt .pth .safetensors .tflite".split()
 )
 
 

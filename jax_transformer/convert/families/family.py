@@ -160,12 +160,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
 
 
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
-    """Return a line for each key of config.json that acts on training and is not applied here.
-
-    Args:
-        family: The family of the model.
-        values: The content of config.json.
-    """
+    """Return a line for each key of config.json that acts on training and is not applied here."""
     return [
         f"config.json: {key}={found!r} is kept, but not applied in training"
         for key, neutral in family.training_only.items()

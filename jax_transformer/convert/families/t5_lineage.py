@@ -89,9 +89,6 @@ def layout(name: str) -> Layout:
     A model has only those of the tensors whose parameters its config has: `wi` or the two
     matrices of a gated network, one table of relative biases a stack or one a layer, an output
     matrix of its own or a copy of the token table.
-
-    Args:
-        name: The family's model type.
     """
     rows = (
         *(Row(table, "token_embedding/embedding") for table in TABLES),
