@@ -52,6 +52,10 @@ def family(request):
     return FAMILIES[request.param]
 
 
+# For what no family decides.
+ONE_FAMILY = pytest.mark.parametrize("family", ["marian"], indirect=True)
+
+
 class Usual(NamedTuple):
     """The first small model of a family, the same here, and the folder that is written of it."""
 
@@ -201,6 +205,7 @@ def test_missing_keys_are_refused_by_name(family, usual):
             config_from_json(family, values)
 
 
+@ONE_FAMILY
 def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
     folder = shutil.copytree(usual.folder, tmp_path / "model")
     for value in ("vit", None, ["marian"]):
@@ -266,6 +271,7 @@ def test_every_word_goes_there_and_back(family, usual):
         assert dataclasses.replace(back, attention_dropout=changed.attention_dropout) == changed
 
 
+@ONE_FAMILY
 def test_nothing_is_overwritten(usual, tmp_path):
     for name in FILES:
         folder = tmp_path / name
@@ -281,6 +287,7 @@ def test_nothing_is_overwritten(usual, tmp_path):
         assert (folder / "source.spm").read_text() == "a tokenizer"
 
 
+@ONE_FAMILY
 def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
     folder, target = tmp_path / "model", tmp_path / "target"
     folder.mkdir()
@@ -292,6 +299,7 @@ def test_links_in_the_folder_are_replaced_not_followed(usual, tmp_path):
     assert not any((folder / name).is_symlink() for name in os.listdir(folder))
 
 
+@ONE_FAMILY
 def test_unusable_sources_are_refused(usual, tmp_path):
     with pytest.raises(InputError, match="opus-mt-en-de is no folder; nothing is downloaded"):
         from_huggingface("Helsinki-NLP/opus-mt-en-de")
@@ -315,6 +323,7 @@ class Model:
         return self.tensors
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("source", ["float64", "int32", "complex64"])
 def test_no_type_is_changed_unasked(usual, source):
     """float64 would become float32 in jax unasked; numbers of other kinds are no weights."""
@@ -324,6 +333,7 @@ def test_no_type_is_changed_unasked(usual, source):
         from_huggingface(Model(usual.model.config, tensors))
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("source", ["float16", "bfloat16", "float64"])
 def test_types_are_changed_on_request(usual, source):
     state_dict = usual.model.state_dict()
@@ -365,6 +375,7 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
         assert time.process_time() - start < 2
 
 
+@ONE_FAMILY
 def test_mutated_configs_raise_nothing_else(usual, tmp_path):
     folder = shutil.copytree(usual.folder, tmp_path / "model")
     path = folder / "config.json"
@@ -390,6 +401,7 @@ def test_mutated_configs_raise_nothing_else(usual, tmp_path):
     assert outcomes["refused"] > 25
 
 
+@ONE_FAMILY
 def test_all_works_offline(family, usual, tmp_path, monkeypatch):
     connections = []
 
