@@ -12,11 +12,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError
+from jax_transformer.storage.declared import checked
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 
@@ -117,25 +120,17 @@ def generation_options(
     # transformers does not ban EOS by itself.
     banned = {words[0] for words in sequences if len(words) == 1} - {*eos_ids}
     banned |= set(read.tokens("suppress_tokens", ()))
-    early_stopping = values.get("early_stopping")
-    if early_stopping is None:
-        early_stopping = False
-    if early_stopping != "never" and type(early_stopping) is not bool:
-        raise read.refusal("early_stopping", 'must be true, false or "never"')
-    renormalize = values.get("renormalize_logits")
-    if renormalize not in (None, True, False):
-        raise read.refusal("renormalize_logits", "must be true or false")
     beams = read.count("num_beams", 1, least=1)
     hypotheses = read.count("num_return_sequences", 1, least=1)
     if hypotheses > beams:
         raise read.refusal("num_return_sequences", f"must be at most num_beams={beams}")
-    penalty = read.number("repetition_penalty", 1.0, above=0.0)
+    penalty = read.value("repetition_penalty", Annotated[float, Meta(gt=0)], 1.0)
     found = {
         "beam_size": beams,
         "num_hypotheses": hypotheses,
-        "length_penalty": read.number("length_penalty", 1.0),
+        "length_penalty": read.value("length_penalty", float, 1.0),
         "length_normalization": "power",
-        "early_stopping": early_stopping,
+        "early_stopping": read.value("early_stopping", bool | Literal["never"], False),
         "start_token": None if start == config.bos_id else start,
         "eos_ids": None if eos_ids == (config.eos_id,) else eos_ids,
         "allow_padding": config.pad_id not in banned,
@@ -149,7 +144,7 @@ def generation_options(
         "repetition_penalty": None if penalty == 1 else penalty,
         "no_repeat_ngram_size": read.count("no_repeat_ngram_size", 0) or None,
         "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0) or None,
-        "renormalize": bool(renormalize),
+        "renormalize": read.value("renormalize_logits", bool, False),
     }
     defaults = {option.name: option.default for option in dataclasses.fields(GenerationConfig)}
     # Without a length penalty, transformers has another default than this library.
@@ -161,7 +156,8 @@ class _Reader:
     """The values of a file, checked one by one."""
 
     def __init__(self, values: Mapping[str, Any], config: TransformerConfig, name: str) -> None:
-        self.values, self.vocab_size, self.name = values, config.tgt_vocab_size, name
+        self.values, self.name = values, name
+        self.token_id = Annotated[int, Meta(ge=0, lt=config.tgt_vocab_size)]
 
     def refusal(self, key: str, fault: str) -> InputError:
         """Return the error for the value of a key."""
@@ -170,56 +166,33 @@ class _Reader:
             value = f"{value[:LONGEST_VALUE]}..."
         return InputError(f"{self.name}: {key}={value} {fault}; {REMEDY}")
 
+    def value(self, key: str, declared: Any, default: Any) -> Any:
+        """Return the value of a key as its type is declared; null and an absent key are one."""
+        if (value := self.values.get(key)) is None:
+            return default
+        try:
+            return checked(key, value, declared)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}; {REMEDY}") from error
+
     def count(self, key: str, default: int | None, least: int = 0) -> int | None:
         """Return a whole number of at least `least`."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if type(value) is not int or value < least:
-            raise self.refusal(key, f"must be a whole number from {least} on")
-        return value
-
-    def number(self, key: str, default: float, above: float = -math.inf) -> float:
-        """Return a finite number."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if type(value) not in (int, float) or not above < value < math.inf:
-            raise self.refusal(key, f"must be a finite number{' above 0' if above == 0 else ''}")
-        return float(value)
+        return self.value(key, Annotated[int, Meta(ge=least)], default)
 
     def token(self, key: str, default: int | None) -> int | None:
         """Return the id of a token."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        self._check_ids(key, [value])
-        return value
+        return self.value(key, self.token_id, default)
 
     def tokens(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Return ids of tokens, each once; the file has one id or a list."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        ids = value if isinstance(value, list) else [value]
-        self._check_ids(key, ids)
-        return tuple(dict.fromkeys(ids)) or default
+        several = isinstance(self.values.get(key), list)
+        ids = self.value(key, tuple[self.token_id, ...] if several else self.token_id, ())
+        return tuple(dict.fromkeys(ids if isinstance(ids, tuple) else (ids,))) or default
 
-    def sequences(self, key: str) -> list[tuple[int, ...]]:
+    def sequences(self, key: str) -> tuple[tuple[int, ...], ...]:
         """Return a list of sequences of ids."""
-        value = self.values.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(ids, list) and ids for ids in value):
-            raise self.refusal(key, "must be a list of lists of ids")
-        for ids in value:
-            self._check_ids(key, ids)
-        return [tuple(ids) for ids in value]
-
-    def _check_ids(self, key: str, ids: list[Any]) -> None:
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
-                raise self.refusal(key, f"must be ids from 0 to {self.vocab_size - 1}")
+        sequence = Annotated[tuple[self.token_id, ...], Meta(min_length=1)]
+        return self.value(key, tuple[sequence, ...], ())
 
 
 def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
