@@ -123,17 +123,6 @@ def test_names_that_transformers_accepts(tmp_path):
     assert_same_params(from_huggingface(tmp_path)[1], params)
 
 
-def test_tables_of_different_values_are_refused_by_name(tmp_path):
-    model = foreign_model("t5")
-    model.config.save_pretrained(tmp_path)
-    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-        tensors = model.state_dict()
-        tensors |= {name: tensors["shared.weight"] + 1}
-        torch.save(tensors, tmp_path / "pytorch_model.bin")
-        with pytest.raises(InputError, match=rf"not tied\s+{name}"):
-            from_huggingface(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("family", "preset", "values"),
     [
