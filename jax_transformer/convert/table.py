@@ -182,13 +182,8 @@ class Pair:
     """A row applied to one model: a foreign tensor and the parameters that it holds.
 
     Attributes:
-        foreign: Name of the foreign tensor.
-        paths: Paths of the parameters; several of them are stacked.
-        operation: How each parameter becomes its part of the foreign tensor.
         shapes: Shape of each parameter.
         parts: Foreign shape of each part.
-        zeros: Whether an absent foreign tensor means zeros.
-        stack: How several parameters are stacked, as in `Row`.
         num_heads: The heads that are kept together where `stack` is "heads".
     """
 

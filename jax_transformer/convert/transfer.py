@@ -232,13 +232,7 @@ def to_tensors(
 
 
 class _Check:
-    """The checks of every tensor, in both directions.
-
-    Attributes:
-        report: Receives faults and rounding errors.
-        dtype: Type to convert to, or None.
-        allow_nonfinite: Whether NaN and infinity pass.
-    """
+    """The checks of every tensor, in both directions."""
 
     def __init__(self, report: Report, dtype: str | None, allow_nonfinite: bool) -> None:
         self.report = report

@@ -28,11 +28,6 @@ def assert_same_params(one, other):
     return assert_same_tensors(flatten(one), flatten(other))
 
 
-def learned(module):
-    """Return the parameters of a torch module by name, as `state_dict` has them."""
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
-
-
 def gradient_error(ours, theirs):
     """Return max|a - b| / max|b|; against 1e-3 at least: a key bias has no gradient in theory."""
     ours, theirs = np.asarray(ours), as_numpy(theirs)

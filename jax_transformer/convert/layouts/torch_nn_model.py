@@ -121,7 +121,9 @@ def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
 
     if not isinstance(module, nn.Module):
         raise InputError(f"a {type(module).__name__} is no torch.nn.Module")
-    found = [(name, part) for name, part in module.named_modules() if _is_transformer(part)]
+    found = [
+        (name, part) for name, part in module.named_modules() if isinstance(part, nn.Transformer)
+    ]
     if len(found) != 1:
         named = ", ".join(name for name, _ in found[:5]) or "none"
         raise InputError(
@@ -130,12 +132,6 @@ def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
         )
     ((name, part),) = found
     return f"{name}." if name else "", part
-
-
-def _is_transformer(part: nn.Module) -> bool:
-    from torch import nn
-
-    return isinstance(part, nn.Transformer)
 
 
 def _parts(module: nn.Module, prefix: str) -> list[_Part]:

@@ -246,11 +246,6 @@ def test_the_configurations_cover_what_they_promise(dtype_name):
     assert {one.num_decoder_layers for one in configs} == {1, 2}
 
 
-def small_module(**overrides):
-    config = small_config("torch_nn", **overrides)
-    return config, randomized(convert.torch_nn_module(config))
-
-
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_an_encoder_alone(final_norm):
     layer = nn.TransformerEncoderLayer(14, 2, 17, dropout=0.0, batch_first=True)
