@@ -171,4 +171,6 @@ def test_a_layout_file_that_cannot_be_read_is_one_line(weights, run, tmp_path):
     (tmp_path / "bad.toml").write_text('name = "x"\nrows = [{foreign = "y"}]\n')
     for options in (("--layout=bad.toml",), ("--layout=torch_nn", "--output-layout=bad.toml")):
         code, _ = run("convert", "weights.pt", "x.pt", "--config=config.json", *options)
-        assert code == "error: bad.toml: row 1 ('y'): a row must have 'parameters'"
+        assert (
+            code == "error: bad.toml: Object missing required field `parameters` - at `$.rows[0]`"
+        )

@@ -167,7 +167,7 @@ BAD = {
     ),
     "an id outside the vocabulary": (
         changed("generation_config.json", forced_bos_token_id=9999),
-        "forced_bos_token_id=9999 must be ids from 0 to",
+        "forced_bos_token_id=9999 must be a whole number, at least 0",
     ),
     "an unknown language": (
         lambda folder: None,
