@@ -355,6 +355,7 @@ def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
     output.check_output(begun, overwrite=True)
 
 
+@pytest.mark.exhaustive
 def test_a_signal_after_the_last_step_stops_the_run_before_its_model_is_written(corpus, capsys):
     trained = train.loop.train
 

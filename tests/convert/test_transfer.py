@@ -333,6 +333,7 @@ def test_a_prefix_of_some_names_is_suggested_with_their_number():
     assert report.hint.startswith(f"{count} of {len(wrapped)} names begin with 'body.': pass strip")
 
 
+@pytest.mark.exhaustive
 def test_every_line_shown_for_renamed_tensors_has_the_nearest_name():
     """A model with more names than were once compared: 12 layers a side."""
     config = small_config("pre_norm", num_encoder_layers=12, num_decoder_layers=12)

@@ -46,6 +46,7 @@ def test_encode_then_decode_is_apply(model):
     np.testing.assert_allclose(logits, run(params, config, src, tgt), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_vmap_over_models_is_a_loop_over_models(model):
     config, _, src, tgt = model
     ensemble = [random_params(config, seed) for seed in range(3)]

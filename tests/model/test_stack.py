@@ -83,6 +83,7 @@ def test_each_layer_of_a_scan_has_masks_of_its_own(monkeypatch):
     assert len(masks) == len(set(masks)) == SITES
 
 
+@pytest.mark.exhaustive
 def test_a_scan_holds_one_layer():
     def products(layers, execution):
         config = small_config("pre_norm", num_encoder_layers=layers, num_decoder_layers=layers)

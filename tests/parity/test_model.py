@@ -14,6 +14,10 @@ from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask, to_torch
 from tests.tiers import tiered
 
+COMPILED = [
+    pytest.param(None, id="quickly"),
+    pytest.param(AS_USERS_DO, id="as users do", marks=pytest.mark.exhaustive),
+]
 jit = functools.partial(jax.jit, static_argnums=1)
 
 
@@ -23,8 +27,9 @@ def test_encode(pair, ladder):
     ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
 
 
-def test_logits(pair, ladder):
-    run = jit(apply, compiler_options=AS_USERS_DO)
+@pytest.mark.parametrize("options", COMPILED)
+def test_logits(pair, ladder, options):
+    run = jit(apply, compiler_options=options)
     actual = run(pair.params, pair.config, pair.src, pair.tgt)
     expected = pair.module(torch.from_numpy(pair.src), torch.from_numpy(pair.tgt))
     ladder.check(pair.preset, "whole model", actual, expected, kind="logits")
@@ -64,6 +69,6 @@ def test_a_final_norm_of_one_side_only(side, dtype, ladder):
     src, tgt = random_tokens(config)
     memory = jit(encode)(params, config, src)
     ladder.check("pre_norm", "encode", memory, module.encode(torch.from_numpy(src)))
-    actual = jit(apply, compiler_options=AS_USERS_DO)(params, config, src, tgt)
+    actual = jit(apply)(params, config, src, tgt)
     expected = module(torch.from_numpy(src), torch.from_numpy(tgt))
     ladder.check("pre_norm", "whole model", actual, expected, kind="logits")

@@ -237,6 +237,7 @@ def test_templates_of_names():
     assert template(["a.0", "a.1.2"]) == "a.0 … a.1.2"
 
 
+@pytest.mark.exhaustive
 def test_attention_of_both_models_is_compared(agreeing):
     comparison, params, config, _, record = agreeing
     batch, row = chosen_row(record)

@@ -145,6 +145,7 @@ def test_masks_are_found(case):
     assert suggestion.masks.causal
 
 
+@pytest.mark.exhaustive
 def test_what_is_certain_without_a_record_is_right(case):
     name, weights, settled = case
     alone = suggest(weights)

@@ -65,6 +65,7 @@ def test_the_first_differing_block_is_marked(name, block, monkeypatch):
     assert str(result).endswith("differs: the bound is 1e-05")
 
 
+@pytest.mark.exhaustive
 def test_torch_nn_itself_unmasks_a_wrong_layout():
     """With query and key exchanged both sides agree with each other, but not with torch's own."""
     config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)

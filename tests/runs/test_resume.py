@@ -247,6 +247,7 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
     print(f"a background save failed: the run stopped {seconds:.2f} s and one interval later")
 
 
+@pytest.mark.exhaustive
 def test_a_directory_with_a_run_is_not_started_over(unbroken):
     settings, training, held_out = tiny_task(Task(STEPS))
     with pytest.raises(InputError, match="holds a run already; resume it"):

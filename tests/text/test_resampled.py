@@ -54,6 +54,7 @@ def test_the_order_of_reading_changes_nothing(monkeypatch):
     np.testing.assert_array_equal(lengths[:, 1], whole.target_lengths[order] - 1)
 
 
+@pytest.mark.exhaustive
 def test_another_process_makes_the_same_ids():
     code = (
         "import numpy as np; from tests.text.test_resampled import pairs_of; "

@@ -271,6 +271,7 @@ def test_what_cannot_be_computed_is_refused_in_one_line(run, options, message):
 TINY_COMPILED = [*TINY, "--num-encoder-layers", "1", "--num-decoder-layers", "1"]
 
 
+@pytest.mark.exhaustive
 def test_the_command_compiles_the_step_for_a_slice(monkeypatch, capsys):
     pytest.importorskip("libtpu")
     options = ["--compile", "v5e:2x2", "--batching", "packed", "--dropout", "0"]

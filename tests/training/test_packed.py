@@ -83,6 +83,7 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
 
 
 @pytest.mark.parametrize("preset", tiered(PRESETS, quick=["marian"]))
+@pytest.mark.exhaustive
 def test_gradients_are_those_of_the_same_pairs_in_buckets(preset, dtype):
     config = make_config(preset)
     params, corpus = random_params(config, dtype=np.dtype(dtype)), make_corpus(config)

@@ -248,6 +248,7 @@ def test_the_average_follows_the_parameters():
     assert (plain := init_state(CONFIG, PLAIN)).eval_params is plain.params
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(init_state(CONFIG, settings).params)}

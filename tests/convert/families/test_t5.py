@@ -225,6 +225,7 @@ def test_float16_with_float32_inside_is_read(family, tmp_path):
         pytest.param("umt5", {}, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.exhaustive
 def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
     """Mean and deviation of each tensor within five standard errors of those of transformers."""
     sizes = {"vocab_size": 997, "d_model": 64, "d_kv": 24, "num_heads": 4, "d_ff": 160}
