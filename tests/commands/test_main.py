@@ -118,6 +118,9 @@ INTERRUPTED = """
 import gc, hashlib, os, signal, sys, time, threading
 from jax_transformer.commands import main
 
+# A shell lets what it runs in the background ignore it, and the tests with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)

@@ -78,6 +78,7 @@ def test_what_is_computed_anew_is_dropped_by_the_same_masks(monkeypatch):
         assert len(twice) == 2 * SITES - 2  # all but those of the embeddings
 
 
+@pytest.mark.exhaustive
 def test_each_layer_of_a_scan_has_masks_of_its_own(monkeypatch):
     masks = masks_drawn(monkeypatch, Execution(scan_layers=True))
     assert len(masks) == len(set(masks)) == SITES

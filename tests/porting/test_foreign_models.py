@@ -78,7 +78,8 @@ def test_twelve_models_differ_in_names_and_fields():
     assert len({tuple(model.expected.items()) for model in MODELS.values()}) == 12
 
 
-@pytest.mark.parametrize("name", tiered(MODELS, ["fused_rows"]))
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.exhaustive
 def test_the_layout_and_the_config_of_a_model_give_its_logits(name, x64):
     """In float64, so that an epsilon of 1e-12 and one of 1e-5 do not look the same.
 

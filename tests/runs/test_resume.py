@@ -206,6 +206,7 @@ def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
     print(f"resumed at step {edge}, the end of the warm-up: learning rates differ by {difference}")
 
 
+@pytest.mark.exhaustive
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(400))
     config = dataclasses.replace(settings.training_config, patience=3)

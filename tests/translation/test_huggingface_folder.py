@@ -90,6 +90,7 @@ def theirs(folder, lines):
     return tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
 
 
+@pytest.mark.exhaustive
 def test_the_strings_are_those_of_transformers(folder, run):
     refusal, printed = run("translate", folder, lines=LINES)
     assert refusal is None
