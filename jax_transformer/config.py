@@ -185,7 +185,6 @@ class TransformerConfig:
         """Return a described implementation by name, with fields replaced.
 
         Args:
-            name: One of `presets()`.
             **overrides: Fields of this class that differ from the preset.
 
         Raises:

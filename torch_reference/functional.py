@@ -52,7 +52,6 @@ def relative_position_buckets(
 
     Args:
         distance: Position of the key minus position of the query [*shape].
-        num_buckets: Number of buckets.
         max_distance: The distance from which on all distances share a bucket.
         bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
             all have bucket 0, as in a decoder, whose mask hides them.

@@ -96,7 +96,6 @@ def from_torch(
 
     Args:
         state_dict: Tensors by name: of torch, numpy or jax.
-        config: The shape of the model.
         layout: The names and shapes in the state_dict: one of `layouts()`, the path of a TOML file,
             or a `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each tensor.
@@ -141,7 +140,6 @@ def to_torch(
 
     Args:
         params: Nested dict of arrays: parameters, gradients or Adam moments.
-        config: The shape of the model.
         layout: The names and shapes to write: one of `layouts()`, the path of a TOML file, or a
             `Layout`.
         dtype: Floating-point type to convert to; None keeps the type of each array.

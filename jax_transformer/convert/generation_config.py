@@ -101,7 +101,6 @@ def generation_options(
 
     Args:
         values: The content of generation_config.json. Unknown keys are not read.
-        config: The shape of the model.
         name: The name of the file in error messages.
     """
     read = _Reader(values, config, name)

@@ -101,7 +101,6 @@ def load_folder(
     """Return everything that translation needs from a folder of a known family.
 
     Args:
-        folder: The folder.
         ignore_generation_config: Whether the folder's generation defaults are ignored. The start
             token, EOS and padding are those of config.json then.
         source_lang: Code of the language of the sources, for a family with language codes; None
@@ -187,7 +186,6 @@ def to_huggingface(
 
     Args:
         params: Parameters, as from `from_huggingface`.
-        config: Their shape.
         directory: The folder, created where its parent exists.
         family: Model type of the family; None is the origin's, or the only family that has models
             of this config.

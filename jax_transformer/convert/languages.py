@@ -33,8 +33,6 @@ def with_generated_language(
     Args:
         tokenizer: The tokenizer, set to the languages of tokenizer_config.json.
         generation: The generation defaults of the folder.
-        config: The shape of the model.
-        name: The folder, for error messages.
     """
     languages = tokenizer.languages
     key = generation_key(languages)
@@ -58,10 +56,8 @@ def generating(
     """Return the config and the generation defaults that give the tokenizer's target language.
 
     Args:
-        config: The shape of the model.
         generation: Keyword arguments of `generate`.
         tokenizer: The tokenizer. Without languages nothing changes.
-        name: The folder, for error messages.
 
     Returns:
         The config, whose `bos_id` is the code of the target where this starts the decoder; and

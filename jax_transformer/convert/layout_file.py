@@ -134,7 +134,6 @@ def write_layout(
         path: A file whose name ends in .toml. A link at this path is replaced, never followed.
         layout: The names and shapes.
         config: The config of the models that have this layout; None writes none.
-        overwrite: Whether an existing file may be replaced.
 
     Raises:
         InputError: The file exists, its folder does not, or TOML has no form for a part of the

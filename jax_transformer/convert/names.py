@@ -31,8 +31,6 @@ def compare_names(
         named: The given tensors by name.
         pairs: The layout's rows for the config.
         computed: The layout's buffers that must be there.
-        layout: The foreign names.
-        config: The shape of the model.
         report: Receives the faults, and the remedy for many of them.
     """
     copies: dict[tuple[str, ...], list[str]] = {}

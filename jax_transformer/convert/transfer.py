@@ -90,8 +90,6 @@ def to_params(
     Args:
         tensors: Arrays of numpy, jax or torch by foreign name: parameters, gradients or Adam
             moments.
-        config: The shape of the model.
-        layout: The foreign names and shapes.
         dtype: Floating-point type to convert to; the report has the rounding error. None keeps
             the type of each tensor and refuses integers.
         strip_prefixes: Prefixes that are removed, one after the other, from every name that
@@ -174,8 +172,6 @@ def to_tensors(
 
     Args:
         params: Nested dict of arrays: parameters, gradients or Adam moments.
-        config: The shape of the model.
-        layout: The foreign names and shapes.
         dtype: As for `to_params`.
         allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are written too.

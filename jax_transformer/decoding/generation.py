@@ -83,8 +83,6 @@ def generate(
     strings, booleans or tuples are static.
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         src: Source ids [B, S].
         max_new_tokens: A field of `GenerationConfig`. The result has L = P + `max_new_tokens`
             positions.

@@ -41,8 +41,6 @@ def score(
     target, so the sum differs from the score of `generate`, which does not know the length.
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         src: Source ids [B, S].
         tgt: Target ids [B, T] as `generate` returns them: without BOS, with EOS, then padding,
             which does not count.

@@ -149,8 +149,6 @@ class Execution:
         head, and where the kernels can be told which query attends to which key.
 
         Args:
-            queries: Number of queries.
-            keys: Number of keys.
             by_segments: Whether the mask is one by segments, or none, and no bias is added.
         """
         if self.attention != "flash":

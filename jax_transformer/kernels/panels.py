@@ -48,8 +48,6 @@ def arrange_for_steps(
     """Return the same model, arranged for the steps of a search, and the panels of its kernels.
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         execution: Says which copies are made.
         num_rows: As for `cut_panels`.
     """
@@ -66,8 +64,6 @@ def cut_panels(params: Params, config: TransformerConfig, num_rows: int) -> Pane
     """Return the decoder's kernels in panels, or None where panels would not be faster.
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         num_rows: Number of rows of a step: all hypotheses of all sources. There are no panels
             where it is symbolic.
     """

@@ -29,12 +29,7 @@ class SegmentMask:
     causal: bool = False
 
     def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries keys"]:
-        """Return the boolean mask that says the same.
-
-        Args:
-            queries: Number of queries.
-            keys: Number of keys.
-        """
+        """Return the boolean mask that says the same."""
         if self.keys is None:
             visible = jnp.ones((1, 1, 1, keys), bool)
         elif self.queries is None:
@@ -82,7 +77,5 @@ def dense(
 
     Args:
         mask: A mask of attention, or None.
-        queries: Number of queries.
-        keys: Number of keys.
     """
     return mask.dense(queries, keys) if isinstance(mask, SegmentMask) else mask

@@ -45,7 +45,6 @@ def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
     """Refuse what is no array of whole numbers.
 
     Args:
-        name: Name of the argument, for the message.
         array: The argument, of any type.
         meaning: What the numbers are, for the message.
     """
@@ -70,7 +69,6 @@ def check_rows(name: str, array: Any, batch: int, other: str) -> None:
     """Refuse an array whose first axis is not the batch's: one row is not repeated.
 
     Args:
-        name: Name of the argument, for the message.
         array: The argument [batch, ...].
         batch: Number of rows of the other argument.
         other: Name of the other argument.
@@ -108,7 +106,6 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
     """Refuse what is no whole number, or one that is too small or that no int32 holds.
 
     Args:
-        name: Name of the argument, for the message.
         value: The argument, of any type.
         least: The smallest number; None is any.
     """
@@ -135,7 +132,6 @@ def check_ids(
     """Refuse token ids outside the vocabulary.
 
     Args:
-        name: Name of the argument, for the message.
         ids: Token ids [batch, length] of any integer type, before they are cast to int32.
         vocab_size: Number of ids; the valid ones are 0 to vocab_size - 1.
         of: What the ids name, for the message.
@@ -155,7 +151,6 @@ def check_positions(
     """Refuse positions that are not one for each token, or outside the position table.
 
     Args:
-        name: Name of the argument, for the message.
         positions: The positions [batch, length]; their values are read where they are concrete.
         shape: (batch, length) of the tokens.
         max_length: Rows of the table; None where the model has no table and reads no position.
@@ -199,10 +194,8 @@ def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
     """Refuse token ids that are not a batch, or vectors that are not a batch of the right width.
 
     Args:
-        name: Name of the argument, for the message.
         tokens: Ids [batch, length]; vectors [batch, length, d_model] where
             `config.token_embeddings` is "none".
-        config: The shape of the model.
     """
     if config.token_embeddings == "none":
         check_floats(name, tokens)
@@ -229,11 +222,9 @@ def check_inputs(
     """Refuse tokens or positions that the model cannot read; values only where they are concrete.
 
     Args:
-        name: Name of the argument, for the message.
         tokens: As for `check_tokens`.
         vocab_size: Number of ids.
         positions: Position of each token [batch, length]; None is 0 to length - 1.
-        config: The shape of the model.
     """
     check_tokens(name, tokens, config)
     if positions is not None:
@@ -257,9 +248,7 @@ def check_source(
     """Refuse a source batch, its mask or its positions where the model cannot read them.
 
     Args:
-        config: The shape of the model.
         src: As for `check_tokens`.
-        mask: As for `check_mask`.
         positions: As for `check_inputs`.
         tgt: The targets of the sources, where the decoder reads the mask too; None is none.
     """
@@ -287,9 +276,7 @@ def check_memory(
     """Refuse a memory that is not [batch, length, d_model], or its mask.
 
     Args:
-        config: The shape of the model.
         memory: What `encode` returned.
-        mask: As for `check_mask`.
         tgt: The targets that attend to the memory; None is one position of each row.
     """
     check_floats("memory", memory)
@@ -310,7 +297,6 @@ def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) ->
     """Refuse a mask that is not boolean, or that does not broadcast to the attention weights.
 
     Args:
-        name: Name of the argument, for the message.
         mask: The mask, of numpy or jax, or by segments; None is accepted.
         shape: (batch, heads, queries, keys) of the attention weights.
     """

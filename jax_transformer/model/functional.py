@@ -83,7 +83,6 @@ def relative_position_buckets(
 
     Args:
         distance: Position of the key minus position of the query [distances].
-        num_buckets: Number of buckets.
         max_distance: The distance that ends the growing buckets.
         bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
             all have bucket 0, as in a decoder, whose mask hides them.
@@ -213,7 +212,6 @@ def dot_product_attention(
         dropout: Applied to the attention weights, where given.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
-        exponentials: As `Execution.exponentials`.
     """
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]

@@ -27,7 +27,6 @@ def kernel(
     """Return the initializer of an (inputs, outputs) kernel.
 
     Args:
-        config: Names the scheme.
         inputs: Rows of the kernel, the fan-in.
         outputs: Columns of the kernel, the fan-out.
         fused: Kernels that the scheme "xavier_uniform_fused" draws as one matrix: query, key and

@@ -20,7 +20,6 @@ def check_parameters(config: TransformerConfig, key: PRNGKeyArray | None = None)
     """Refuse a model whose float32 parameters this machine cannot hold.
 
     Args:
-        config: The shape of the model.
         key: The key that they are drawn with; if it is traced, nothing is allocated or refused.
     """
     if not isinstance(key, jax.core.Tracer) and _on_cpu():
@@ -38,7 +37,6 @@ def check_training(whole: int, trained: int, tokens: int, config: TransformerCon
         whole: Number of all parameters.
         trained: Number of those that are trained: they have a gradient and two moments.
         tokens: Tokens of a batch on each side that are there whatever the text is.
-        config: The shape of the model.
     """
     if not _on_cpu() or jax.process_count() > 1:
         return
@@ -71,11 +69,7 @@ def check_cache(
     """Refuse a cache whose slots no int32 counts, or that this machine cannot hold.
 
     Args:
-        config: The shape of the model.
-        batch: Number of sources.
-        source_length: Tokens of a source.
         max_new_tokens: Positions of a target.
-        beam_size: Hypotheses of a source.
         bytes_of_a_number: Of the keys and values.
     """
     if is_symbolic_dim(batch) or is_symbolic_dim(source_length):

@@ -175,7 +175,6 @@ def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Sh
     """Return the shape of every parameter by its path, in the order of the paths' keys.
 
     Args:
-        config: The shape of the model.
         scope: Path of a part of the parameters; the paths of the result begin there.
     """
     inside = f"{scope}/" if scope else ""
@@ -221,8 +220,6 @@ def shardings(tree: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -
 
     Args:
         tree: Arrays, or their shapes: parameters, the optimizer's state, all of a training state.
-        mesh: Of `make_mesh`.
-        config: The shape of the model.
     """
 
     def place(path: tuple[Any, ...], _: Any) -> NamedSharding:

@@ -26,7 +26,6 @@ def run_layers(
     """Return the output of the last layer; each layer reads the output of the one before.
 
     Args:
-        layers: Bound layers.
         x: Input of the first layer [B, L, D].
         *rest: Further inputs, the same for every layer.
     """

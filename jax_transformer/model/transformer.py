@@ -375,16 +375,12 @@ def encode(
     """Return the memory of the sources [B, S, D].
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
             `jit`, one outside the position table gives NaN. Relative positions do not read it:
             the distance of two tokens is that of their places in the row.
-        dropout_key: Random key that switches dropout on.
-        execution: How the model is executed.
 
     Raises:
         InputError: An argument has another type (dtype or shape) than this, or a source is longer
@@ -420,8 +416,6 @@ def decode(
     """Return the logits of each target position's successor [B, T, V].
 
     Args:
-        params: Parameters, as from `init_params`.
-        config: Their shape.
         tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
         memory: What `encode` returned [B, S, D].
         tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
@@ -430,8 +424,6 @@ def decode(
             memory: the ids that would tell its padding are not at hand.
         tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
             `encode`.
-        dropout_key: Random key that switches dropout on.
-        execution: How the model is executed.
 
     Returns:
         Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
@@ -505,10 +497,7 @@ def run_module(
 
     Args:
         params: Parameters, as from `init_params`; NumPy arrays are welcome.
-        config: Their shape.
-        execution: How the model is executed.
         *args: Arguments of the method; NumPy arrays are welcome.
-        dropout_key: Random key that switches dropout on.
         **kwargs: Further arguments of `apply`.
     """
     checks.check_execution(execution)

@@ -91,7 +91,6 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
 
     Args:
         units: The layer's products; the names begin behind the layer's number.
-        width: d_model.
     """
     network = _rectangular_network(units, width)
     found = _find(units, width, network)
@@ -314,7 +313,6 @@ def inner_width(group: Group, roles: Sequence[str], width: int) -> int:
     Args:
         group: An attention or a feed-forward network.
         roles: The role of each product, as in `Group.roles`.
-        width: d_model.
     """
     if group.kind == "shared":
         return width

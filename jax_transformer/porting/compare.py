@@ -160,7 +160,6 @@ def compare(
     Args:
         module: Any torch module that computes logits of source and target ids.
         params: Parameters, as `from_torch` returns them for the module's state_dict.
-        config: Their shape.
         layout: The names and shapes in the module's state_dict.
         src: Source ids [B, S] of any framework or lists; `config.pad_id` is padding. Vectors
             [B, S, D] for a model without embeddings.
@@ -195,7 +194,6 @@ def compare_record(
 
     Args:
         params: Parameters, a nested dict of arrays.
-        config: Their shape.
         layout: The names of the program's tensors, which lead to its modules.
         record: Inputs and outputs of the program.
         explain: Whether a difference is explained, which takes some seconds, and needs torch.

@@ -54,10 +54,8 @@ def explain(
     """Return the changes with which a config and a layout follow a record.
 
     Args:
-        tensors: The foreign tensors.
         config: The config that differs from the program.
         layout: The layout with which the tensors were read.
-        record: What the program computed.
 
     Returns:
         One sentence for each change that is needed, with the error that is left; () where the

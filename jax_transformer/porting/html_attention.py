@@ -91,7 +91,6 @@ def attention_of_both(
     Args:
         comparison: Its blocks tell which module of the user's program belongs to which block.
         params: Parameters of the whole model.
-        config: Their shape.
         pad_id: Id of padding in the batch, or None.
         batch: What the user's program computed.
         row: Row of the batch.

@@ -88,10 +88,8 @@ def write_report(
         path: A .html file. A symbolic link there is replaced, not followed.
         comparison: The errors, as `compare_record` returns them.
         params: Parameters of the whole model, nested dicts of arrays.
-        config: Their shape.
         layout: The names and shapes of the user's program.
         record: What the user's program computed.
-        overwrite: Whether an existing file may be replaced.
     """
     path = Path(path)
     check_report(path, overwrite)

@@ -57,9 +57,7 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
     """Return the model that follows from the answers.
 
     Args:
-        structure: The parts that were found.
         answers: An answer to every question, by its name.
-        pad_id: Id of padding.
     """
     fields: dict[str, Any] = {}
     rows = [*_outside_rows(structure, answers, fields)]

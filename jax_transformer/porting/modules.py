@@ -40,8 +40,6 @@ def foreign_modules(
     was recorded. A sublayer without a module of its own is compared with its last projection.
 
     Args:
-        layout: The foreign names.
-        config: The shape of the model.
         order: The places and all other modules of the model, in the order of execution.
         recorded: The foreign modules whose outputs are known.
 

@@ -50,7 +50,6 @@ def run(
 
     Args:
         params: Parameters, all of one type.
-        config: Their shape.
         src: Ids [B, S], or vectors [B, S, D].
         tgt: Ids [B, T], or vectors [B, T, D].
         masks: What is attended to.

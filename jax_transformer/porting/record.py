@@ -115,7 +115,6 @@ def snippet(pad_id: int = 0, src_vocab_size: int = 10, tgt_vocab_size: int = 10)
     tokens; the same lengths with padding at the end of two rows.
 
     Args:
-        pad_id: Id of padding.
         src_vocab_size: Source ids are drawn below this size.
         tgt_vocab_size: Target ids are drawn below this size.
     """
@@ -175,7 +174,6 @@ def record_module(
         module: The model.
         src: Source ids [B, S] of torch, numpy, jax or lists; or vectors [B, S, D].
         tgt: Target ids [B, T]; or vectors [B, T, D].
-        pad_id: Id of padding.
         call: Returns the logits of (module, src, tgt), for a module that is not called as
             module(src, tgt): because it needs masks, or ids with the sequence first.
     """

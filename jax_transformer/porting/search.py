@@ -87,9 +87,6 @@ def search(
     before queries, keys and heads, and these before masks.
 
     Args:
-        structure: The parts that were found.
-        tensors: The foreign tensors.
-        record: What the program computed.
         progress: Is called after each pass with the most places that agreed, the number of
             places, and the number of passes.
         minutes: After so many minutes the nearest model so far is returned.

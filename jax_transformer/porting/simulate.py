@@ -139,9 +139,7 @@ def simulate(
     """Return how far a hypothesis follows a record.
 
     Args:
-        tensors: The foreign tensors.
         hypothesis: The model that they may be.
-        record: What the program computed.
         taps: Name of the program's module by our name of a layer, as "encoder.layers.0".
         only: Name of the one place to compare; layers whose recorded output is known are then
             not computed. None compares all places up to the first difference.

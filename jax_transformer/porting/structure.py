@@ -168,7 +168,6 @@ def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
 
     Args:
         table: Any array whose last axis is d_model and whose other axes hold the positions.
-        width: d_model.
     """
     rows = np.asarray(table, np.float64).reshape(-1, width)
     if not 1 <= len(rows) <= 2**20 or not np.isfinite(rows).all():

@@ -34,7 +34,6 @@ def named_fields(
     """Return the fields that a settings file must name beside the preset.
 
     Args:
-        model: The fields of the model.
         preset: The preset that the file names; None if it names none, and so every field.
         always: Fields to name even where they are those of the preset.
     """
@@ -50,7 +49,6 @@ def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
     """Return the shape of the model as far as it is known before there is a tokenizer.
 
     Args:
-        model: The fields of the model.
         vocab_size: Entries that the tokenizer is to have, at most.
     """
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
@@ -67,7 +65,6 @@ def model_config(
     """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
 
     Args:
-        model: The fields of the model.
         tokenizer: The tokenizer, or the config of a model that has its tokenizer already.
     """
     sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
@@ -81,7 +78,6 @@ def check_same_model(
     """Refuse settings of another model than the one that a run starts from.
 
     Args:
-        model: The fields of the model.
         preset: The preset that was named; None if none was.
         config: The shape of the model that the run starts from.
         name: What this model is called in messages.

@@ -17,7 +17,6 @@ def file_digest(path: Path, largest: int | None = None) -> str:
     """Return the sha256 of a regular file.
 
     Args:
-        path: The file.
         largest: Most bytes of the file; None sets no limit.
     """
     with open_regular(path, "cannot be read", largest) as file:

@@ -41,7 +41,6 @@ def open_regular(
     """Open a regular file for reading bytes.
 
     Args:
-        path: The file.
         fault: What the message says of a file that cannot be opened, as "cannot be read".
         largest: Most bytes of the file; None sets no limit.
         error: The class of the error.
@@ -67,7 +66,6 @@ def read_bytes(
     """Return the content of a regular file of at most `largest` bytes.
 
     Args:
-        path: The file.
         fault: What the message says of a file that cannot be read, as "cannot be read".
         largest: Most bytes; no more are read, even if the file grows or names another size.
     """
@@ -92,7 +90,6 @@ def read_text(
     """Return the UTF-8 text of a regular file, without a byte-order mark at its start.
 
     Args:
-        path: The file.
         fault: What the message says of a file that cannot be read, as "is no readable JSON".
         largest: Most bytes.
     """

@@ -23,7 +23,6 @@ def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
     """Return the value in a YAML file of at most `MAX_YAML` bytes.
 
     Args:
-        path: The file.
         fault: What the message says of a file that cannot be read.
     """
     text = read_text(path, fault, MAX_YAML)

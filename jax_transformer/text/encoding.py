@@ -57,8 +57,6 @@ def encode_pairs(
 
     Args:
         lines: Source and target of each pair, with text on both sides.
-        tokenizer: The tokenizer of both sides.
-        filters: Which pairs are kept.
         dropped: Pairs that were dropped before, by reason.
         seed: What the checksums begin with.
     """
@@ -88,7 +86,6 @@ def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
 
     Args:
         text: The text.
-        tokenizer: The tokenizer of both sides.
         max_length: Most tokens of a side, EOS (or BOS) included.
     """
     lines = list(zip(text.sources, text.targets, strict=True))

@@ -139,7 +139,6 @@ def trained_tokenizer(
         store: Where it is kept.
         texts: The texts.
         without: Numbers of pairs of the first text that it must not see, ascending.
-        vocab_size: Number of token ids.
         most_pairs: Most pairs of the sample.
         longest: Most characters of a line; longer ones are left out.
         seed: Which pairs are chosen.
@@ -197,8 +196,6 @@ def corpus_task(
     Args:
         store: Where the duplicates are sorted.
         text: The text, with its facts.
-        tokenizer: The tokenizer of both sides.
-        filters: Which pairs are kept.
         left_out: Numbers of pairs that are not kept, ascending, by the reason.
         drop_duplicates: Whether a pair that repeats an earlier one is dropped.
         console: Shows what is waited for.

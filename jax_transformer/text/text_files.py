@@ -85,7 +85,6 @@ def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None)
 
     Args:
         file: The file, open for reading bytes.
-        name: Name of the text in error messages.
         longest: Most bytes of a line; None sets no limit.
 
     Yields:
@@ -111,7 +110,6 @@ def decode_line(line: bytes, name: str, number: int) -> str:
 
     Args:
         line: The bytes of the line.
-        name: Name of the text in error messages.
         number: Number of the line in its file, from 1.
     """
     try:
@@ -137,7 +135,6 @@ class LineReader:
 
     Args:
         file: The file, open for reading bytes; see `unpacked`.
-        name: Name of the text in error messages.
     """
 
     def __init__(self, file: io.BufferedReader, name: str) -> None:

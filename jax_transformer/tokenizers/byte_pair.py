@@ -36,7 +36,6 @@ def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Args:
         lines: The training text in both languages.
-        vocab_size: Number of token ids.
 
     Raises:
         InputError: The text has more distinct characters than `vocab_size` allows, or `vocab_size`

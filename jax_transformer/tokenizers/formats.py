@@ -86,8 +86,6 @@ def from_description(
 
     Args:
         description: The description.
-        contents: The files by name.
-        name: What contains the files, for error messages.
 
     Raises:
         InputError: The kind is unknown, or a file is missing or damaged.

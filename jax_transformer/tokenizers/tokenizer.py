@@ -114,9 +114,7 @@ class Tokenizer:
 
         Args:
             kind: The format of the files.
-            contents: The files by name.
             settings: Values that differ from `DEFAULTS`, among them all special ids.
-            name: What contains the files, for error messages.
             segmenters: Those of source and target.
 
         Raises:
@@ -207,7 +205,6 @@ class Tokenizer:
         """Return the ids of each line as the encoder reads them: with EOS and other special ids.
 
         Args:
-            lines: The lines.
             max_length: Most ids of a line. Of a longer line the special ids stay, and the end of
                 the text is cut off.
 

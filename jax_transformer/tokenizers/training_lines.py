@@ -58,7 +58,6 @@ class LinesWithin:
         """Read `lines` as they are asked for.
 
         Args:
-            lines: The lines.
             most_characters: Most characters of a line.
         """
         self._lines, self._most = lines, most_characters

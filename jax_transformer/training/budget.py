@@ -188,8 +188,6 @@ def activations_per_row(
     the one layer keeps that the backward pass is in is added.
 
     Args:
-        config: The shape of the model.
-        length: Length of a source and of a target.
         compute_dtype: What the model computes in.
         tensor: Devices among which heads, inner features and vocabulary are divided.
         scan_layers: As `Execution.scan_layers`.
@@ -239,7 +237,6 @@ def compile_step(
     """Compile `training.step.sharded_train_step` for a slice of TPUs; nothing is run.
 
     Args:
-        config: The shape of the model.
         training_config: How it is trained; its compute dtype counts, and not that of `workload`.
         workload: Rows, length and mesh of the step; rows are added as training adds them.
         topology: As for `topology_devices`.
@@ -286,7 +283,6 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     """Return the budget as two tables: memory on each device, and time on each kind of device.
 
     Args:
-        config: The shape of the model.
         workload: The training step.
         steps: Steps of the training.
         utilisation: Share of a device's peak that is reached, above 0 and at most 1.
@@ -341,9 +337,7 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
     gradient. Padding and scores that a causal mask hides count; recomputation does not.
 
     Args:
-        config: The shape of the model.
         rows: Rows of the batch.
-        length: Length of a source and of a target.
     """
     heads = config.num_heads * config.head_dim
     inputs = config.head_dim if config.head_projection == "shared" else config.d_model

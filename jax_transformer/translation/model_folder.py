@@ -170,7 +170,6 @@ def save(
 
     Args:
         folder: The folder of the model; it and its parents are created.
-        model: The model.
         overwrite: Whether a trained model that is already there may be replaced.
         origin: The Hugging Face folder that the model comes from.
 
@@ -190,7 +189,6 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
 
     Args:
         folder: The folder of the model; it and its parents are created.
-        model: The model.
         origin: The Hugging Face folder that the model comes from.
 
     Raises:

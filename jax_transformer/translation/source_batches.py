@@ -90,7 +90,6 @@ def source_batches(
     second window.
 
     Args:
-        config: The shape of the model.
         sources: Ids of each source; none for a source that is left out.
         target_length: Returns the most tokens of a translation from the length of its batch.
         most_tokens: Most tokens of a batch of more than one row: rows times the length of the

@@ -64,7 +64,6 @@ def translate(
     more than a window of lines is in memory. Within a window lines of similar length share a batch.
 
     Args:
-        model: The model.
         lines: Source lines.
         overlong: What happens if a line has more than `config.max_length` tokens, special tokens
             included: "refuse" to translate its window, or "cut" the line.

@@ -83,9 +83,6 @@ def family(
     """Return a family of this lineage with one table of tokens.
 
     Args:
-        model_type: As `Family.model_type`.
-        architecture: As `Family.architecture`.
-        preset: As `Family.preset`.
         defaults: What absent keys mean where `DEFAULTS` says otherwise, or nothing.
         **others: Attributes of `Family` that differ from those of the lineage.
     """

@@ -124,9 +124,6 @@ def family(
     """Return a family of this lineage.
 
     Args:
-        model_type: As `Family.model_type`.
-        architecture: As `Family.architecture`.
-        preset: As `Family.preset`.
         feed_forward_proj: What this key means where it is absent.
         **others: Attributes of `Family` that differ from those of the lineage.
     """

@@ -70,7 +70,6 @@ def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoi
     An argparse.Namespace is read as its attributes; objects of other classes are refused.
 
     Args:
-        path: The file.
         remedy: What to do about a file that holds objects of other classes.
 
     Raises:
@@ -94,7 +93,6 @@ def write(
         path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
             followed.
         tensors: Arrays of numpy, jax or torch by name, of any strides and byte order.
-        overwrite: Whether an existing file may be replaced.
         metadata: Free text for the header of a .safetensors file.
 
     Raises:

@@ -69,7 +69,6 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
     """Return the state_dict of a file; tied tensors are one array.
 
     Args:
-        path: A file of torch.save.
         file: The file, open for reading; the tensors must not be larger.
         key: The entry that holds the state_dict, where the file holds more.
 
@@ -91,7 +90,6 @@ def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
     """Return what a trainer saved: tensors, plain values, and settings of argparse.
 
     Args:
-        path: A file of torch.save.
         file: The file, open for reading.
         remedy: What to do about a file that holds objects of other classes, which are not read.
 

@@ -104,8 +104,6 @@ def _read(
     """Return the tokenizer in files that the library tokenizers splits.
 
     Args:
-        folder: The folder.
-        config: The shape of the model.
         kind: The kind of the files.
         names: The files.
         splitting: Settings that decide how text is split.

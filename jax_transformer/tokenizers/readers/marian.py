@@ -25,7 +25,6 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     """Return the tokenizer in a folder, with the settings in its tokenizer_config.json.
 
     Args:
-        folder: The folder.
         config: The shape of the model; without it padding is the start token of targets.
     """
     values, path = read_tokenizer_config(folder), folder / TOKENIZER_CONFIG
