@@ -79,7 +79,7 @@ class Suggestion:
             how = " transposed" if row.operation.transposed else ""
             how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
             how += f" by {row.stack}" if len(row.paths) > 1 else ""
-            lines.append(f"{level:<8}{row.foreign:<{width}}  {_together(row.paths)}{how}")
+            lines.append(f"{level:<8}{row.foreign:<{width}}  {together(row.paths)}{how}")
         told = {buffer.foreign: "the computed position table" for buffer in layout.buffers}
         told |= dict.fromkeys(layout.unused, "not read")
         return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in told.items())]
@@ -217,8 +217,10 @@ def _first(template: str, names: Mapping[str, Any]) -> str:
     return name if name in names else template.replace("{i}", "1")
 
 
-def _together(paths: Sequence[str]) -> str:
-    """Return paths that differ in one key, as a/{b,c}/d."""
-    columns = zip(*(path.split("/") for path in paths), strict=True)
-    keys = [sorted(set(column), key=column.index) for column in columns]
+def together(paths: Sequence[str]) -> str:
+    """Return paths that differ in some keys, as a/{b,c}/d."""
+    split = [path.split("/") for path in paths]
+    if len(set(map(len, split))) > 1:
+        return ", ".join(paths)
+    keys = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
     return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)
