@@ -82,6 +82,7 @@ def convert(
         strip_prefixes: Prefixes that are removed from every name of the source that begins with
             them, as module.
         dtype: Floating-point type to convert to; if None, each tensor keeps its own.
+        overwrite: Replace an existing output.
         max_shard_size: Most bytes of one weight file of a Hugging Face folder, as 5GB; larger
             weights are split into shards.
         num_heads: Attention heads, for the checkpoint of a program that does not record them

@@ -106,6 +106,7 @@ def run_command(name: str, *arguments: str) -> None:
     """Import the command's module and call its function with the parsed arguments.
 
     Args:
+        name: One of `COMMANDS`.
         *arguments: The arguments that follow it on the command line.
     """
     if name not in COMMANDS:

@@ -35,6 +35,7 @@ def suggest(
         against: What your program computed: the file that the printed code writes.
         output: TOML file to write, for --layout of convert and verify.
         minutes: After so many minutes the search gives the nearest model that it has found.
+        overwrite: Replace an existing output.
     """
     if not minutes > 0:
         raise InputError(f"--minutes {minutes} must be above 0")

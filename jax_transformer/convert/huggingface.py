@@ -6,7 +6,6 @@ Folders are read and written without transformers.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +47,7 @@ from jax_transformer.storage.weights.shards import (
     stale_files,
     write_weights,
 )
+from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -208,8 +208,8 @@ def to_huggingface(
     chosen = _family_for(config) if family is None else get_family(family)
     if origin is None:
         contents = {
-            CONFIG_FILE: _json_bytes(config_to_json(chosen, config)),
-            GENERATION_FILE: _json_bytes(chosen.generation(config)),
+            CONFIG_FILE: json_bytes(config_to_json(chosen, config)),
+            GENERATION_FILE: json_bytes(chosen.generation(config)),
         }
     else:
         starts = tokenizer is not None and tokenizer.languages and tokenizer.languages.starts
@@ -265,7 +265,7 @@ def _config_of(
     for key in ("dtype", "torch_dtype"):  # from_pretrained converts to this type
         if values.get(key) in FLOATS:
             values[key] = dtype
-    return _json_bytes(values)
+    return json_bytes(values)
 
 
 def _tokenizer_files(
@@ -279,11 +279,7 @@ def _tokenizer_files(
             "leave it out"
         )
     written = files.config(tokenizer, config)
-    return {TOKENIZER_CONFIG: _json_bytes(written)} if written else {}
-
-
-def _json_bytes(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+    return {TOKENIZER_CONFIG: json_bytes(written)} if written else {}
 
 
 def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:

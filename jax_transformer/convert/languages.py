@@ -11,6 +11,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.generation_config import GENERATION_FILE
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
     from jax_transformer.tokenizers import Languages, Tokenizer
@@ -93,7 +94,7 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
     defaults, key = json.loads(files[name]), generation_key(languages)
     generated = _code(languages, defaults.get(key))
     if languages.target is not None and generated != languages.target:
-        files[name] = _json(defaults | {key: languages.ids[languages.target]})
+        files[name] = json_bytes(defaults | {key: languages.ids[languages.target]})
     values = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     source, target = values.get("src_lang"), values.get("tgt_lang")
     changed = {}
@@ -104,14 +105,10 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
     if target != languages.target and (target is not None or generated != languages.target):
         changed["tgt_lang"] = languages.target
     if changed:
-        files[TOKENIZER_CONFIG] = _json(values | changed)
+        files[TOKENIZER_CONFIG] = json_bytes(values | changed)
     return files
 
 
 def _code(languages: Languages, token_id: object) -> str | None:
     """Return the code of an id; None if no code has it."""
     return next((code for code, i in languages.ids.items() if i == token_id), None)
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

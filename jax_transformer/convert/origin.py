@@ -6,12 +6,11 @@ one file, `huggingface_origin.json`.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from jax_transformer.convert.families import get_family
 from jax_transformer.errors import InputError
@@ -19,6 +18,7 @@ from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
 from jax_transformer.storage.reading import MAX_CARRIED, parse_json, read_bytes, read_json
 from jax_transformer.storage.weights.shards import weight_files
+from jax_transformer.storage.writing import json_bytes
 
 ORIGIN_FILE = "huggingface_origin.json"
 MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file
@@ -42,27 +42,21 @@ class Origin:
     """
 
     model_type: str
-    config: Mapping[str, Any]
-    files: Mapping[str, bytes]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the origin ready for JSON; `from_json` is the inverse."""
-        files = {name: base64.b64encode(data).decode() for name, data in self.files.items()}
-        return {"model_type": self.model_type, "config": dict(self.config), "files": files}
+    config: dict[str, Any]
+    files: dict[str, bytes]
 
     def to_bytes(self) -> bytes:
         """Return the content of `ORIGIN_FILE`; `from_bytes` is the inverse."""
-        return (json.dumps(self.to_json(), indent=2) + "\n").encode()
+        return json_bytes(msgspec.to_builtins(self))
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Origin:
-        """Return the origin."""
+    def from_bytes(cls, content: bytes) -> Origin:
+        """Return the origin from the content of `ORIGIN_FILE`."""
         try:
-            files = {name: base64.b64decode(data) for name, data in values["files"].items()}
-            origin = cls(values["model_type"], dict(values["config"]), files)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{ORIGIN_FILE}: is damaged ({error!r})") from error
-        for name in files:
+            origin = msgspec.convert(parse_json(content, ORIGIN_FILE), cls)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{ORIGIN_FILE}: is damaged ({error})") from error
+        for name in origin.files:
             # The names become paths when the model is written as a Hugging Face folder.
             sound = name.isprintable() and name not in ("", ".", "..", CONFIG_FILE, WEIGHTS_FILE)
             if not sound or "/" in name or "\\" in name or name.endswith(WEIGHTS):
@@ -70,11 +64,6 @@ class Origin:
                     f"{ORIGIN_FILE}: the name {name[:60]!r} is not that of a file to carry over"
                 )
         return origin
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Origin:
-        """Return the origin from the content of `ORIGIN_FILE`."""
-        return cls.from_json(parse_json(content, ORIGIN_FILE))
 
 
 def read_origin(folder: Path) -> tuple[Origin, list[str]]:

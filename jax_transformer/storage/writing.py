@@ -5,15 +5,22 @@ fails. What a killed process has left is replaced when the same file is written 
 """
 
 import contextlib
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
 
 WRITING = ".writing."  # before the name of a file or folder that is not whole yet
+
+
+def json_bytes(values: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file, as the Hugging Face libraries write it."""
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def replace_file(path: Path, content: bytes) -> None:

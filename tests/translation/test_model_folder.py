@@ -357,9 +357,9 @@ def test_the_origin_of_a_model_is_kept_and_guarded(trained, tmp_path):
 )
 def test_an_origin_names_only_files_of_its_folder(name):
     """They are written when the model goes home."""
-    values = Origin("marian", {}, {name: b"x"}).to_json()
+    content = Origin("marian", {}, {name: b"x"}).to_bytes()
     with pytest.raises(InputError, match=f"{ORIGIN_FILE}: the name .* is not that of a file"):
-        Origin.from_json(values)
+        Origin.from_bytes(content)
 
 
 def test_another_tokenizer_is_refused(trained, directory):
