@@ -29,10 +29,31 @@ FIELDS = (
     *("attention_scale", "output_scale"),
 )
 COMPUTED_POSITIONS = ("none", *SINUSOIDS)
-ATTENTIONS = (
-    ("encoder", "self_attention"),
-    ("decoder", "self_attention"),
-    ("decoder", "cross_attention"),
+PROJECTIONS = ("query", "key", "value", "output")
+# The block that holds parts of a layer, as a pattern and in words, and the parts that may be
+# taken for each other.
+LAYER_PARTS = (
+    (r"\w+_attention/", " of the attentions", PROJECTIONS),
+    ("self_attention/", " of the self-attention", PROJECTIONS),
+    ("cross_attention/", " of the cross-attention", PROJECTIONS),
+    ("feed_forward/", " of the feed-forward network", ("inner", "outer", "gate")),
+    ("", "", ("self_attention", "cross_attention")),
+    (
+        "",
+        "",
+        (
+            "self_attention_residual/norm",
+            "cross_attention_residual/norm",
+            "feed_forward_residual/norm",
+            "memory_norm",
+        ),
+    ),
+)
+OUTSIDE_PARTS = (
+    ("source_embedding", "target_embedding"),
+    ("source_positions", "target_positions"),
+    ("source_embedding_norm", "target_embedding_norm"),
+    ("encoder/norm", "decoder/norm"),
 )
 
 
@@ -62,13 +83,23 @@ def explain(
         model follows the record as it is, or where no few changes bring it nearer.
     """
     hypothesis = Hypothesis(config, _concrete_rows(config, layout), Masks())
-    compared = _Compared(Tensors(tensors), record, layer_modules(hypothesis.rows))
+    wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
+
+    def changed_fit(changed: Hypothesis, before: Fit) -> Fit:
+        """Return the fit; of one that does not improve on `before`, at its first difference."""
+        try:
+            there = simulate(wide, changed, record, taps, only=before.points[-1].name)
+            if there.complete:
+                return simulate(wide, changed, record, taps)
+        except (RuntimeError, IndexError):  # torch: the changed tensors do not fit
+            return before
+        return there._replace(points=(*before.points[:-1], *there.points))
+
     sentences: list[str] = []
-    fit = compared(hypothesis)
+    fit = simulate(wide, hypothesis, record, taps)
     while not fit.complete and len(sentences) < MOST_CHANGES:
         changes = [
-            (compared.changed(change.hypothesis, fit), change)
-            for change in _changes(hypothesis, fit)
+            (changed_fit(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
         ]
         found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
         if found.score[0] <= fit.score[0]:
@@ -77,28 +108,6 @@ def explain(
         rest = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
         sentences.append(f"{change.text}: the model {rest}")
     return tuple(sentences)
-
-
-class _Compared:
-    """Compares hypotheses with a record."""
-
-    def __init__(self, tensors: Tensors, record: Record, taps: Mapping[str, str]) -> None:
-        self.tensors, self.record, self.taps = tensors, record, taps
-
-    def __call__(self, hypothesis: Hypothesis) -> Fit:
-        """Return the fit."""
-        return simulate(self.tensors, hypothesis, self.record, self.taps)
-
-    def changed(self, hypothesis: Hypothesis, before: Fit) -> Fit:
-        """Return the fit; of one that does not improve on `before`, at its first difference."""
-        place = before.points[-1].name
-        try:
-            there = simulate(self.tensors, hypothesis, self.record, self.taps, only=place)
-            if there.complete:
-                return self(hypothesis)
-        except (RuntimeError, IndexError):  # torch: the changed tensors do not fit
-            return before
-        return there._replace(points=(*before.points[:-1], *there.points))
 
 
 def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
@@ -117,28 +126,25 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
 def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
     """Return one row for each tensor, without words in braces."""
     inside = f"{layout.scope}/" if layout.scope else ""
-    rows = []
-    for pair in expand(layout, config):
-        paths = tuple(f"{inside}{path}" for path in pair.paths)
-        several = paths if len(paths) > 1 else paths[0]
-        rows.append(Row(pair.foreign, several, pair.operation, stack=pair.stack))
-    return tuple(rows)
+    return tuple(
+        Row(
+            pair.foreign,
+            tuple(f"{inside}{path}" for path in pair.paths),
+            pair.operation,
+            stack=pair.stack,
+        )
+        for pair in expand(layout, config)
+    )
 
 
 def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
     """Yield the single changes; those of one layer only where the first difference is."""
-    place = LAYER_PLACE.match(fit.points[-1].name)
+    match = LAYER_PLACE.match(fit.points[-1].name)
+    layer = f"{match[1]}/layers_{match[2]}/" if match else None
     yield from _field_changes(hypothesis)
     yield from _mask_changes(hypothesis)
-    for exchange in _exchanges(hypothesis.config, place and (place[1], int(place[2]))):
-        rows = tuple(_renamed(row, exchange.path) for row in hypothesis.rows)
-        if rows != hypothesis.rows and _paths(rows) == _paths(hypothesis.rows):
-            yield Change(exchange.text, dataclasses.replace(hypothesis, rows=rows))
-    yield from _row_changes(hypothesis, place and f"{place[1]}/layers_{place[2]}/")
-
-
-def _paths(rows: tuple[Row, ...]) -> set[str]:
-    return {path for row in rows for path in row.paths}
+    yield from _exchanges(hypothesis, layer)
+    yield from _row_changes(hypothesis, layer)
 
 
 def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
@@ -179,88 +185,40 @@ def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
     yield Change(text, dataclasses.replace(hypothesis, masks=changed))
 
 
-class _Exchange(NamedTuple):
-    """Two parts of the model that change places, as a function of a path."""
-
-    text: str
-    path: Callable[[str], str]
-
-
-def _exchanges(config: TransformerConfig, place: tuple[str, int] | None) -> Iterator[_Exchange]:
-    """Yield the exchanges of projections, norms, blocks, layers and tables."""
-    scopes: list[tuple[str, str]] = [(r"layers_\d+", "")]
-    if place:
-        scopes.append((f"layers_{place[1]}", f" of layer {place[1]}"))
-    for layer, where in scopes:
-        for stack, block in ATTENTIONS:
-            if where and stack != place[0]:
-                continue
-            for one, other in itertools.combinations(("query", "key", "value", "output"), 2):
-                yield _Exchange(
-                    f"{one} and {other} of the {stack}'s {block}{where} are swapped",
-                    _swap(f"{stack}/{layer}/{block}/", one, other, "/"),
-                )
-        for one, other in itertools.combinations(("query", "key", "value", "output"), 2):
-            if not where:
-                yield _Exchange(
-                    f"{one} and {other} of every attention are swapped",
-                    _swap(rf"\w+/{layer}/(?:self|cross)_attention/", one, other, "/"),
-                )
-        norms = [
-            f"{b}_residual/norm" for b in ("self_attention", "cross_attention", "feed_forward")
-        ]
-        for stack in ("encoder", "decoder"):
-            for one, other in itertools.combinations([*norms, "memory_norm"], 2):
-                names = [name.removesuffix("_residual/norm") for name in (one, other)]
-                yield _Exchange(
-                    f"the norms of {names[0]} and {names[1]} in the {stack}{where} are swapped",
-                    _swap(f"{stack}/{layer}/", one, other, "/"),
-                )
-        yield _Exchange(
-            f"self_attention and cross_attention of the decoder{where} are swapped",
-            _swap(f"decoder/{layer}/", "self_attention", "cross_attention", "/"),
-        )
-        for one, other in (("inner", "outer"), ("inner", "gate")):
-            yield _Exchange(
-                f"{one} and {other} of the feed_forward{where} are swapped",
-                _swap(rf"\w+/{layer}/feed_forward/", one, other, "/"),
-            )
+def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
+    """Yield exchanges of two parts: in all layers, in those of a stack, and in one layer."""
+    scopes = {r"\w+/layers_\d+/": ""}
+    scopes |= {rf"{stack}/layers_\d+/": f" of the {stack}" for stack in ("encoder", "decoder")}
+    scopes |= {layer: f" of {layer.rstrip('/')}"} if layer else {}
+    exchanges = [
+        (f"{scope}{block}", parts, f"{place}{where}")
+        for scope, where in scopes.items()
+        for block, place, parts in LAYER_PARTS
+    ]
     for stack in ("encoder", "decoder"):
-        count = getattr(config, f"num_{stack}_layers")
-        for one, other in itertools.combinations(range(count), 2):
-            yield _Exchange(
-                f"layers {one} and {other} of the {stack} are swapped",
-                _swap(f"{stack}/", f"layers_{one}", f"layers_{other}", "/"),
-            )
-    for ending in ("_embedding/", "_positions/", "_embedding_norm/"):
-        yield _Exchange(
-            f"source{ending[:-1]} and target{ending[:-1]} are swapped",
-            _swap("", "source", "target", ending),
-        )
-    yield _Exchange(
-        "the final norms of encoder and decoder are swapped",
-        _swap("", "encoder", "decoder", "/norm/"),
-    )
+        count = getattr(hypothesis.config, f"num_{stack}_layers")
+        exchanges.append((f"{stack}/", [f"layers_{i}" for i in range(count)], f" of the {stack}"))
+    exchanges += [("", parts, "") for parts in OUTSIDE_PARTS]
+    known = {hypothesis.rows}
+    for before, parts, where in exchanges:
+        for pair in itertools.combinations(parts, 2):
+            rows = tuple(_exchanged(row, before, *pair) for row in hypothesis.rows)
+            if rows not in known and _paths(rows) == _paths(hypothesis.rows):
+                known.add(rows)
+                text = f"{pair[0]} and {pair[1]}{where} are exchanged"
+                yield Change(text, dataclasses.replace(hypothesis, rows=rows))
 
 
-def _swap(before: str, one: str, other: str, after: str) -> Callable[[str], str]:
-    """Return a function of a path that puts one name in the place of the other."""
-    pattern = re.compile(f"({before})({re.escape(one)}|{re.escape(other)})({re.escape(after)}.*)")
-
-    def path(text: str) -> str:
-        match = pattern.fullmatch(text)
-        if not match:
-            return text
-        name = other if match[2] == one else one
-        return f"{match[1]}{name}{match[3]}"
-
-    return path
+def _paths(rows: tuple[Row, ...]) -> set[str]:
+    return {path for row in rows for path in row.paths}
 
 
-def _renamed(row: Row, path: Callable[[str], str]) -> Row:
-    paths = tuple(path(name) for name in row.paths)
-    several = paths if len(paths) > 1 else paths[0]
-    return dataclasses.replace(row, parameters=several)
+def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
+    """Return the row with one name in the place of the other, behind what `before` matches."""
+    names = {one: other, other: one}
+    pattern = re.compile(f"^({before})({re.escape(one)}|{re.escape(other)})(?=/)")
+    paths = tuple(pattern.sub(lambda match: match[1] + names[match[2]], path) for path in row.paths)
+    return dataclasses.replace(row, parameters=paths)
 
 
 def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:

@@ -54,7 +54,7 @@ WRONG = {
     "transposed": Variant(CROSS, KEY, transposed=KEY),
     "layers": Variant(
         NORM,
-        "layers 0 and 1 of the encoder",
+        "layers_0 and layers_1 of the encoder",
         rename=exchange("encoder.layers.0.", "encoder.layers.1."),
     ),
     "heads": Variant(ATTENTION, "num_heads=3", {"num_heads": 6}),
