@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-BOUNDS = {"float32": 1e-5, "float64": 1e-11}
+BOUNDS = {"float32": 1e-5, "float64": 1e-11}  # the largest error that rounding causes
 DEFAULT_MASKS = "default"
 SMALLEST_PROBABILITY = 1e-30
 
@@ -73,14 +73,18 @@ class Comparison:
         """The first block whose error exceeds the bound or is no number."""
         return next((block for block in self.blocks if not block.error <= self.bound), None)
 
-    def __str__(self) -> str:
+    def table(self) -> list[str]:
+        """Return the rows of the blocks."""
         own = max(len(block.name) for block in self.blocks)
         foreign = max(len(block.foreign) for block in self.blocks)
-        lines = [
+        return [
             f"{block.name:<{own}}  {block.foreign:<{foreign}}  {block.error:.1e}"
             + ("  <-- first to differ" if block is self.first_differing else "")
             for block in self.blocks
         ]
+
+    def __str__(self) -> str:
+        lines = self.table()
         if len(self.blocks) == 1:
             lines.append("note: only the logits: no recorded module has a name of the layout")
         if self.output != "logits":

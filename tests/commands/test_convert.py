@@ -66,10 +66,10 @@ def test_verify_refuses_a_weight_that_is_not_finite(weights, run):
 
 
 def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypatch):
-    monkeypatch.setattr(
-        "jax_transformer.model.functional.split_heads",
-        lambda x, heads: x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2),
-    )
+    def split_heads(x, num_heads):
+        return x.unflatten(-1, (-1, num_heads)).permute(0, 3, 1, 2)
+
+    monkeypatch.setattr("torch_reference.functional.split_heads", split_heads)
     code, printed = run("verify", "weights.pt", *TORCH_NN)
     assert code == 1
     marked = [line for line in printed.splitlines() if "first to differ" in line]
