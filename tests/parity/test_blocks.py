@@ -56,7 +56,7 @@ def apply_layer(layer, params, *inputs, method=None):
 
 STATIC = ("layer", "method")
 run = jax.jit(apply_layer, static_argnames=STATIC, compiler_options=AS_USERS_DO)
-# A stack compiles long. As users do, it is compiled within the whole model: test_model.test_logits.
+# A stack compiles long. As users do, the whole model is compiled: test_logits_as_users_compile.
 run_stack = jax.jit(apply_layer, static_argnames=STATIC)
 run_bias = jax.jit(apply_layer, static_argnums=(0, 2, 3), compiler_options=AS_USERS_DO)
 

@@ -12,12 +12,8 @@ from tests.compilation import AS_USERS_DO
 from tests.models import random_tokens, small_config
 from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask, to_torch
-from tests.tiers import tiered
+from tests.tiers import QUICK_PRESETS, tiered
 
-COMPILED = [
-    pytest.param(None, id="quickly"),
-    pytest.param(AS_USERS_DO, id="as users do", marks=pytest.mark.exhaustive),
-]
 jit = functools.partial(jax.jit, static_argnums=1)
 
 
@@ -27,8 +23,18 @@ def test_encode(pair, ladder):
     ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
 
 
-@pytest.mark.parametrize("options", COMPILED)
-def test_logits(pair, ladder, options):
+# As users compile, the test of each preset is exhaustive: it compiles for seven times as long.
+@pytest.mark.parametrize("pair", QUICK_PRESETS, indirect=True)
+def test_logits(pair, ladder):
+    check_logits(pair, ladder, None)
+
+
+@pytest.mark.exhaustive
+def test_logits_as_users_compile(pair, ladder):
+    check_logits(pair, ladder, AS_USERS_DO)
+
+
+def check_logits(pair, ladder, options):
     run = jit(apply, compiler_options=options)
     actual = run(pair.params, pair.config, pair.src, pair.tgt)
     expected = pair.module(torch.from_numpy(pair.src), torch.from_numpy(pair.tgt))
