@@ -1,14 +1,8 @@
 """The foreign models themselves: they run, mask as they say, and are what `MODELS` says."""
 
-import jax
-import numpy as np
 import pytest
 import torch
 
-from jax_transformer import apply, convert
-from tests.convert.tools import LOGIT_BOUNDS
-from tests.parity.ladder import error
-from tests.porting.foreign_layouts import layout
 from tests.porting.foreign_models import MODELS, OUTSIDE, random_ids, vocabularies
 from tests.tiers import QUICK_MODELS, tiered
 
@@ -76,32 +70,3 @@ def test_twelve_models_differ_in_names_and_fields():
     for index, one in enumerate(names):
         assert all(one.isdisjoint(other) or len(one & other) <= 2 for other in names[:index])
     assert len({tuple(model.expected.items()) for model in MODELS.values()}) == 12
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.exhaustive
-def test_the_layout_and_the_config_of_a_model_give_its_logits(name, x64):
-    """In float64, so that an epsilon of 1e-12 and one of 1e-5 do not look the same.
-
-    Their sinusoids are computed in float32, which is all the difference that there is.
-    """
-    model = MODELS[name]
-    module, config = model.module().double(), model.config()
-    params = convert.from_torch(module.state_dict(), config, layout(name))
-    src, tgt = random_ids(model)
-    theirs = first_output(model, module, src, tgt)
-    src, tgt = src.numpy().astype(np.int32), tgt.numpy().astype(np.int32)
-    ours = apply(params, config, src, tgt, *padding_masks(model, src, tgt))
-    if model.output == "log_softmax":
-        ours = jax.nn.log_softmax(ours)
-    measured = error(ours, theirs)
-    print(f"{name}: logits differ by {measured:.1e}")
-    own_table = config.positions in ("learned", "none")
-    assert measured <= (LOGIT_BOUNDS["float64"] if own_table else 1e-7)
-
-
-def padding_masks(model, src, tgt):
-    """Return the masks of the source and of the target that the model makes for itself."""
-    source = (src != model.pad_id)[:, None, None] | (model.masks == "none")
-    target = (tgt != model.pad_id)[:, None, None] | (model.masks != "both")
-    return source, target & np.tril(np.ones((tgt.shape[1],) * 2, bool))
