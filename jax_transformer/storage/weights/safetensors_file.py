@@ -118,10 +118,12 @@ def _read_header(
             metadata = header.metadata() or {}
             slices = {name: header.get_slice(name) for name in header.offset_keys()}
             described = {name: (s.get_dtype(), s.get_shape()) for name, s in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise WeightFileError(
             f"{path} is damaged or hostile: {one_line(str(error), 300)}"
         ) from error
+    except (OSError, MemoryError) as error:  # the library maps the whole file into memory
+        raise WeightFileError(f"{path} cannot be read: {one_line(str(error), 300)}") from error
     for name, (dtype, shape) in described.items():
         check_name(path, name)
         check_shape(path, name, shape, size)

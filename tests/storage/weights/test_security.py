@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import struct
+import subprocess
 import sys
 import time
 import types
@@ -315,6 +316,28 @@ NAMES = (
     "",
     "w" * 10**6,
 )
+
+
+GROWN = """
+import pathlib, resource, sys
+from jax_transformer.storage import weights
+
+resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
+try:
+    weights.read(pathlib.Path(sys.argv[1]))
+except weights.checks.WeightFileError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_memory_cannot_map_is_one_line(tmp_path):
+    path = tmp_path / "grown.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(3, np.float32)}, path)
+    os.truncate(path, 2**37)  # takes no room on the disk
+    done = subprocess.run(
+        [sys.executable, "-c", GROWN, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{path} cannot be read: Cannot allocate memory")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
