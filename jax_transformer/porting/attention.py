@@ -25,7 +25,6 @@ class Attention(NamedTuple):
     """The attention of one block for one row of a batch.
 
     Attributes:
-        title: What it is called in the report.
         name: The block's own name, as "decoder.layers.5.cross_attention".
         axes: What the keys and the queries are, as ("source", "target").
         ours: Weights of this library [H, queries, keys].
@@ -64,15 +63,7 @@ def attention_of_both(
     batch: Batch,
     row: int,
 ) -> list[Attention]:
-    """Return the first encoder layer's self-attention and the last decoder layer's to the source.
-
-    Args:
-        comparison: Its blocks tell which module of the user's program belongs to which block.
-        params: Parameters of the whole model.
-        pad_id: Id of padding in the batch, or None.
-        batch: What the user's program computed.
-        row: Row of the batch.
-    """
+    """Return the self-attention of the first encoder layer and the cross-attention of the last."""
     source, target = ~_is_padding(batch.src, pad_id)[row], ~_is_padding(batch.tgt, pad_id)[row]
     causal = np.tril(np.ones((len(target), len(target)), bool))
     if "not causal" in comparison.masks:

@@ -308,12 +308,7 @@ def matrix_shape(unit: Unit, width: int) -> Shape | None:
 
 
 def inner_width(group: Group, roles: Sequence[str], width: int) -> int:
-    """Return the width of all heads together, or d_ff.
-
-    Args:
-        group: An attention or a feed-forward network.
-        roles: The role of each product, as in `Group.roles`.
-    """
+    """Return the width of all heads together, or d_ff."""
     if group.kind == "shared":
         return width
     index = next(i for i, role in enumerate(roles) if role in ("output", "outer"))

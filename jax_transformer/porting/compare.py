@@ -55,7 +55,6 @@ class Comparison:
 
     Attributes:
         blocks: The errors. A block whose foreign module was not recorded has none.
-        bound: The largest error that rounding can cause.
         masks: What the program does not mask as the config does, as "not causal"; "default"
             where it masks the same.
         output: What the program returned: logits, or their log_softmax or softmax.
@@ -164,7 +163,6 @@ def compare(
     Args:
         module: Any torch module that computes logits of source and target ids.
         params: Parameters, as `from_torch` returns them for the module's state_dict.
-        layout: The names and shapes in the module's state_dict.
         src: Source ids [B, S] of any framework or lists; `config.pad_id` is padding. Vectors
             [B, S, D] for a model without embeddings.
         tgt: Target ids [B, T], or vectors [B, T, D].
@@ -197,7 +195,6 @@ def compare_record(
     module whose output is another value than that of our block is left out.
 
     Args:
-        params: Parameters, a nested dict of arrays.
         layout: The names of the program's tensors, which lead to its modules.
         record: Inputs and outputs of the program.
         explain: Whether a difference is explained, which takes some seconds, and needs torch.

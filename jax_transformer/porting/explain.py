@@ -74,10 +74,6 @@ def explain(
 ) -> tuple[str, ...]:
     """Return the changes with which a config and a layout follow a record.
 
-    Args:
-        config: The config that differs from the program.
-        layout: The layout with which the tensors were read.
-
     Returns:
         One sentence for each change that is needed, with the error that is left; () where the
         model follows the record as it is, or where no few changes bring it nearer.

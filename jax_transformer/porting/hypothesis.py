@@ -27,8 +27,6 @@ class Masks:
     Attributes:
         source: Which stacks hide the source's padding: "encoder and decoder", "encoder",
             "decoder" or "nowhere".
-        target: Whether the target's padding is hidden.
-        causal: Whether later targets are hidden.
     """
 
     source: str = "encoder and decoder"

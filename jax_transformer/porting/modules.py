@@ -78,8 +78,6 @@ def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list
     """Return the foreign modules whose output may be that of a place, the likeliest first.
 
     Args:
-        own: The tensors of the place.
-        tensors: All tensors.
         exactly: Whether a module must hold no other tensors.
     """
     inner = common_module(tensor.module for tensor in own)

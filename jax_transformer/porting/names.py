@@ -47,7 +47,6 @@ class Stack:
 
     Attributes:
         before: What precedes a layer's number, as "encoder.layers.".
-        indices: The numbers, in order.
         shapes: Shape by what follows the number, for the tensors of every layer.
         first_only: Shape by what follows the number, for further tensors of the first layer.
     """
@@ -72,7 +71,6 @@ class Unit:
 
     Attributes:
         matrix: Name of the tensor with two or more axes; "" for a norm.
-        shape: Its shape.
         bias: Name of the bias; "" where there is none.
         scale: Name of a norm's scale; "" for a product.
     """
@@ -164,7 +162,6 @@ def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
 
     Args:
         shapes: Shape by name, of one layer or of what stands outside the layers.
-        width: The model's d_model, the length of a norm's vectors.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(shapes, key=natural_key):

@@ -49,10 +49,8 @@ def run(
     "encoder.layers.0.self_attention"; modules that are no place have no values.
 
     Args:
-        params: Parameters, all of one type.
         src: Ids [B, S], or vectors [B, S, D].
         tgt: Ids [B, T], or vectors [B, T, D].
-        masks: What is attended to.
     """
     with jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, _run(params, config, src, tgt, masks))

@@ -46,8 +46,6 @@ class Question:
 
     Attributes:
         name: What is asked, in words.
-        answers: The possible answers, the likeliest first.
-        certainty: How sure the first one is.
         about: Names of the tensors that it concerns, "{i}" for a layer; () for a field of the
             config.
         texts: The answers in words; () where they are words themselves.

@@ -82,7 +82,6 @@ class Record(NamedTuple):
     """What a program computed.
 
     Attributes:
-        batches: Its calls.
         pad_id: Id of padding in `src` and `tgt`; None where the program has none.
     """
 
@@ -91,11 +90,7 @@ class Record(NamedTuple):
 
 
 def output_kind(output: np.ndarray) -> OutputKind:
-    """Return what a program returned, by the sums of its numbers.
-
-    Args:
-        output: Numbers [N, V] of N positions that hold tokens.
-    """
+    """Return what a program returned, by the sums of its numbers [N, V] at N tokens."""
     wide = output.astype(np.float64)
     with np.errstate(over="ignore"):
         if wide.max() <= SUM_TOLERANCE and _is_one(np.exp(wide).sum(-1)):
@@ -113,10 +108,6 @@ def snippet(pad_id: int = 0, src_vocab_size: int = 10, tgt_vocab_size: int = 10)
     It needs torch and safetensors, and a `model` that is called as model(src, tgt). It changes
     the model to float64. It runs three batches of 3 rows: one token a side; 7 source and 5 target
     tokens; the same lengths with padding at the end of two rows.
-
-    Args:
-        src_vocab_size: Source ids are drawn below this size.
-        tgt_vocab_size: Target ids are drawn below this size.
     """
     return SNIPPET.format(pad=pad_id, sources=src_vocab_size, targets=tgt_vocab_size)
 
@@ -171,9 +162,7 @@ def record_module(
     Its mode and hooks are afterwards as before.
 
     Args:
-        module: The model.
         src: Source ids [B, S] of torch, numpy, jax or lists; or vectors [B, S, D].
-        tgt: Target ids [B, T]; or vectors [B, T, D].
         call: Returns the logits of (module, src, tgt), for a module that is not called as
             module(src, tgt): because it needs masks, or ids with the sequence first.
     """
@@ -275,10 +264,7 @@ def _batch_first(batch: Batch, sequence_first: bool, prefix: str, where: str) ->
     """Return the batch with outputs [B, L, D], whichever axis of them comes first.
 
     Args:
-        batch: The batch as it was recorded.
         sequence_first: What holds where an output has as many rows as positions.
-        prefix: Of the names in the file.
-        where: The file.
     """
     rows, lengths = len(batch.src), {batch.src.shape[1], batch.tgt.shape[1]}
 

@@ -31,7 +31,6 @@ class Alternative(NamedTuple):
     """Another answer to a question, and the error that it would have.
 
     Attributes:
-        question: What is asked.
         answer: The other answer.
         error: The largest error with it; at the first difference, where it differs.
     """
@@ -46,14 +45,8 @@ class Finding:
     """What a search found.
 
     Attributes:
-        answers: The best answer to every question.
-        hypothesis: The model that follows from them.
-        fit: How far it follows the record.
         alternatives: Every other answer, the nearest first.
-        questions: All questions by name.
         passes: How many forward passes it took, whole or up to the first difference.
-        seconds: How long it took.
-        stopped: Whether it ended because its time was over.
     """
 
     answers: dict[str, Any]

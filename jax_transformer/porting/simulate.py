@@ -72,11 +72,7 @@ class Fit(NamedTuple):
 
 
 class Tensors:
-    """Foreign tensors as float64 torch tensors, read through rows without a copy.
-
-    Args:
-        tensors: Arrays by name.
-    """
+    """Foreign tensors as float64 torch tensors, read through rows without a copy."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
         self._tensors = {name: as_torch(array) for name, array in tensors.items()}
@@ -139,7 +135,6 @@ def simulate(
     """Return how far a hypothesis follows a record.
 
     Args:
-        hypothesis: The model that they may be.
         taps: Name of the program's module by our name of a layer, as "encoder.layers.0".
         only: Name of the one place to compare; layers whose recorded output is known are then
             not computed. None compares all places up to the first difference.

@@ -36,10 +36,7 @@ class Layer:
     """The blocks of a stack's layers; the names begin behind the layer's number.
 
     Attributes:
-        stack: Where the layers are.
         attentions: One in an encoder, two in a decoder.
-        feed_forward: The feed-forward network.
-        norms: The norms.
         relative: Table of relative biases [buckets, heads], or "".
         has_relative_per_layer: Whether each layer has such a table, and not the first alone.
         unused: Tensors without meaning, as masks.
@@ -69,16 +66,11 @@ class Structure:
 
     Attributes:
         width: d_model.
-        shapes: Shape of every tensor by name.
-        encoder: The encoder's layers.
-        decoder: The decoder's layers.
         tables: Matrices with an axis of tokens: embeddings and the output projection.
         learned: Learned position tables.
-        norms: The norms outside the layers.
         output_biases: Vectors as long as a vocabulary.
         sinusoids: Computed position tables.
         copies: Name of the original by name of an equal copy.
-        unused: Tensors without meaning.
     """
 
     width: int

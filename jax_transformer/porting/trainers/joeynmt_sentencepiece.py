@@ -22,12 +22,7 @@ SIDES = {"src": "source.spm", "trg": "target.spm"}
 
 
 def tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    """Return the tokenizer of text; None where sentencepiece is not all that made the tokens.
-
-    Args:
-        model: Has the settings of the data, and the vocabularies.
-        config: Has the special ids and the sizes of the vocabularies.
-    """
+    """Return the tokenizer of text; None where sentencepiece is not all that made the tokens."""
     if model.source_tokens is None or model.target_tokens is None:
         return None
     files = {side: _model_file(model, side) for side in SIDES}

@@ -23,13 +23,7 @@ PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
 def table_rows(source: str, target: str, output: str) -> list[Row]:
-    """Return the rows of embeddings that may be shared, and of an output that may be tied.
-
-    Args:
-        source: Name of the table of source tokens.
-        target: Name of the table of target tokens.
-        output: Module of the output projection.
-    """
+    """Return the rows of embeddings that may be shared, and of an output that may be tied."""
     tied = ("output_projection", "tied")
     return [
         Row(source, "token_embedding/embedding"),
@@ -47,9 +41,7 @@ class Model(NamedTuple):
 
     Attributes:
         tensors: Arrays by the names of the trainer's `model.state_dict()`.
-        settings: The settings of the model.
         source_tokens: The source token of each id; None where the vocabulary is not recorded.
-        target_tokens: The target token of each id.
         folder: The folder of the checkpoint, where the program has more files there.
     """
 
@@ -77,10 +69,7 @@ class Trainer:
 
     Attributes:
         name: Its name, and that of its layout.
-        layout: Names and shapes of the weights.
         recognises: Returns whether the content of a checkpoint is this program's.
-        read: Returns the model of a checkpoint.
-        config: Returns the config of a model.
         tokenizer: Returns the tokenizer of a model of this config; None where the vocabulary is
             not recorded.
         remedy: How to save a checkpoint again without objects of the program's own classes.
@@ -103,7 +92,6 @@ class Settings:
 
     Attributes:
         origin: The trainer, or its file of settings, for messages.
-        values: The settings.
         defaults: What the program takes an absent setting for.
     """
 

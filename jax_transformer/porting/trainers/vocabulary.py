@@ -31,9 +31,6 @@ def word_tokenizer(
     """Return the tokenizer of a model's vocabularies, one for both sides where they are equal.
 
     Args:
-        model: Has the token of each id of a source and of a target.
-        config: Has the special ids and the sizes of the vocabularies.
-        unk_id: Id of what the vocabulary lacks.
         source_suffix: Ids at the end of every source.
         any_whitespace: Whether tokens lie between whitespace of any kind, and not just spaces.
     """
