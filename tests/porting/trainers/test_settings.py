@@ -35,32 +35,25 @@ def config_of(trainer, model, **changed):
     return TRAINERS[trainer].config(model._replace(settings=settings))
 
 
-FAIRSEQ_OFF = (
-    "adaptive_input",
-    "char_inputs",
-    "cross_self_attention",
-    "merge_src_tgt_embed",
-    "no_cross_attention",
-    "no_decoder_final_norm",
-    "scale_attn",
-    "scale_fc",
-    "scale_heads",
-    "scale_resids",
-    "tie_adaptive_proj",
-    "tie_adaptive_weights",
-)
+# Refused where they are on, whatever they are set to.
+OFF = {
+    "fairseq": (
+        "adaptive_input adaptive_softmax_cutoff base_layers char_inputs cross_self_attention "
+        "encoder_layerdrop decoder_layerdrop encoder_layers_to_keep decoder_layers_to_keep "
+        "encoder_xformers_att_config decoder_xformers_att_config merge_src_tgt_embed "
+        "no_cross_attention no_decoder_final_norm quant_noise_pq quant_noise_scalar scale_attn "
+        "scale_fc scale_heads scale_resids tie_adaptive_proj tie_adaptive_weights"
+    ),
+    "opennmt_py": (
+        "copy_attn lora_embedding lora_layers quant_layers max_relative_positions n_src_feats "
+        "relative_positions_buckets num_experts num_kv parallel_residual shared_layer_norm "
+        "sliding_window"
+    ),
+}
 REFUSED = [
-    *(("fairseq", {name: True}, name) for name in FAIRSEQ_OFF),
+    *((trainer, {name: True}, name) for trainer, names in OFF.items() for name in names.split()),
     ("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff='100,200'"),
-    ("fairseq", {"base_layers": 1}, "base_layers=1"),
     ("fairseq", {"encoder_layerdrop": 0.1}, "encoder_layerdrop=0.1"),
-    ("fairseq", {"decoder_layerdrop": 0.1}, "decoder_layerdrop=0.1"),
-    ("fairseq", {"encoder_layers_to_keep": "0,2"}, "encoder_layers_to_keep='0,2'"),
-    ("fairseq", {"decoder_layers_to_keep": "0,2"}, "decoder_layers_to_keep='0,2'"),
-    ("fairseq", {"encoder_xformers_att_config": "{}"}, "encoder_xformers_att_config"),
-    ("fairseq", {"decoder_xformers_att_config": "{}"}, "decoder_xformers_att_config"),
-    ("fairseq", {"quant_noise_pq": 0.1}, "quant_noise_pq=0.1"),
-    ("fairseq", {"quant_noise_scalar": 0.1}, "quant_noise_scalar=0.1"),
     ("fairseq", {"activation_fn": "tanh"}, "activation_fn='tanh'"),
     ("fairseq", {"activation_fn": "relu_squared"}, "activation_fn='relu_squared'"),
     ("fairseq", {"decoder_embed_dim": 40}, "decoder_embed_dim=40.*encoder_embed_dim=20"),
@@ -88,19 +81,8 @@ REFUSED = [
     ("joeynmt", {"decoder.num_heads": None}, "decoder.num_heads=8"),
     ("joeynmt", {"decoder.ff_size": 5}, "decoder.ff_size=5"),
     ("joeynmt", {"decoder.hidden_size": 5}, "decoder.hidden_size=5"),
-    ("opennmt_py", {"copy_attn": True}, "copy_attn=True"),
-    ("opennmt_py", {"lora_embedding": True}, "lora_embedding=True"),
     ("opennmt_py", {"lora_layers": ["linear_values"]}, "lora_layers"),
-    ("opennmt_py", {"quant_layers": ["w_1"]}, "quant_layers"),
-    ("opennmt_py", {"max_relative_positions": 20}, "max_relative_positions=20"),
     ("opennmt_py", {"max_relative_positions": -1}, "max_relative_positions=-1"),
-    ("opennmt_py", {"relative_positions_buckets": 32}, "relative_positions_buckets=32"),
-    ("opennmt_py", {"n_src_feats": 1}, "n_src_feats=1"),
-    ("opennmt_py", {"num_experts": 8}, "num_experts=8"),
-    ("opennmt_py", {"num_kv": 2}, "num_kv=2"),
-    ("opennmt_py", {"parallel_residual": True}, "parallel_residual=True"),
-    ("opennmt_py", {"shared_layer_norm": True}, "shared_layer_norm=True"),
-    ("opennmt_py", {"sliding_window": 9}, "sliding_window=9"),
     ("opennmt_py", {"self_attn_type": "average"}, "self_attn_type='average'"),
     ("opennmt_py", {"generator_function": "sparsemax"}, "generator_function='sparsemax'"),
     ("opennmt_py", {"model_task": "lm"}, "model_task='lm'"),
