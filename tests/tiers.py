@@ -9,7 +9,6 @@ import pytest
 # These presets hold every value of every field of the config but two.
 QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "bart", "umt5")
 QUICK_FAMILIES = ("marian", "bart", "m2m_100", "t5", "umt5")
-QUICK_MODELS = ("fused_rows", "letters", "wrapped")
 
 
 def tiered(values, quick):

@@ -29,7 +29,6 @@ class ForeignModel(NamedTuple):
         pad_id: Id of padding.
         masks: The padding that is masked: "both" sides, the "source" alone, or "none".
         output: What the first output is: "logits" or "log_softmax".
-        batch_first: Whether the output is [B, T, V]; otherwise it is [T, B, V].
     """
 
     build: Callable[[], nn.Module]
@@ -37,7 +36,6 @@ class ForeignModel(NamedTuple):
     pad_id: int = 0
     masks: str = "both"
     output: str = "logits"
-    batch_first: bool = True
 
     def module(self, seed=0):
         """Return the module without dropout, no parameter at its starting value."""
@@ -165,7 +163,6 @@ MODELS: dict[str, ForeignModel] = {
     "sequence_first": ForeignModel(
         SequenceFirst,
         sizes(39, 45, 22, 2, 34, 3, 2) | {"max_length": 34},
-        batch_first=False,
     ),
     "norm_inside": ForeignModel(
         NormInside,
