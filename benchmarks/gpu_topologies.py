@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
-from jax_transformer.errors import InputError
+from jax_transformer import InputError
 
 PLUGINS, CUDA = "jax_plugins", "jax_plugins.xla_cuda13"
 

@@ -31,8 +31,7 @@ from benchmarks.decoding import LINEAGES, NEW_TOKENS
 from benchmarks.nn_transformer import draw_batch, model_config
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from benchmarks.training import DROPOUTS, LOADERS, SETTINGS, SIZES, System
-from jax_transformer import decode_step, init_cache, init_params
-from jax_transformer.decoding.cache import Cache, select_hypotheses
+from jax_transformer import Cache, decode_step, init_cache, init_params, select_hypotheses
 from jax_transformer.model.transformer import Params
 from jax_transformer.training.step import init_state, train_step
 

@@ -15,8 +15,7 @@ import torch
 import tyro
 from torch import nn
 
-from jax_transformer import convert
-from jax_transformer.errors import InputError
+from jax_transformer import InputError, convert
 from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.record import Record, read_record, snippet
 from jax_transformer.porting.suggest import Suggestion, suggest

@@ -13,7 +13,7 @@ import jax_transformer
 from benchmarks.attack import stock
 from benchmarks.attack.mutations import choose
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult
-from jax_transformer.config import TransformerConfig
+from jax_transformer import TransformerConfig
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.transfer import to_params, to_tensors
 

@@ -15,7 +15,7 @@ import jax_transformer
 from benchmarks.attack import stock
 from benchmarks.attack.mutations import choose, mutate_file
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
-from jax_transformer.config import TransformerConfig
+from jax_transformer import TransformerConfig
 from jax_transformer.convert import read_layout, to_params
 from jax_transformer.convert.huggingface import load_folder, read_model_config
 from jax_transformer.convert.layouts import LAYOUTS

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from jax_transformer import InputError
 from jax_transformer.commands.main import main
 from jax_transformer.convert import ConversionError
-from jax_transformer.errors import InputError
 
 LONGEST_REFUSAL = 1010  # characters of a line
 USAGE_LINES = 40  # of the parser's message about a flag, which shows the flags that are like it

@@ -10,11 +10,10 @@ from rich.console import Console
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.execution import Remat
 from jax_transformer.runtime.sharding import parse_sizes
 from jax_transformer.runtime.topologies import topology_devices
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.config import Batching
+from jax_transformer.training.config import Batching, Remat
 
 
 def budget(

@@ -30,8 +30,6 @@ from jax_transformer.commands.train_arguments import (
 )
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.attention_backend import choose_for
-from jax_transformer.model.memory_checks import check_training
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
@@ -49,8 +47,10 @@ from jax_transformer.storage.folder import SETTINGS_FILE
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.training.budget import check_training
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
+from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
 
 
@@ -197,11 +197,7 @@ def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) 
     if not known:  # the text may have few characters
         fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
         config = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
-    settings = arguments.training
-    # Rows of packed batches are there whatever the text is; buckets follow the text.
-    tokens = settings.max_tokens // settings.num_microbatches
-    trained, whole = trained_sizes(config, settings.freeze)
-    check_training(whole, trained, tokens if settings.batching == "packed" else 0, config)
+    check_training(config, arguments.training)
 
 
 def prepare(arguments: Arguments, start: Start, console: Console) -> tuple[RunSettings, Corpora]:
@@ -235,9 +231,7 @@ def show_settings(
     console.print(to_yaml(arguments.to_mapping()), end="")
     console.print(describe(mesh))
     config = settings.config
-    device, dtype = mesh.devices.flat[0], arguments.training.compute_dtype
-    dropped = config.attention_dropout_rate > 0
-    console.print(str(choose_for(device, dtype, config.head_dim, dropped)))
+    console.print(str(attention_choice(mesh, config, arguments.training)))
     trained, whole = trained_sizes(config, arguments.training.freeze)
     console.print(f"{trained:,} of {whole:,} parameters are trained")
 

@@ -9,7 +9,6 @@ from jax_transformer.commands.command_line import Parser, described, show_help
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
-from jax_transformer.model.transformer import Params
 from jax_transformer.runs.corpora import Files, TextSettings
 from jax_transformer.runs.existing_tokenizer import run_tokenizer
 from jax_transformer.runs.model_settings import (
@@ -217,7 +216,7 @@ class Start(NamedTuple):
 
     tokenizer: Tokenizer | None = None
     config: TransformerConfig | None = None
-    params: Params | None = None
+    params: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
     report: tuple[str, ...] = ()

@@ -13,7 +13,6 @@ from jax_transformer.model.parameters import parameter_count
 from jax_transformer.runtime.host_memory import check_memory
 
 FLOAT32 = 4  # bytes
-GRADIENT_AND_MOMENTS = 3  # numbers beside each trained parameter
 
 
 def check_parameters(config: TransformerConfig, key: PRNGKeyArray | None = None) -> None:
@@ -26,31 +25,6 @@ def check_parameters(config: TransformerConfig, key: PRNGKeyArray | None = None)
         count = parameter_count(config)
         what = f"a model of d_model={config.d_model} with {count:,} parameters"
         check_memory(FLOAT32 * count, what, "choose smaller sizes")
-
-
-def check_training(whole: int, trained: int, tokens: int, config: TransformerConfig) -> None:
-    """Refuse a training whose state and activations this machine cannot hold.
-
-    With several processes it refuses nothing: each may hold a part.
-
-    Args:
-        whole: Number of all parameters.
-        trained: Number of those that are trained: they have a gradient and two moments.
-        tokens: Tokens of a batch on each side that are there whatever the text is.
-    """
-    if not _on_cpu() or jax.process_count() > 1:
-        return
-    check_memory(
-        FLOAT32 * (whole + GRADIENT_AND_MOMENTS * trained),
-        f"training a model of d_model={config.d_model} with {whole:,} parameters",
-        "choose smaller sizes",
-    )
-    layers = config.num_encoder_layers + config.num_decoder_layers
-    check_memory(
-        FLOAT32 * layers * tokens * config.d_model,
-        f"a batch of {tokens:,} tokens a side",
-        "lower max_tokens or raise num_microbatches",
-    )
 
 
 def check_position_table(length: int, d_model: int) -> None:

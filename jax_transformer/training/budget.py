@@ -22,6 +22,7 @@ from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
+from jax_transformer.runtime.host_memory import check_memory
 from jax_transformer.runtime.topologies import (
     OutOfMemory,
     compile_for_topology,
@@ -30,7 +31,7 @@ from jax_transformer.runtime.topologies import (
 )
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import trainable
+from jax_transformer.training.freeze import trainable, trained_sizes
 from jax_transformer.training.step import sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -356,3 +357,27 @@ def _abstract_mesh(sizes: str) -> AbstractMesh:
     check_whole_numbers({"the number of devices of mesh": named})
     shape = sharding.parse_sizes(sizes, named)
     return AbstractMesh(shape, sharding.AXES, axis_types=sharding.AXIS_TYPES)
+
+
+def check_training(config: TransformerConfig, training_config: TrainingConfig) -> None:
+    """Refuse a training whose state and activations the memory of this machine cannot hold.
+
+    It refuses nothing on an accelerator, which does so by itself, nor with several processes, each
+    of which may hold a part.
+    """
+    if jax.default_backend() != "cpu" or jax.process_count() > 1:
+        return
+    trained, whole = trained_sizes(config, training_config.freeze)
+    check_memory(
+        BYTES["float32"] * (whole + (1 + ADAM_MOMENTS) * trained),
+        f"training a model of d_model={config.d_model} with {whole:,} parameters",
+        "choose smaller sizes",
+    )
+    if training_config.batching == "packed":  # its rows are there whatever the text is
+        tokens = training_config.max_tokens // training_config.num_microbatches
+        layers = config.num_encoder_layers + config.num_decoder_layers
+        check_memory(
+            BYTES["float32"] * layers * tokens * config.d_model,
+            f"a batch of {tokens:,} tokens a side",
+            "lower max_tokens or raise num_microbatches",
+        )

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.attention_backend import Choice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.parameters import shard_parameters, shardings
@@ -282,6 +282,14 @@ def sharded_init_state(
     if params is not None:
         params = jax.device_put(params, places.params)
     return jax.jit(make, out_shardings=places)(params)
+
+
+def attention_choice(
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+) -> Choice:
+    """Return which implementation of attention `sharded_train_step` uses, and why."""
+    dropped = config.attention_dropout_rate > 0
+    return choose_for(mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped)
 
 
 def sharded_train_step(

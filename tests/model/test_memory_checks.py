@@ -9,8 +9,7 @@ import pytest
 
 from jax_transformer import InputError, encode, generate, init_cache, init_params
 from jax_transformer.config import LARGEST
-from jax_transformer.model.memory_checks import check_cache, check_position_table, check_training
-from jax_transformer.runtime import host_memory
+from jax_transformer.model.memory_checks import check_cache, check_position_table
 from jax_transformer.runtime.host_memory import check_memory, total_memory
 from tests.models import random_params, small_config
 
@@ -51,15 +50,6 @@ def test_a_position_table_that_the_machine_cannot_hold_is_not_computed():
     positions = np.arange(SRC.size)[None]
     refused("a table of 1000000000 positions needs", partial(encode, src_positions=positions),
             random_params(config), config, SRC)  # fmt: skip
-
-
-def test_a_training_counts_what_is_trained_and_the_packed_batch(monkeypatch):
-    config = small_config("vaswani2017")
-    monkeypatch.setattr(host_memory, "total_memory", lambda: 10**6)
-    check_training(whole=60_000, trained=60_000, tokens=0, config=config)
-    refused("with 70,000 parameters needs", check_training, 70_000, 70_000, 0, config)
-    check_training(whole=200_000, trained=10_000, tokens=0, config=config)
-    refused("a batch of 100,000 tokens a side", check_training, 1, 1, 100_000, config)
 
 
 @pytest.mark.parametrize("preset", ["t5", "pre_norm"])

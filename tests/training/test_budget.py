@@ -1,5 +1,6 @@
 """The budget beside what XLA says of the compiled step, and beside counts by hand."""
 
+import dataclasses
 import json
 import math
 import re
@@ -14,18 +15,23 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import parameter_count
 from jax_transformer.model.transformer import apply, init_params
+from jax_transformer.runtime import host_memory
 from jax_transformer.training.budget import (
     DEVICES,
     SIZES,
     Workload,
     activations_per_row,
     budget,
+    check_training,
     compile_step,
     step_flops,
     training_config_of,
 )
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
+from tests.models import small_config
 from tests.tiers import tiered
 
 ROWS, LENGTH = 4, 32
@@ -316,3 +322,17 @@ def test_a_slice_that_does_not_match_is_refused_before_any_work(run, options, me
 def test_an_unknown_compute_type_is_refused():
     with pytest.raises(InputError, match="compute_dtype='float16' must be one of"):
         Workload(1, 1, "float16")
+
+
+def test_a_training_that_the_machine_cannot_hold_is_refused(monkeypatch):
+    """It counts the gradients and moments of what is trained, and the packed batch."""
+    config = small_config("vaswani2017")
+    bytes_of_parameters = 4 * parameter_count(config)
+    monkeypatch.setattr(host_memory, "total_memory", lambda: 3 * bytes_of_parameters)
+    with pytest.raises(InputError, match=r"training a model of d_model=42 .* choose smaller sizes"):
+        check_training(config, TrainingConfig())
+    frozen = TrainingConfig(freeze=("*coder/*",))
+    check_training(config, frozen)
+    packed = dataclasses.replace(frozen, batching="packed", max_tokens=100_000)
+    with pytest.raises(InputError, match=r"a batch of 100,000 tokens a side .* lower max_tokens"):
+        check_training(config, packed)
