@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jax_transformer.config import check_whole_numbers
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.runtime.watchdog import Watchdog
 
+MOST = 2**31 - 1  # JAX hands numbers on as int32
 GRACE = 5  # seconds by which the watchdog, with its one line, is earlier than JAX, which aborts
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable holds a step's tasks
 TPU_HOSTS = "TPU_WORKER_HOSTNAMES"  # separated by commas
@@ -59,9 +59,8 @@ def initialize(
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    check_whole_numbers({**named, "lost_after": lost_after})
-    if lost_after < 1:
-        raise InputError(f"lost_after={lost_after} must be at least 1")
+    if not 1 <= lost_after <= MOST:
+        raise InputError(f"lost_after={shorten(lost_after)} must be from 1 to {MOST}")
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
         if not _launched_together():
@@ -71,10 +70,11 @@ def initialize(
         raise InputError(f"{missing[0]}=None: name all of {', '.join(named)}, or none")
     else:
         host, port = _checked_address(coordinator)
-        if num_processes < 1:
-            raise InputError(f"num_processes={num_processes} must be at least 1")
+        if not 1 <= num_processes <= MOST:
+            raise InputError(f"num_processes={shorten(num_processes)} must be from 1 to {MOST}")
         if not 0 <= process_id < num_processes:
-            raise InputError(f"process_id={process_id} must be from 0 to {num_processes - 1}")
+            last = num_processes - 1
+            raise InputError(f"process_id={shorten(process_id)} must be from 0 to {last}")
         if num_processes == 1:
             return
         started = time.monotonic()
