@@ -9,6 +9,7 @@ from jax_transformer.commands.command_line import call
 from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.runtime.host_memory import use_one_heap
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
 # chosen command is imported.
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = " ".join(["jax-transformer", *arguments[:1]])
     _open_closed_descriptors()
+    use_one_heap()  # before `interruptible` starts a thread
     try:
         with interruptible():
             check_arguments(arguments)
