@@ -66,8 +66,8 @@ class Languages:
         codes = {"source": source, "target": target}
         codes = {side: code for side, code in codes.items() if code is not None}
         for side, code in codes.items():
-            if not isinstance(code, str) or code not in self.ids:
-                near = difflib.get_close_matches(str(code), self.ids, SHOWN, cutoff=0.4)
+            if code not in self.ids:
+                near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
                 shown = ", ".join(near or list(self.ids)[:SHOWN])
                 raise InputError(
                     f"{ARGUMENT[side]}={code!r:.40} is none of the model's {len(self.ids)} "

@@ -392,13 +392,13 @@ REFUSED = {
     ),
     "a language that is a number": (
         "mbart-50",
-        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(tgt_lang=10**7)),
-        r"tokenizer_config\.json: target_lang=10000000 is none of the model's 52 language codes",
+        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(tgt_lang=0)),
+        r"tokenizer_config\.json: target_lang='0' is none of the model's 52 language codes",
     ),
     "languages that are a list": (
         "mbart-50",
         lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(tgt_lang=["x"])),
-        r"tokenizer_config\.json: target_lang=\['x'\] is none of the model's 52 language codes",
+        r"tokenizer_config\.json: target_lang=\"\['x'\]\" is none of the model's 52 language codes",
     ),
     "another list of codes": (
         "m2m100",

@@ -132,7 +132,8 @@ def _languages(
         )
     source = rule.usual if rule.usual in codes else None
     languages = Languages(codes, rule.placement, rule.starts, source)
+    names = (values.get(key) for key in ("src_lang", "tgt_lang"))
     try:
-        return languages.changed(values.get("src_lang"), values.get("tgt_lang"))
+        return languages.changed(*(None if name is None else str(name) for name in names))
     except InputError as error:
         raise InputError(f"{path.parent / TOKENIZER_CONFIG}: {error}") from error
