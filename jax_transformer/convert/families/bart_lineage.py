@@ -11,10 +11,11 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 SINUSOIDS = PositionTable(("length", "d_model"))
 FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
     {
@@ -166,15 +167,10 @@ def _embedding(stack: str, side: str) -> list[Row]:
 
 def _layers(stack: str, attentions: Mapping[str, str]) -> list[Row]:
     """Return the rows of a stack's layers, given the foreign name of each attention."""
-    foreign, path = f"model.{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
-    rows = [
-        *linear(f"{foreign}.fc1", f"{path}/feed_forward/inner"),
-        *linear(f"{foreign}.fc2", f"{path}/feed_forward/outer"),
-        *norm(f"{foreign}.final_layer_norm", f"{path}/feed_forward_residual/norm"),
-    ]
-    for own, name in attentions.items():
-        rows += norm(f"{foreign}.{name}_layer_norm", f"{path}/{own}_residual/norm")
-        for projection in ("query", "key", "value"):
-            rows += linear(f"{foreign}.{name}.{projection[0]}_proj", f"{path}/{own}/{projection}")
-        rows += linear(f"{foreign}.{name}.out_proj", f"{path}/{own}/output")
-    return rows
+    return layer_rows(
+        f"model.{stack}.layers.{{i}}",
+        f"{stack}/layers_{{i}}",
+        {own: (name, f"{name}_layer_norm") for own, name in attentions.items()},
+        PROJECTIONS,
+        ("fc1", "fc2", "final_layer_norm"),
+    )

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 
-PROJECTIONS = ("query", "key", "value", "output")
+ATTENTIONS = {
+    "encoder": ("self_attention",),
+    "decoder": ("self_attention", "cross_attention"),
+}
 
 
 def shared_heads() -> Layout:
     """Return the layout of the post-norm blog model whose heads share their projections."""
-    encoder, own_encoder = "encoder.layers.{i}", "encoder/layers_{i}"
-    decoder, own_decoder = "decoder.layers.{i}", "decoder/layers_{i}"
-    block = f"{decoder}.transformer_block"
     names = ("query_matrix", "key_matrix", "value_matrix", "out")
+    layers = "encoder.layers.{i}", "encoder/layers_{i}"
+    own_attention = {"self_attention": ("attention", "norm1")}
+    feed_forward = ("feed_forward.0", "feed_forward.2", "norm2")
+    decoder_attentions = {
+        "self_attention": ("attention", "norm"),
+        "cross_attention": ("transformer_block.attention", "transformer_block.norm1"),
+    }
+    inside_block = tuple(f"transformer_block.{name}" for name in feed_forward)
     rows = (
         Row("encoder.embedding_layer.embed.weight", "source_embedding/embedding"),
-        *_attention(f"{encoder}.attention", f"{own_encoder}/self_attention", names),
-        *norm(f"{encoder}.norm1", f"{own_encoder}/self_attention_residual/norm"),
-        *linear(f"{encoder}.feed_forward.0", f"{own_encoder}/feed_forward/inner"),
-        *linear(f"{encoder}.feed_forward.2", f"{own_encoder}/feed_forward/outer"),
-        *norm(f"{encoder}.norm2", f"{own_encoder}/feed_forward_residual/norm"),
+        *layer_rows(*layers, own_attention, names, feed_forward),
         Row("decoder.word_embedding.weight", "target_embedding/embedding"),
-        *_attention(f"{decoder}.attention", f"{own_decoder}/self_attention", names),
-        *norm(f"{decoder}.norm", f"{own_decoder}/self_attention_residual/norm"),
-        *_attention(f"{block}.attention", f"{own_decoder}/cross_attention", names),
-        *norm(f"{block}.norm1", f"{own_decoder}/cross_attention_residual/norm"),
-        *linear(f"{block}.feed_forward.0", f"{own_decoder}/feed_forward/inner"),
-        *linear(f"{block}.feed_forward.2", f"{own_decoder}/feed_forward/outer"),
-        *norm(f"{block}.norm2", f"{own_decoder}/feed_forward_residual/norm"),
+        *layer_rows(
+            "decoder.layers.{i}", "decoder/layers_{i}", decoder_attentions, names, inside_block
+        ),
         *linear("decoder.fc_out", "output_projection"),
     )
     buffers = (
@@ -78,24 +78,24 @@ def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
             printed.
     """
     names, scale_bias = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
-    encoder, own_encoder = "encoder.layers.{i}", "encoder/layers_{i}"
-    decoder, own_decoder = "decoder.layers.{i}", "decoder/layers_{i}"
+    own = {"self_attention": ("self_attention", "norm1")}
+    both = {**own, "cross_attention": ("encoder_attention", "norm2")}
     rows = (
         Row(f"src_embedding.{table_name}.weight", "source_embedding/embedding"),
         Row(f"tgt_embedding.{table_name}.weight", "target_embedding/embedding"),
-        *_attention(f"{encoder}.self_attention", f"{own_encoder}/self_attention", names),
-        *norm(f"{encoder}.norm1", f"{own_encoder}/self_attention_residual/norm", *scale_bias),
-        *linear(f"{encoder}.feedforward.W_1", f"{own_encoder}/feed_forward/inner"),
-        *linear(f"{encoder}.feedforward.W_2", f"{own_encoder}/feed_forward/outer"),
-        *norm(f"{encoder}.norm2", f"{own_encoder}/feed_forward_residual/norm", *scale_bias),
-        *_attention(f"{decoder}.self_attention", f"{own_decoder}/self_attention", names),
-        *norm(f"{decoder}.norm1", f"{own_decoder}/self_attention_residual/norm", *scale_bias),
-        *_attention(f"{decoder}.encoder_attention", f"{own_decoder}/cross_attention", names),
-        *norm(f"{decoder}.norm2", f"{own_decoder}/cross_attention_residual/norm", *scale_bias),
-        *norm(f"{decoder}.norm3", f"{own_decoder}/memory_norm", *scale_bias),
-        *linear(f"{decoder}.feedforward.W_1", f"{own_decoder}/feed_forward/inner"),
-        *linear(f"{decoder}.feedforward.W_2", f"{own_decoder}/feed_forward/outer"),
-        *norm(f"{decoder}.norm4", f"{own_decoder}/feed_forward_residual/norm", *scale_bias),
+        *(
+            row
+            for stack, attentions, last in (("encoder", own, "norm2"), ("decoder", both, "norm4"))
+            for row in layer_rows(
+                f"{stack}.layers.{{i}}",
+                f"{stack}/layers_{{i}}",
+                attentions,
+                names,
+                ("feedforward.W_1", "feedforward.W_2", last),
+                scale_bias,
+            )
+        ),
+        *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", *scale_bias),
         *linear("output_layer", "output_projection"),
     )
     buffers = (Buffer("positional_encoder", PositionTable(("length", "d_model"))),)
@@ -124,11 +124,6 @@ def pre_norm_log_softmax(
     return Layout("pre_norm_log_softmax", rows, buffers)
 
 
-def _attention(foreign: str, path: str, names: tuple[str, str, str, str]) -> list[Row]:
-    pairs = zip(names, PROJECTIONS, strict=True)
-    return [row for name, own in pairs for row in linear(f"{foreign}.{name}", f"{path}/{own}")]
-
-
 def _residual_stacks(
     projections: tuple[str, str, str, str],
     feed_forward: tuple[str, str],
@@ -136,20 +131,15 @@ def _residual_stacks(
 ) -> list[Row]:
     """Return the rows of two stacks whose residual connections hold the norms."""
     rows = []
-    sublayers = {
-        "encoder": ("self_attention", "feed_forward"),
-        "decoder": ("self_attention", "cross_attention", "feed_forward"),
-    }
-    for stack, blocks in sublayers.items():
-        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
-        for index, block in enumerate(blocks):
-            foreign, path = f"{layer}.{block}_block", f"{own}/{block}"
-            if block == "feed_forward":
-                rows += linear(f"{foreign}.{feed_forward[0]}", f"{path}/inner")
-                rows += linear(f"{foreign}.{feed_forward[1]}", f"{path}/outer")
-            else:
-                rows += _attention(foreign, path, projections)
-            residual = f"{layer}.residual_connections.{index}.norm"
-            rows += norm(residual, f"{path}_residual/norm", *norm_names)
+    for stack, blocks in ATTENTIONS.items():
+        norms = [f"residual_connections.{index}.norm" for index in range(len(blocks) + 1)]
+        rows += layer_rows(
+            f"{stack}.layers.{{i}}",
+            f"{stack}/layers_{{i}}",
+            {block: (f"{block}_block", name) for block, name in zip(blocks, norms, strict=False)},
+            projections,
+            (*(f"feed_forward_block.{name}" for name in feed_forward), norms[-1]),
+            norm_names,
+        )
         rows += norm(f"{stack}.norm", f"{stack}/norm", *norm_names)
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
@@ -18,6 +18,8 @@ from jax_transformer.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
+
+PROJECTIONS = ("query", "key", "value", "output")
 
 
 def transformer(
@@ -84,15 +86,36 @@ def linear(foreign: str, path: str) -> list[Row]:
 
 
 def norm(foreign: str, path: str, scale: str = "weight", bias: str = "bias") -> list[Row]:
-    """Return the rows of a norm called `foreign` for the norm at `path`.
+    """Return the rows of a norm whose foreign module names its leaves `scale` and `bias`."""
+    return [Row(f"{foreign}.{scale}", f"{path}/scale"), Row(f"{foreign}.{bias}", f"{path}/bias")]
+
+
+def layer_rows(
+    foreign: str,
+    path: str,
+    attentions: Mapping[str, tuple[str, str]],
+    projections: Sequence[str],
+    feed_forward: tuple[str, str, str],
+    norm_leaves: tuple[str, str] = ("weight", "bias"),
+) -> list[Row]:
+    """Return the rows of a layer whose products are each a torch.nn.Linear.
 
     Args:
-        foreign: The foreign module.
-        path: The norm's path.
-        scale: The foreign module's name for the scale.
-        bias: The foreign module's name for the bias.
+        attentions: The foreign modules of each attention and of its norm, by our name.
+        projections: Modules of query, key, value and output in those of the attentions.
+        feed_forward: Modules of the inner and the outer product, and of their norm.
     """
-    return [Row(f"{foreign}.{scale}", f"{path}/scale"), Row(f"{foreign}.{bias}", f"{path}/bias")]
+    inner, outer, last_norm = feed_forward
+    rows = [
+        *linear(f"{foreign}.{inner}", f"{path}/feed_forward/inner"),
+        *linear(f"{foreign}.{outer}", f"{path}/feed_forward/outer"),
+        *norm(f"{foreign}.{last_norm}", f"{path}/feed_forward_residual/norm", *norm_leaves),
+    ]
+    for attention, (module, its_norm) in attentions.items():
+        rows += norm(f"{foreign}.{its_norm}", f"{path}/{attention}_residual/norm", *norm_leaves)
+        for own, name in zip(PROJECTIONS, projections, strict=True):
+            rows += linear(f"{foreign}.{module}.{name}", f"{path}/{attention}/{own}")
+    return rows
 
 
 def torch_nn_config(module: nn.Module) -> TransformerConfig:

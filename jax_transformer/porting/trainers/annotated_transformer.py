@@ -12,21 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, build
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
-# Sublayers by their names, in the order of their residual connections.
-SUBLAYERS = {
-    "encoder": {"self_attention": "self_attn", "feed_forward": "feed_forward"},
-    "decoder": {
-        "self_attention": "self_attn",
-        "cross_attention": "src_attn",
-        "feed_forward": "feed_forward",
-    },
+# Attentions by their names, in the order of their residual connections.
+ATTENTIONS = {
+    "encoder": {"self_attention": "self_attn"},
+    "decoder": {"self_attention": "self_attn", "cross_attention": "src_attn"},
 }
 EMBEDDINGS = {"source": "src_embed", "target": "tgt_embed"}
 LAYER = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.")
@@ -38,18 +34,17 @@ def _layout() -> Layout:
     rows = linear("generator.proj", "output_projection")
     for side, name in EMBEDDINGS.items():
         rows.append(Row(f"{name}.0.lut.weight", f"{side}_embedding/embedding"))
-    for stack, sublayers in SUBLAYERS.items():
-        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
+    for stack, attentions in ATTENTIONS.items():
+        norms = [f"sublayer.{index}.norm" for index in range(len(attentions) + 1)]
+        rows += layer_rows(
+            f"{stack}.layers.{{i}}",
+            f"{stack}/layers_{{i}}",
+            {own: (attentions[own], name) for own, name in zip(attentions, norms, strict=False)},
+            [f"linears.{place}" for place in range(4)],
+            ("feed_forward.w_1", "feed_forward.w_2", norms[-1]),
+            ("a_2", "b_2"),
+        )
         rows += norm(f"{stack}.norm", f"{stack}/norm", "a_2", "b_2")
-        for index, (sublayer, name) in enumerate(sublayers.items()):
-            residual = f"{own}/{sublayer}_residual/norm"
-            rows += norm(f"{layer}.sublayer.{index}.norm", residual, "a_2", "b_2")
-            if sublayer == "feed_forward":
-                rows += linear(f"{layer}.{name}.w_1", f"{own}/{sublayer}/inner")
-                rows += linear(f"{layer}.{name}.w_2", f"{own}/{sublayer}/outer")
-            else:
-                for place, kind in enumerate(("query", "key", "value", "output")):
-                    rows += linear(f"{layer}.{name}.linears.{place}", f"{own}/{sublayer}/{kind}")
     tables = tuple(Buffer(f"{name}.1.pe", PositionTable()) for name in EMBEDDINGS.values())
     return Layout("annotated_transformer", tuple(rows), tables)
 
@@ -65,7 +60,7 @@ def _read(checkpoint: Checkpoint) -> Model:
 def _config(model: Model) -> TransformerConfig:
     matches = [match for name in model.tensors if (match := LAYER.match(name))]
     layers = {
-        stack: len({match[2] for match in matches if match[1] == stack}) for stack in SUBLAYERS
+        stack: len({match[2] for match in matches if match[1] == stack}) for stack in ATTENTIONS
     }
     source = model.shape("src_embed.0.lut.weight")
     table = model.tensors.get("src_embed.1.pe")

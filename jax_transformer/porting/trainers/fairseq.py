@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
@@ -111,20 +111,18 @@ def _layout() -> Layout:
         ("decoder", "target"): {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
     }
     for (stack, side), attentions in stacks.items():
-        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
         rows += [
             Row(f"{stack}.embed_positions.weight", f"{side}_positions/embedding"),
             *norm(f"{stack}.layernorm_embedding", f"{side}_embedding_norm"),
-            *linear(f"{layer}.fc1", f"{own}/feed_forward/inner"),
-            *linear(f"{layer}.fc2", f"{own}/feed_forward/outer"),
-            *norm(f"{layer}.final_layer_norm", f"{own}/feed_forward_residual/norm"),
+            *layer_rows(
+                f"{stack}.layers.{{i}}",
+                f"{stack}/layers_{{i}}",
+                {own: (name, f"{name}_layer_norm") for own, name in attentions.items()},
+                ("q_proj", "k_proj", "v_proj", "out_proj"),
+                ("fc1", "fc2", "final_layer_norm"),
+            ),
             *norm(f"{stack}.layer_norm", f"{stack}/norm"),
         ]
-        for attention, name in attentions.items():
-            rows += norm(f"{layer}.{name}_layer_norm", f"{own}/{attention}_residual/norm")
-            rows += linear(f"{layer}.{name}.out_proj", f"{own}/{attention}/output")
-            for kind in ("query", "key", "value"):
-                rows += linear(f"{layer}.{name}.{kind[0]}_proj", f"{own}/{attention}/{kind}")
     both = ("encoder", "decoder")
     return Layout(
         "fairseq",

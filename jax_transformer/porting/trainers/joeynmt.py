@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
-PROJECTIONS = {"query": "q_layer", "key": "k_layer", "value": "v_layer", "output": "output_layer"}
+PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 PLACEMENTS = {"pre": "pre", "post": "post"}
 # What an absent setting means; the settings of a stack are joined by dots.
@@ -67,28 +67,21 @@ DEFAULTS: Mapping[str, Any] = {
 
 def _layout() -> Layout:
     rows = table_rows("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer")
-    norms = {
-        "encoder": {"self_attention": "layer_norm"},
-        "decoder": {"self_attention": "x_layer_norm", "cross_attention": "dec_layer_norm"},
-    }
     attentions = {
-        "encoder": {"self_attention": "src_src_att"},
-        "decoder": {"self_attention": "trg_trg_att", "cross_attention": "src_trg_att"},
+        "encoder": {"self_attention": ("src_src_att", "layer_norm")},
+        "decoder": {
+            "self_attention": ("trg_trg_att", "x_layer_norm"),
+            "cross_attention": ("src_trg_att", "dec_layer_norm"),
+        },
     }
-    for stack in norms:
+    feed_forward = tuple(
+        f"feed_forward.{n}" for n in ("pwff_layer.0", "pwff_layer.3", "layer_norm")
+    )
+    for stack, modules in attentions.items():
         layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
-        inside = f"{layer}.feed_forward"
-        rows += [
-            *linear(f"{inside}.pwff_layer.0", f"{own}/feed_forward/inner"),
-            *linear(f"{inside}.pwff_layer.3", f"{own}/feed_forward/outer"),
-            *norm(f"{inside}.layer_norm", f"{own}/feed_forward_residual/norm"),
-            *norm(f"{stack}.layer_norm", f"{stack}/norm"),
-        ]
-        for attention, name in attentions[stack].items():
-            rows += norm(f"{layer}.{norms[stack][attention]}", f"{own}/{attention}_residual/norm")
-            for kind, projection in PROJECTIONS.items():
-                rows += linear(f"{layer}.{name}.{projection}", f"{own}/{attention}/{kind}")
-    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in norms)
+        rows += layer_rows(layer, own, modules, PROJECTIONS, feed_forward)
+        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
+    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in attentions)
     return Layout("joeynmt", tuple(rows), tables)
 
 

@@ -6,11 +6,12 @@ of torchtext, whose classes are not read; its tool convertv2_v3.py writes them a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear, norm
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.errors import InputError
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
 LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
-PROJECTIONS = {
-    "query": "linear_query",
-    "key": "linear_keys",
-    "value": "linear_values",
-    "output": "final_linear",
-}
+PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {
     "SinusoidalInterleaved": "sinusoidal",
@@ -82,34 +78,34 @@ def _layout() -> Layout:
     gated, plain = ("gated_feed_forward", True), ("gated_feed_forward", False)
     source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
     rows = table_rows(f"{source}.emb_luts.0.weight", f"{target}.emb_luts.0.weight", "generator")
-    norms = {
-        "encoder": {"self_attention": "layer_norm"},
-        "decoder": {"self_attention": "layer_norm_1", "cross_attention": "layer_norm_2"},
+    attentions = {
+        "encoder": {"self_attention": ("self_attn", "layer_norm")},
+        "decoder": {
+            "self_attention": ("self_attn", "layer_norm_1"),
+            "cross_attention": ("context_attn", "layer_norm_2"),
+        },
     }
+    feed_forward = tuple(f"feed_forward.{name}" for name in ("w_1", "w_2", "layer_norm"))
     for stack, layers in LAYERS.items():
         layer, own = f"{stack}.{layers}.{{i}}", f"{stack}/layers_{{i}}"
-        inside, path = f"{layer}.feed_forward", f"{own}/feed_forward"
+        inside = f"{layer}.feed_forward"
         rows += [
-            *_when(linear(f"{inside}.w_1", f"{path}/inner"), plain),
-            # The activation is that of the first product, which here is the gate.
-            *_when(linear(f"{inside}.w_1", f"{path}/gate"), gated),
-            *_when(linear(f"{inside}.w_3", f"{path}/inner"), gated),
-            *linear(f"{inside}.w_2", f"{path}/outer"),
-            *norm(f"{inside}.layer_norm", f"{path}_residual/norm"),
+            *(
+                # The activation is that of the first product, which in a gated network is the gate.
+                dataclasses.replace(row, when=plain) if f"{inside}.w_1." in row.foreign else row
+                for row in layer_rows(layer, own, attentions[stack], PROJECTIONS, feed_forward)
+            ),
+            *_when(linear(f"{inside}.w_1", f"{own}/feed_forward/gate"), gated),
+            *_when(linear(f"{inside}.w_3", f"{own}/feed_forward/inner"), gated),
             *norm(f"{stack}.layer_norm", f"{stack}/norm"),
         ]
-        for attention, name in norms[stack].items():
-            module = "self_attn" if attention == "self_attention" else "context_attn"
-            rows += norm(f"{layer}.{name}", f"{own}/{attention}_residual/norm")
-            for kind, projection in PROJECTIONS.items():
-                rows += linear(f"{layer}.{module}.{projection}", f"{own}/{attention}/{kind}")
     table = PositionTable(("length", 1, "d_model"))
     tables = (Buffer(f"{source}.pe.pe", table), Buffer(f"{target}.pe.pe", table))
     return Layout("opennmt_py", tuple(rows), tables)
 
 
 def _when(rows: list[Row], condition: tuple[str, Any]) -> list[Row]:
-    return [Row(row.foreign, row.parameters, row.operation, when=condition) for row in rows]
+    return [dataclasses.replace(row, when=condition) for row in rows]
 
 
 def _recognises(content: Mapping[str, Any]) -> bool:
