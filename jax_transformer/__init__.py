@@ -5,60 +5,27 @@ configuration, needs neither jax nor flax.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jax_transformer.config import TransformerConfig
-    from jax_transformer.decoding import (
-        Cache,
-        Hypotheses,
-        cross_attention_weights,
-        decode_step,
-        generate,
-        init_cache,
-        score,
-        select_hypotheses,
-    )
-    from jax_transformer.errors import InputError
-    from jax_transformer.model.transformer import Transformer, apply, decode, encode, init_params
-    from jax_transformer.translation.model_folder import load
-
-__all__ = [
-    "Cache",
-    "Hypotheses",
-    "InputError",
-    "Transformer",
-    "TransformerConfig",
-    "apply",
-    "cross_attention_weights",
-    "decode",
-    "decode_step",
-    "encode",
-    "generate",
-    "init_cache",
-    "init_params",
-    "load",
-    "score",
-    "select_hypotheses",
-]
-
-_MODULES = {
-    "config": ("TransformerConfig",),
-    "decoding": (
-        "Cache",
-        "Hypotheses",
-        "cross_attention_weights",
-        "decode_step",
-        "generate",
-        "init_cache",
-        "score",
-        "select_hypotheses",
-    ),
-    "errors": ("InputError",),
-    "model.transformer": ("Transformer", "apply", "decode", "encode", "init_params"),
-    "translation.model_folder": ("load",),
+_MODULE_OF = {
+    "Cache": "decoding",
+    "Hypotheses": "decoding",
+    "InputError": "errors",
+    "Transformer": "model.transformer",
+    "TransformerConfig": "config",
+    "apply": "model.transformer",
+    "cross_attention_weights": "decoding",
+    "decode": "model.transformer",
+    "decode_step": "decoding",
+    "encode": "model.transformer",
+    "generate": "decoding",
+    "init_cache": "decoding",
+    "init_params": "model.transformer",
+    "load": "translation.model_folder",
+    "score": "decoding",
+    "select_hypotheses": "decoding",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

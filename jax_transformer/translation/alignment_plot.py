@@ -59,10 +59,7 @@ def check_picture(path: Path, overwrite: bool) -> None:
 def alignments(
     model: TrainedModel, lines: Sequence[str], translations: Sequence[Sequence[Translation]]
 ) -> list[Alignment]:
-    """Return the alignments of the first `MAX_LINES` lines with text and their best translations.
-
-    The translations are the result of `translate` for these lines.
-    """
+    """Return the alignments of the first `MAX_LINES` lines with text with their translations."""
     config, params, tokenizer, _ = model
     shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
     if not shown:
@@ -76,8 +73,8 @@ def alignments(
     return [
         Alignment(
             index + 1,
-            _with_marks(tokenizer.source_texts(source)),
-            _with_marks(tokenizer.target_texts(target)),
+            [text.replace(" ", WORD_BEGINNING) for text in tokenizer.source_texts(source)],
+            [text.replace(" ", WORD_BEGINNING) for text in tokenizer.target_texts(target)],
             of_line[: len(target), : len(source)],
         )
         for index, source, target, of_line in zip(
@@ -87,10 +84,9 @@ def alignments(
 
 
 def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -> None:
-    """Write one picture with a panel for each alignment, source tokens from left to right.
+    """Write one picture with a panel for each alignment, of its first `MAX_TOKENS` tokens.
 
-    Only the first `MAX_TOKENS` tokens of a long line are drawn. A symbolic link at the path is
-    replaced, not followed.
+    A symbolic link at the path is replaced, not followed.
     """
     check_picture(path, overwrite)
     if not alignments:
@@ -98,7 +94,10 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
     # Not pyplot, which keeps global state and may open a window.
     from matplotlib.figure import Figure
 
-    shown = [_first_tokens(alignment) for alignment in alignments]
+    shown = [
+        Alignment(line, source[:MAX_TOKENS], target[:MAX_TOKENS], weights[:MAX_TOKENS, :MAX_TOKENS])
+        for line, source, target, weights in alignments
+    ]
     width, heights = max(len(cut.source) for cut in shown), [len(cut.target) for cut in shown]
     height = CELL * sum(heights) + 1.5 * len(shown)
     figure = Figure(figsize=(CELL * width + 3, height), layout="constrained")
@@ -107,33 +106,11 @@ def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -
     for panel, cut, whole in zip(panels, shown, alignments, strict=True):
         image = panel.imshow(cut.weights, cmap="Blues", vmin=0, vmax=strongest)
         panel.set_anchor("NW")
-        panel.set_title(f"line {cut.line}" + ", its first tokens" * (cut is not whole), loc="left")
+        ending = "" if cut.weights.shape == whole.weights.shape else ", its first tokens"
+        panel.set_title(f"line {cut.line}{ending}", loc="left")
         panel.set_xticks(range(len(cut.source)), cut.source, rotation=90, parse_math=False)
         panel.set_yticks(range(len(cut.target)), cut.target, parse_math=False)
-        panel.set_xlabel("source")
-        panel.set_ylabel("translation")
-    figure.colorbar(
-        image,
-        ax=panels,
-        label="cross-attention weight, mean over layers and heads",
-        shrink=min(1.0, 4 / height),
-        aspect=20,
-        anchor=(0, 1),
-        panchor=False,
-    )
+        panel.set(xlabel="source", ylabel="translation")
+    figure.colorbar(image, ax=panels, label="cross-attention weight, mean over layers and heads")
     with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
         figure.savefig(scratch)
-
-
-def _first_tokens(alignment: Alignment) -> Alignment:
-    """Return the first `MAX_TOKENS` tokens of an alignment; the alignment itself if it is short."""
-    if max(alignment.weights.shape) <= MAX_TOKENS:
-        return alignment
-    line, source, target, weights = alignment
-    cut = weights[:MAX_TOKENS, :MAX_TOKENS]
-    return Alignment(line, source[:MAX_TOKENS], target[:MAX_TOKENS], cut)
-
-
-def _with_marks(texts: Sequence[str]) -> list[str]:
-    """Return the texts with a visible mark for each space."""
-    return [text.replace(" ", WORD_BEGINNING) for text in texts]

@@ -58,9 +58,6 @@ class TrainedModel(NamedTuple):
     """A model that can translate text.
 
     Attributes:
-        config: The shape of the model.
-        params: Its parameters, a nested dict of arrays.
-        tokenizer: The tokenizer of source and target.
         generation: Keyword arguments of `jax_transformer.generate` that this model is decoded
             with unless the caller says otherwise; names out of `MODEL_OPTIONS`.
     """
@@ -168,11 +165,6 @@ def save(
 ) -> None:
     """Write a trained model into a new folder, or replace the one that is there.
 
-    Args:
-        folder: The folder of the model; it and its parents are created.
-        overwrite: Whether a trained model that is already there may be replaced.
-        origin: The Hugging Face folder that the model comes from.
-
     Raises:
         InputError: The folder exists and may not be replaced, or it cannot be written; nothing
             has changed then.
@@ -186,10 +178,6 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
 
     All files of the model are written or none. `save` checks first that nothing is overwritten by
     mistake.
-
-    Args:
-        folder: The folder of the model; it and its parents are created.
-        origin: The Hugging Face folder that the model comes from.
 
     Raises:
         InputError: The folder cannot be written, or the parameters are not those of the config or
@@ -240,18 +228,13 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 def _missing(folder: Path) -> str:
     """Return the message for a folder without config.json: an unfinished run, or not a model."""
-    for output in (folder, folder.parent):  # the output of a run, or the checkpoints in it
-        checkpoints = output / CHECKPOINTS
-        if folder not in (output, checkpoints) or not checkpoints.is_dir():
-            continue
-        if any(path.name.isdecimal() for path in checkpoints.iterdir()):
-            if model_folder_of(output) != output:
-                return f"{folder}: holds the checkpoints of a run; its model is in {output}"
-            return (
-                f"{folder}: training has not finished; resume it with `jax-transformer train "
-                f"--resume --output {output}`, or average its checkpoints with `jax-transformer "
-                f"average {output} NEW_FOLDER`"
-            )
+    checkpoints = folder / CHECKPOINTS
+    if checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir()):
+        return (
+            f"{folder}: training has not finished; resume it with `jax-transformer train --resume "
+            f"--output {folder}`, or average its checkpoints with `jax-transformer average "
+            f"{folder} NEW_FOLDER`"
+        )
     if (folder / SETTINGS_FILE).is_file():
         return (
             f"{folder}: training has not finished and has written no checkpoint; start it again "

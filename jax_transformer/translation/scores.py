@@ -38,10 +38,7 @@ def bleu(
     """Return the corpus BLEU (Papineni et al. 2002), cased, as sacrebleu computes it.
 
     Args:
-        translations: The translations.
-        references: The reference of each translation.
-        tokenization: sacrebleu's name of a tokenization; "none" for text that is already
-            tokenised.
+        tokenization: sacrebleu's name of a tokenization; "none" for text that is tokenised already.
     """
     return _score(BLEU(tokenize=tokenization, force=True), translations, references)
 

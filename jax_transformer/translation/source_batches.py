@@ -17,14 +17,9 @@ MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
 
 class Window(NamedTuple):
-    """Lines that are translated together.
+    """Lines that are translated together."""
 
-    Attributes:
-        start: Number of lines before it.
-        lines: The lines; at least one.
-    """
-
-    start: int
+    start: int  # number of lines before them
     lines: list[str]
 
 
@@ -90,13 +85,11 @@ def source_batches(
     second window.
 
     Args:
-        sources: Ids of each source; none for a source that is left out.
         target_length: Returns the most tokens of a translation from the length of its batch.
         most_tokens: Most tokens of a batch of more than one row: rows times the length of the
             sources. If the targets may be longer than `usual_target_length`, that is the length of
             the sources for which it would be usual: the decoder's cache grows with the targets.
         shards: Divides the number of rows.
-        is_first: Whether this is the first window.
     """
     lengths = [len(ids) for ids in sources]
     members = [index for index, length in enumerate(lengths) if length]
@@ -118,5 +111,4 @@ def source_batches(
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not below a positive number."""
     return 1 << (number - 1).bit_length()

@@ -214,16 +214,11 @@ def is_same_json(one, other):
 
 
 @pytest.mark.parametrize(
-    "change", [{"num_heads": 1}, {"norm_epsilon": 1e-3}, {"activation": "gelu"}, {"eos_id": 5}]
+    ("part", "change"), [("config", {"num_heads": 1}), ("generation", {"beam_size": 4})]
 )
-def test_a_config_edited_by_hand_is_refused(directory, change):
-    """Each of them fits the weights and gives other translations."""
-    edit(directory, lambda description: description["config"].update(change), signed=False)
-    assert "was changed after the model was written" in refusal(directory)
-
-
-def test_generation_defaults_edited_by_hand_are_refused(directory):
-    edit(directory, lambda description: description["generation"].update(beam_size=4), False)
+def test_a_description_edited_by_hand_is_refused(directory, part, change):
+    """Each change fits the weights and gives other translations."""
+    edit(directory, lambda description: description[part].update(change), signed=False)
     assert "was changed after the model was written" in refusal(directory)
 
 
@@ -286,18 +281,9 @@ SIZES = {
         10_000,
         "num_encoder_layers=10000: missing, the tensors hold at most 1 layers",
     ),
-    "num_decoder_layers": (2, "num_decoder_layers=2: missing, the tensors hold at most 1 layers"),
     "d_model": (2**30, r"wrong shape, \[30, 6\], expected \[30, 1073741824\]; \d+ more tensors"),
-    "d_ff": (
-        7,
-        r"feed_forward\S*: wrong shape, \[5, 6\], expected \[7, 6\]; 5 more tensors are at",
-    ),
     "qkv_bias": (False, "bias: unexpected.* more tensors are at fault"),
-    "tgt_vocab_size": (29, "wrong shape"),
-    "src_vocab_size": (
-        10**9,
-        r"source_embedding.weight: wrong shape, \[30, 6\], expected \[1000000000, 6\]",
-    ),
+    "src_vocab_size": (10**9, r"wrong shape, \[30, 6\], expected \[1000000000, 6\]"),
 }
 
 
@@ -340,20 +326,7 @@ def test_the_origin_of_a_model_is_kept_and_guarded(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "../evil",
-        "a/b",
-        "/evil",
-        "..",
-        ".",
-        "",
-        "a\\b",
-        "a\0b",
-        "model.safetensors",
-        "config.json",
-        "a.bin",
-    ],
+    "name", ["../evil", "/evil", ".", "", "a\\b", "a\0b", "config.json", "a.bin"]
 )
 def test_an_origin_names_only_files_of_its_folder(name):
     """They are written when the model goes home."""
@@ -394,18 +367,10 @@ def test_an_unfinished_run_is_named_with_the_remedies(tmp_path):
     (output / "settings.yaml").touch()
     assert "training has not finished and has written no checkpoint; start" in refusal(output)
     runs.save(output / "run", runs.make_settings(), [3])
-    for named in (output, output / "run"):
-        message = refusal(named)
-        assert "training has not finished; resume it with " in message
-        assert f"`jax-transformer train --resume --output {output}`" in message
-        assert f"`jax-transformer average {output} NEW_FOLDER`" in message
-
-
-def test_the_checkpoints_of_a_finished_run_name_the_model(directory):
-    output = directory.parent
-    runs.save(output / "run", runs.make_settings(), [3])
-    assert load(output).config == load(directory).config
-    assert refusal(output / "run").endswith(f"its model is in {output}")
+    message = refusal(output)
+    assert "training has not finished; resume it with " in message
+    assert f"`jax-transformer train --resume --output {output}`" in message
+    assert f"`jax-transformer average {output} NEW_FOLDER`" in message
 
 
 def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypatch):
