@@ -31,15 +31,7 @@ FREE_SHARE = 4
 def within(
     config: TransformerConfig, layout: Layout, names: Iterable[str], what: str, report: Report
 ) -> TransformerConfig:
-    """Return the config with no more layers than the names hold numbers; more are a fault.
-
-    Args:
-        config: The shape of the model, as claimed.
-        layout: The layout to convert by.
-        names: Names of tensors, or paths of parameters.
-        what: What they are names of: "tensors" or "parameters".
-        report: Receives the faults.
-    """
+    """Return the config with no more layers than the names hold numbers; more are a fault."""
     most = len({number for name in names for number in NUMBER.findall(name)})
     scope_layer = LAYER.search(layout.scope)
     fields = {}

@@ -28,23 +28,17 @@ REMEDY = "--ignore-generation-config ignores the file's generation defaults"
 DEFAULT_NEW_TOKENS = 20  # of transformers, where a file has neither max_length nor max_new_tokens
 LONGEST_VALUE = 60  # characters of a value in a message
 
+CACHES = tuple(
+    (
+        "dynamic dynamic_full hybrid hybrid_chunked offloaded offloaded_hybrid "
+        "offloaded_hybrid_chunked offloaded_static paged sliding_window static"
+    ).split()
+)
 # Keys that are refused, with the values at which they change nothing; null never does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "assistant_early_exit": (),
-        "cache_implementation": (
-            "dynamic",
-            "dynamic_full",
-            "hybrid",
-            "hybrid_chunked",
-            "offloaded",
-            "offloaded_hybrid",
-            "offloaded_hybrid_chunked",
-            "offloaded_static",
-            "paged",
-            "sliding_window",
-            "static",
-        ),
+        "cache_implementation": CACHES,
         "constraints": (),
         "diversity_penalty": (0,),
         "do_sample": (False,),
@@ -82,11 +76,7 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def names_length(folder: Path) -> bool:
-    """Return whether the generation defaults of a folder limit the length of a target.
-
-    Where they do not, transformers stops after `DEFAULT_NEW_TOKENS` tokens, and so does this
-    library.
-    """
+    """Return whether a folder limits targets; else `DEFAULT_NEW_TOKENS` limits them."""
     values, _ = read_generation_config(folder)
     return any(values.get(key) is not None for key in ("max_length", "max_new_tokens"))
 

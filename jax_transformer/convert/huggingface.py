@@ -331,11 +331,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_model_config(path: Path) -> TransformerConfig:
-    """Return the config of a model, from its folder or from its config.json alone.
-
-    Args:
-        path: A folder of a known family or of this library, or its config.json.
-    """
+    """Return the config of a model, from its folder or from its config.json alone."""
     values = read_json(path) if path.is_file() else read_config(path)
     if values.get("model_type") != _OWN_TYPE:
         return config_from_json(_family_of(values), values)

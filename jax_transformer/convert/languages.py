@@ -29,12 +29,7 @@ def generation_key(languages: Languages) -> str:
 def with_generated_language(
     tokenizer: Tokenizer, generation: Mapping[str, Any], config: TransformerConfig, name: str
 ) -> Tokenizer:
-    """Return a tokenizer whose target is the language that the generation defaults name.
-
-    Args:
-        tokenizer: The tokenizer, set to the languages of tokenizer_config.json.
-        generation: The generation defaults of the folder.
-    """
+    """Return a tokenizer whose target is the language that the generation defaults name."""
     languages = tokenizer.languages
     key = generation_key(languages)
     token_id = generation.get(key)
@@ -54,15 +49,9 @@ def with_generated_language(
 def generating(
     config: TransformerConfig, generation: Mapping[str, Any], tokenizer: Tokenizer, name: str
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Return the config and the generation defaults that give the tokenizer's target language.
+    """Return the config and the options of `generate` that give the tokenizer's target language.
 
-    Args:
-        generation: Keyword arguments of `generate`.
-        tokenizer: The tokenizer. Without languages nothing changes.
-
-    Returns:
-        The config, whose `bos_id` is the code of the target where this starts the decoder; and
-        the generation defaults, with the code as `forced_first_token` where it does not.
+    Where its code starts the decoder it is the config's `bos_id`, else the `forced_first_token`.
     """
     languages = tokenizer.languages
     if languages is None:
@@ -82,10 +71,6 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
 
     tokenizer_config.json gets `src_lang` and `tgt_lang`, the generation defaults get the code of
     the target. A file that says the same already keeps its bytes.
-
-    Args:
-        contents: The files by name, config.json among them.
-        tokenizer: The tokenizer.
     """
     languages, files = tokenizer.languages, dict(contents)
     if languages is None:

@@ -25,14 +25,7 @@ def compare_names(
     config: TransformerConfig,
     report: Report,
 ) -> None:
-    """Report the names that a layout expects and nobody gave, and those that nobody expects.
-
-    Args:
-        named: The given tensors by name.
-        pairs: The layout's rows for the config.
-        computed: The layout's buffers that must be there.
-        report: Receives the faults, and the remedy for many of them.
-    """
+    """Report the names that a layout expects and nobody gave, and those that nobody expects."""
     copies: dict[tuple[str, ...], list[str]] = {}
     for pair in pairs:
         if not pair.zeros:
@@ -102,12 +95,7 @@ def add_names(
 
 
 def why_unexpected(name: str, layout: Layout, config: TransformerConfig) -> str:
-    """Return why a tensor that the layout has a row for has no place in the config.
-
-    Returns:
-        The parameter, and the field of the config that would give it; "" where no row has the
-        name, or its row is for other configs.
-    """
+    """Return why a tensor of the layout has no place in the config, and the remedy."""
     shapes = parameter_shapes(config)
     inside = f"{layout.scope}/" if layout.scope else ""
     for row in layout.rows:

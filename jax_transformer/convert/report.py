@@ -120,14 +120,9 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
-    """Return the names in groups of those that differ in the number of the layer alone.
+    """Return names in groups that differ in the layer's number alone, by what is around the number.
 
-    Which number of a name is the layer's, the first or a later one, is not known: it is the one
-    that gives the fewest groups.
-
-    Returns:
-        The names of each group in their order, by what precedes and follows the number; a name
-        that is alone by itself.
+    Which number of a name is the layer's is not known: the one that gives the fewest groups.
     """
     best: dict[Template, list[str]] = {(name,): [name] for name in names}
     numbers = [list(itertools.islice(NUMBER.finditer(name), LAYER_NUMBERS)) for name in names]

@@ -55,12 +55,6 @@ def check_config(
 
     Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
     another.
-
-    Args:
-        config: The config to load with.
-        saved: Saved fields of `TransformerConfig` by name, any subset; `FREE_FIELDS` are not
-            compared.
-        origin: What the saved config is called in the message.
     """
     own, explicit = config.to_dict(), config.explicit()
     differing = [

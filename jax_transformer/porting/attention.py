@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """The attention of one block for one row of a batch.
+    """The attention of one block for one row of a batch; weights are [H, queries, keys].
 
     Attributes:
-        name: The block's own name, as "decoder.layers.5.cross_attention".
         axes: What the keys and the queries are, as ("source", "target").
-        ours: Weights of this library [H, queries, keys].
-        theirs: Weights that the user's program recorded [H, queries, keys]; None where it
-            recorded none.
+        theirs: The recorded weights; None where there are none.
         module: Module of the user's program that they are an output of, or "".
     """
 

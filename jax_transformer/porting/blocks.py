@@ -87,11 +87,7 @@ class Group:
 
 
 def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
-    """Return the attentions and the feed-forward network of a layer.
-
-    Args:
-        units: The layer's products; the names begin behind the layer's number.
-    """
+    """Return the attentions and the feed-forward network of a layer."""
     network = _rectangular_network(units, width)
     found = _find(units, width, network)
     if found[1] and network:

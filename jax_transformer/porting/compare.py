@@ -98,12 +98,8 @@ class Comparison:
 class Convention(NamedTuple):
     """Which masks a program uses.
 
-    Attributes:
-        pad_id: Id of what the padding masks hide.
-        encoder: Whether the encoder does not attend to padding of the source.
-        memory: Whether the decoder does not attend to padding of the source.
-        target: Whether the decoder does not attend to padding of the target.
-        causal: Whether the decoder does not attend to later positions.
+    Whether the encoder, the attention to the memory and that to the target hide padding, and
+    whether later targets are hidden.
     """
 
     pad_id: int

@@ -58,12 +58,7 @@ OUTSIDE_PARTS = (
 
 
 class Change(NamedTuple):
-    """A change of a hypothesis.
-
-    Attributes:
-        text: What it says of the program, as "activation='gelu', not 'relu'".
-        hypothesis: The changed model.
-    """
+    """A change of a hypothesis, and its text, as "activation='gelu', not 'relu'"."""
 
     text: str
     hypothesis: Hypothesis
@@ -72,12 +67,7 @@ class Change(NamedTuple):
 def explain(
     tensors: Mapping[str, np.ndarray], config: TransformerConfig, layout: Layout, record: Record
 ) -> tuple[str, ...]:
-    """Return the changes with which a config and a layout follow a record.
-
-    Returns:
-        One sentence for each change that is needed, with the error that is left; () where the
-        model follows the record as it is, or where no few changes bring it nearer.
-    """
+    """Return a sentence for each change with which a model follows a record, as far as it can."""
     hypothesis = Hypothesis(config, _concrete_rows(config, layout), Masks())
     wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
 

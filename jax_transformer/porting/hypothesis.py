@@ -52,11 +52,7 @@ class Hypothesis:
 
 
 def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis:
-    """Return the model that follows from the answers.
-
-    Args:
-        answers: An answer to every question, by its name.
-    """
+    """Return the model that follows from the answers."""
     fields: dict[str, Any] = {}
     rows = [*_outside_rows(structure, answers, fields)]
     for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):

@@ -16,14 +16,7 @@ POSITIONS = "source_positions"
 
 
 class Tensor(NamedTuple):
-    """A foreign tensor, or its part that is one parameter.
-
-    Attributes:
-        module: The foreign module that holds it.
-        place: The module of the model that holds the parameter; a projection counts as its
-            sublayer.
-        last: Whether the parameter belongs to the last projection of a sublayer.
-    """
+    """A foreign tensor: its module, its place, and whether it is of the place's last product."""
 
     module: str
     place: str
@@ -36,16 +29,10 @@ def foreign_modules(
     """Return the recorded foreign modules that can be compared with each place.
 
     A module belongs to a place if it holds the place's tensors, and none of a place that runs
-    later: then its output is the place's output. Of several such modules it is the innermost that
-    was recorded. A sublayer without a module of its own is compared with its last projection.
-
-    Args:
-        order: The places and all other modules of the model, in the order of execution.
-        recorded: The foreign modules whose outputs are known.
-
-    Returns:
-        Foreign modules by place; several where the foreign program has tied copies of a table.
-        Position tables that are buffers are listed as "source_positions", whichever side has them.
+    later, in `order`: then its output is the place's output. Of several such modules it is the
+    innermost that was recorded. A sublayer without a module of its own is compared with its last
+    projection. Tied copies of a table give several modules. Position tables that are buffers
+    are "source_positions", whichever side has them.
     """
     if layout.scope:
         raise InputError(f"layout {layout.name!r} is of {layout.scope}, not of a whole model")
@@ -75,11 +62,7 @@ def foreign_modules(
 
 
 def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
-    """Return the foreign modules whose output may be that of a place, the likeliest first.
-
-    Args:
-        exactly: Whether a module must hold no other tensors.
-    """
+    """Return modules that may give a place's output, the likeliest first; `exactly`: no more."""
     inner = common_module(tensor.module for tensor in own)
     alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(own)]
     if exactly:

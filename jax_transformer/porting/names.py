@@ -158,11 +158,7 @@ def most_common_width(shapes: Iterable[Shape]) -> int:
 
 
 def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
-    """Group tensors by product and norm.
-
-    Args:
-        shapes: Shape by name, of one layer or of what stands outside the layers.
-    """
+    """Group tensors, of one layer or of what stands outside the layers, by product and norm."""
     groups: dict[str, list[str]] = {}
     for name in sorted(shapes, key=natural_key):
         groups.setdefault(_key(name, shapes), []).append(name)
@@ -201,11 +197,7 @@ def _key(name: str, shapes: Mapping[str, Shape]) -> str:
 
 
 def _split_leaf(name: str) -> tuple[str, str]:
-    """Return a name without the word that says which tensor of a product or norm it is.
-
-    As: ("attn.q", "weight") of attn.q.weight, ("in_proj", "bias") of in_proj_bias, ("self",
-    "gain") of gain_self. The word is "" where there is none.
-    """
+    """Return ("attn.q", "weight") for attn.q.weight, ("self", "gain") for gain_self."""
     module, _, last = name.rpartition(".")
     if last.lower() in LEAVES:
         return module, last.lower()

@@ -43,15 +43,7 @@ class Masks(NamedTuple):
 def run(
     params: Any, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray, masks: Masks
 ) -> tuple[np.ndarray, dict[str, dict[str, list[np.ndarray]]]]:
-    """Return the logits [B, T, V], and the values of every place in the order of execution.
-
-    The names are those of the modules, as
-    "encoder.layers.0.self_attention"; modules that are no place have no values.
-
-    Args:
-        src: Ids [B, S], or vectors [B, S, D].
-        tgt: Ids [B, T], or vectors [B, T, D].
-    """
+    """Return the logits [B, T, V] of ids or vectors, and the values of every place, in order."""
     with jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, _run(params, config, src, tgt, masks))
 

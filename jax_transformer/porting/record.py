@@ -261,11 +261,7 @@ def _record(
 
 
 def _batch_first(batch: Batch, sequence_first: bool, prefix: str, where: str) -> Batch:
-    """Return the batch with outputs [B, L, D], whichever axis of them comes first.
-
-    Args:
-        sequence_first: What holds where an output has as many rows as positions.
-    """
+    """Return the batch with outputs [B, L, D], whichever axis of them comes first."""
     rows, lengths = len(batch.src), {batch.src.shape[1], batch.tgt.shape[1]}
 
     def turn(array: np.ndarray) -> np.ndarray:

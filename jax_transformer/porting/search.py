@@ -28,12 +28,7 @@ Progress = Callable[[int, int, int], None]
 
 
 class Alternative(NamedTuple):
-    """Another answer to a question, and the error that it would have.
-
-    Attributes:
-        answer: The other answer.
-        error: The largest error with it; at the first difference, where it differs.
-    """
+    """Another answer to a question, and its largest error up to the first difference."""
 
     question: str
     answer: Any
@@ -42,12 +37,7 @@ class Alternative(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a search found.
-
-    Attributes:
-        alternatives: Every other answer, the nearest first.
-        passes: How many forward passes it took, whole or up to the first difference.
-    """
+    """What a search found, after `passes` forward passes, whole or up to the first difference."""
 
     answers: dict[str, Any]
     hypothesis: Hypothesis
@@ -78,11 +68,6 @@ def search(
     questions. An answer is better where more places agree, or where the first difference is
     smaller. Single tokens come first in a record, so norms, activation and positions are settled
     before queries, keys and heads, and these before masks.
-
-    Args:
-        progress: Is called after each pass with the most places that agreed, the number of
-            places, and the number of passes.
-        minutes: After so many minutes the nearest model so far is returned.
     """
     return _Search(structure, tensors, record, progress, minutes).run()
 

@@ -34,13 +34,11 @@ MOST_TOKENS = 500  # whose logits are compared
 
 
 class Point(NamedTuple):
-    """A place where a hypothesis is compared with a record.
+    """A place of a batch, as "encoder.layers.0 of batch 1", where a hypothesis and a record meet.
 
     Attributes:
-        name: The place, as "encoder.layers.0", and the number of its batch.
         error: max|ours - theirs| / max(1, max|theirs|).
-        distance: |ours - theirs| / |theirs|, of the Euclidean norms: how far off a wrong
-            hypothesis is.
+        distance: |ours - theirs| / |theirs|, of the Euclidean norms: how far off it is.
     """
 
     name: str
@@ -49,12 +47,7 @@ class Point(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How far a hypothesis follows a record.
-
-    Attributes:
-        points: The places compared, in order; the last may differ.
-        complete: Whether all places were compared and none differs.
-    """
+    """The places compared, in order; none differs in a complete fit, else the last."""
 
     points: tuple[Point, ...]
     complete: bool
@@ -134,10 +127,8 @@ def simulate(
 ) -> Fit:
     """Return how far a hypothesis follows a record.
 
-    Args:
-        taps: Name of the program's module by our name of a layer, as "encoder.layers.0".
-        only: Name of the one place to compare; layers whose recorded output is known are then
-            not computed. None compares all places up to the first difference.
+    `taps` are the program's modules by our names of layers. With `only`, the name of a place, this
+    place alone is compared, and layers whose recorded output is known are not computed.
     """
     points: list[Point] = []
     parameters = tensors.parameters(hypothesis)

@@ -36,7 +36,6 @@ class Layer:
     """The blocks of a stack's layers; the names begin behind the layer's number.
 
     Attributes:
-        attentions: One in an encoder, two in a decoder.
         relative: Table of relative biases [buckets, heads], or "".
         has_relative_per_layer: Whether each layer has such a table, and not the first alone.
         unused: Tensors without meaning, as masks.
@@ -65,11 +64,8 @@ class Structure:
     """The parts of a model.
 
     Attributes:
-        width: d_model.
         tables: Matrices with an axis of tokens: embeddings and the output projection.
-        learned: Learned position tables.
         output_biases: Vectors as long as a vocabulary.
-        sinusoids: Computed position tables.
         copies: Name of the original by name of an equal copy.
     """
 
@@ -156,11 +152,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
 
 
 def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
-    """Return the kind and the first position of a table of sinusoids; None if it is none.
-
-    Args:
-        table: Any array whose last axis is d_model and whose other axes hold the positions.
-    """
+    """Return kind and first position of a table of sinusoids [..., d_model], or None."""
     rows = np.asarray(table, np.float64).reshape(-1, width)
     if not 1 <= len(rows) <= 2**20 or not np.isfinite(rows).all():
         return None

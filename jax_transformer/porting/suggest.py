@@ -31,12 +31,9 @@ class Suggestion:
     """A config and a layout; prints as the rows, the config and what is open.
 
     Attributes:
-        config: The config.
-        layout: The layout.
         masks: The masks that the program uses; without a record, the usual ones.
         certainty: How sure the place of each tensor is, by its name.
         questions: What is not settled, the suggested answer first.
-        finding: What the search found; None without a record.
     """
 
     config: TransformerConfig

@@ -81,12 +81,7 @@ def family(
     defaults: Mapping[str, Any],
     **others: Any,
 ) -> Family:
-    """Return a family of this lineage with one table of tokens.
-
-    Args:
-        defaults: What absent keys mean where `DEFAULTS` says otherwise, or nothing.
-        **others: Attributes of `Family` that differ from those of the lineage.
-    """
+    """Return a family with one table of tokens; the arguments replace the usual attributes."""
     usual = {
         "layout": layout(model_type),
         "generation": generation,
@@ -120,11 +115,6 @@ def layout(
     A model has only those of the tensors whose parameters its config has: one token table or two,
     learned positions, norms of the embeddings, norms at the ends of the stacks, the bias of the
     output. As in transformers, an absent bias of the output means zeros.
-
-    Args:
-        name: The family's model type.
-        position_table: Returns the table of positions [rows, d_model], where it is computed.
-        position_leaf: The last part of the name of a computed table.
     """
     rows = (
         # A table that encoder, decoder and output share has its own name and three copies.

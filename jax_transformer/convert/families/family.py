@@ -90,13 +90,7 @@ class Family:
 def config_from_json(
     family: Family, values: Mapping[str, Any], tied: bool | None = None
 ) -> TransformerConfig:
-    """Return the config that a config.json describes.
-
-    Args:
-        family: The family of the model.
-        values: The content of config.json.
-        tied: Whether the output projection is tied; None is what config.json says.
-    """
+    """Return the config of a config.json; `tied` says whether the weights tie the output."""
     for key, accepted in family.fixed.items():
         if key in values and values[key] not in accepted:
             raise InputError(

@@ -121,12 +121,7 @@ def is_tied(tensors: Mapping[str, Any]) -> bool:
 def family(
     model_type: str, architecture: str, preset: str, *, feed_forward_proj: str, **others: Any
 ) -> Family:
-    """Return a family of this lineage.
-
-    Args:
-        feed_forward_proj: What this key means where it is absent.
-        **others: Attributes of `Family` that differ from those of the lineage.
-    """
+    """Return a family; `feed_forward_proj` is what the absent key means."""
     usual = {
         "layout": layout(model_type),
         "generation": generation,

@@ -48,11 +48,6 @@ def pre_norm(
 
     The printed code lacks its blocks and its norm; their names here come from the implementation
     that it names as its source.
-
-    Args:
-        source_length: Rows of the source's position table; None for `config.max_length`.
-        target_length: Rows of the target's.
-        norm_names: The norm's names of its scale and its bias.
     """
     rows = (
         Row("source_embeddings.embedding.weight", "source_embedding/embedding"),
@@ -71,12 +66,7 @@ def pre_norm(
 
 
 def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
-    """Return the layout of the pre-norm model whose decoder layers normalise the memory.
-
-    Args:
-        table_name: The name of the torch.nn.Embedding in its embedding module, which is not
-            printed.
-    """
+    """Return the layout of the pre-norm model whose decoder layers normalise the memory."""
     names, scale_bias = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
     own = {"self_attention": ("self_attention", "norm1")}
     both = {**own, "cross_attention": ("encoder_attention", "norm2")}
@@ -105,12 +95,7 @@ def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
 def pre_norm_log_softmax(
     source_length: int | None = None, target_length: int | None = None
 ) -> Layout:
-    """Return the layout of the pre-norm model of encoder and decoder stacks.
-
-    Args:
-        source_length: Rows of the source's position table; None for `config.max_length`.
-        target_length: Rows of the target's.
-    """
+    """Return the layout of the pre-norm model of encoder and decoder stacks."""
     rows = (
         Row("src_embed.embedding.weight", "source_embedding/embedding"),
         Row("tgt_embed.embedding.weight", "target_embedding/embedding"),

@@ -69,11 +69,7 @@ def decoder() -> Layout:
 
 
 def attention(scope: str = "encoder/layers_0/self_attention") -> Layout:
-    """Return the layout of torch.nn.MultiheadAttention: the parameters of one attention.
-
-    Args:
-        scope: Path of the attention in the model; all have the same shapes.
-    """
+    """Return the layout of torch.nn.MultiheadAttention, for the attention at `scope`."""
     return Layout("torch_nn_attention", tuple(_attention("", "")), scope=scope)
 
 

@@ -63,29 +63,15 @@ DEFAULTS: Mapping[str, Any] = {
     "layernorm_embedding": False,
 }
 # Settings of models that no config expresses, where they are on.
-REFUSED = (
-    "adaptive_input",
-    "adaptive_softmax_cutoff",
-    "base_layers",
-    "char_inputs",
-    "cross_self_attention",
-    "decoder_layerdrop",
-    "decoder_layers_to_keep",
-    "decoder_xformers_att_config",
-    "encoder_layerdrop",
-    "encoder_layers_to_keep",
-    "encoder_xformers_att_config",
-    "merge_src_tgt_embed",
-    "no_cross_attention",
-    "no_decoder_final_norm",
-    "quant_noise_pq",
-    "quant_noise_scalar",
-    "scale_attn",
-    "scale_fc",
-    "scale_heads",
-    "scale_resids",
-    "tie_adaptive_proj",
-    "tie_adaptive_weights",
+REFUSED = tuple(
+    (
+        "adaptive_input adaptive_softmax_cutoff base_layers char_inputs cross_self_attention "
+        "decoder_layerdrop decoder_layers_to_keep decoder_xformers_att_config "
+        "encoder_layerdrop encoder_layers_to_keep encoder_xformers_att_config "
+        "merge_src_tgt_embed no_cross_attention no_decoder_final_norm quant_noise_pq "
+        "quant_noise_scalar scale_attn scale_fc scale_heads scale_resids tie_adaptive_proj "
+        "tie_adaptive_weights"
+    ).split()
 )
 ACTIVATIONS = {
     "relu": "relu",
@@ -190,11 +176,7 @@ def _tokens(path: Path, task: Mapping[str, Any], side: str) -> list[str] | None:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Return the token of each id of a fairseq dictionary.
-
-    Args:
-        path: A file of lines "token count"; ids begin with the four special tokens.
-    """
+    """Return the token of each id of a dictionary, a file of lines "token count"."""
     tokens = list(SPECIAL_TOKENS)
     known = set(tokens)
     lines = read_text(path, MISSING, MAX_TOKENIZER).split("\n")

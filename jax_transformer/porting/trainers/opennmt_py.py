@@ -56,19 +56,12 @@ DEFAULTS: Mapping[str, Any] = {
     "dropout": 0.0,
 }
 # Options of models that no config expresses, where they are on.
-REFUSED = (
-    "copy_attn",
-    "lora_embedding",
-    "lora_layers",
-    "max_relative_positions",
-    "n_src_feats",
-    "num_experts",
-    "num_kv",
-    "parallel_residual",
-    "quant_layers",
-    "relative_positions_buckets",
-    "shared_layer_norm",
-    "sliding_window",
+REFUSED = tuple(
+    (
+        "copy_attn lora_embedding lora_layers max_relative_positions n_src_feats num_experts "
+        "num_kv parallel_residual quant_layers relative_positions_buckets shared_layer_norm "
+        "sliding_window"
+    ).split()
 )
 # Options that have had several names.
 RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}

@@ -65,11 +65,9 @@ class Model(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A program that trains models.
+    """A program that trains models, and the layout of its name.
 
     Attributes:
-        name: Its name, and that of its layout.
-        recognises: Returns whether the content of a checkpoint is this program's.
         tokenizer: Returns the tokenizer of a model of this config; None where the vocabulary is
             not recorded.
         remedy: How to save a checkpoint again without objects of the program's own classes.
@@ -88,12 +86,7 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings by name, with what an absent one means, and one clear line for what is refused.
-
-    Attributes:
-        origin: The trainer, or its file of settings, for messages.
-        defaults: What the program takes an absent setting for.
-    """
+    """Settings by name, the defaults of absent ones, and one clear line for what is refused."""
 
     origin: str
     values: Mapping[str, Any]

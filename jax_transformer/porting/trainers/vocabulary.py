@@ -30,9 +30,7 @@ def word_tokenizer(
 ) -> Tokenizer | None:
     """Return the tokenizer of a model's vocabularies, one for both sides where they are equal.
 
-    Args:
-        source_suffix: Ids at the end of every source.
-        any_whitespace: Whether tokens lie between whitespace of any kind, and not just spaces.
+    Tokens lie between spaces, or between `any_whitespace`; `source_suffix` ends every source.
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
