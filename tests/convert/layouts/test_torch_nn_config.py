@@ -165,64 +165,43 @@ def test_each_final_norm_may_be_absent(encoder, decoder):
     assert verification.first_differing is None
 
 
-def one_layer_differs(change):
-    module = nn.Transformer(**SMALL | {"num_decoder_layers": 2, "batch_first": True})
-    change(module)
-    return module
-
-
 class OwnLayer(nn.TransformerEncoderLayer):
     """A subclass, whose forward could do anything."""
 
 
-def other_heads(module):
-    module.decoder.layers[1].self_attn.num_heads = 3
-
-
-def other_epsilon(module):
-    module.encoder.norm.eps = 1e-3
-
-
-def other_rate(module):
-    module.decoder.layers[1].dropout3.p = 0.5
-
-
-def other_activation(module):
-    module.decoder.layers[1].activation = nn.functional.gelu
-
-
-def unknown_activation(module):
-    module.encoder.layers[0].activation = torch.tanh
-
-
-def root_mean_square_norm(module):
-    module.encoder.layers[0].norm1 = nn.RMSNorm(12)
-
-
-def extra_zero_key(module):
-    module.encoder.layers[0].self_attn.add_zero_attn = True
-
-
-def own_layer(module):
-    module.encoder.layers[0] = OwnLayer(12, 2, 7)
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("part", "name", "value", "message"),
     [
-        (other_heads, r"decoder.layers.1.self_attn: num_heads=3, but 2 elsewhere"),
-        (other_epsilon, r"norm_epsilon=1e-05, but 0.001 elsewhere"),
-        (other_rate, r"decoder.layers.1.dropout3: dropout=0.5, but 0.1 elsewhere"),
-        (other_activation, r"decoder.layers.1: activation='gelu', but 'relu' elsewhere"),
-        (unknown_activation, r"activation=.*tanh.* must be relu, gelu or silu"),
-        (root_mean_square_norm, r"encoder.layers.0.norm1: this RMSNorm has no counterpart"),
-        (extra_zero_key, r"encoder.layers.0.self_attn: this MultiheadAttention has no counterpart"),
-        (own_layer, r"encoder.layers.0 is a OwnLayer, not a TransformerEncoderLayer"),
+        (
+            "decoder.layers.1.self_attn",
+            *("num_heads", 3, r"decoder.layers.1.self_attn: num_heads=3, but 2 elsewhere"),
+        ),
+        ("encoder.norm", "eps", 1e-3, r"norm_epsilon=1e-05, but 0.001 elsewhere"),
+        ("decoder.layers.1.dropout3", "p", 0.5, r"1.dropout3: dropout=0.5, but 0.1 elsewhere"),
+        (
+            "decoder.layers.1",
+            *("activation", nn.functional.gelu, r"activation='gelu', but 'relu' elsewhere"),
+        ),
+        (
+            "encoder.layers.0",
+            *("activation", torch.tanh, r"activation=.*tanh.* must be relu, gelu or silu"),
+        ),
+        ("encoder.layers.0", "norm1", nn.RMSNorm(12), r"norm1: this RMSNorm has no counterpart"),
+        (
+            "encoder.layers.0.self_attn",
+            *("add_zero_attn", True, r"self_attn: this MultiheadAttention has no counterpart"),
+        ),
+        (
+            "encoder.layers",
+            *("0", OwnLayer(12, 2, 7), r"layers.0 is a OwnLayer, not a TransformerEncoderLayer"),
+        ),
     ],
 )
-def test_what_the_model_cannot_honour_is_refused(change, message):
+def test_what_the_model_cannot_honour_is_refused(part, name, value, message):
+    module = nn.Transformer(**SMALL | {"num_decoder_layers": 2, "batch_first": True})
+    setattr(module.get_submodule(part), name, value)
     with pytest.raises(InputError, match=message):
-        convert.torch_nn_config(one_layer_differs(change))
+        convert.torch_nn_config(module)
 
 
 def test_an_activation_module_that_torch_drops_in_the_decoder_is_seen():

@@ -219,58 +219,8 @@ def test_each_kind_of_sinusoids_is_known_by_its_values(kind):
     assert convert.torch_nn_model(module).config.positions == kind
 
 
-def changed(change):
-    module = Tutorial()
-    change(module)
-    return module
-
-
-def two_bodies(module):
-    module.second = Body()
-
-
-def no_body(module):
-    module.transformer = nn.Linear(3, 3)
-
-
-def extra_layer(module):
-    module.adapter = nn.Linear(WIDTH, 5)
-
-
-def extra_norm(module):
-    module.norm = nn.LayerNorm(WIDTH)
-
-
-def narrow(module):
-    module.src_tok_emb = nn.Embedding(SOURCE, 6)
-
-
-def one_position_table(module):
-    module.pos_emb = nn.Embedding(LONGEST, WIDTH)
-
-
-def two_lengths(module):
-    module.src_pos, module.tgt_pos = nn.Embedding(5, WIDTH), nn.Embedding(6, WIDTH)
-
-
-def both_kinds(module):
-    module.src_pos, module.tgt_pos = nn.Embedding(5, WIDTH), nn.Embedding(5, WIDTH)
-
-
-def other_positions(module):
-    module.positional_encoding.pe = torch.randn(1, LONGEST, WIDTH)
-
-
-def two_kinds(module):
-    module.register_buffer("pos_2", table("sinusoidal_halves", LONGEST))
-
-
-def third_table(module):
-    module.third = nn.Embedding(4, WIDTH)
-
-
-def other_head(module):
-    module.generator = nn.Linear(WIDTH, SOURCE)
+def positions():
+    return nn.Embedding(LONGEST, WIDTH)
 
 
 def tied_to_the_source(module):
@@ -278,35 +228,81 @@ def tied_to_the_source(module):
     module.generator.weight = module.src_tok_emb.weight
 
 
-def two_heads(module):
-    module.second_head = nn.Linear(WIDTH, TARGET)
+def with_parts(**parts):
+    """Return the change that gives a module these parts."""
+
+    def change(module):
+        for name, part in parts.items():
+            setattr(module, name, part())
+
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (two_bodies, r"Tutorial must hold one torch.nn.Transformer, but holds 2: transformer, sec"),
-        (no_body, r"Tutorial must hold one torch.nn.Transformer, but holds 0: none"),
-        (extra_layer, r"adapter.weight \[5, 12\] of a Linear has no place in the model"),
-        (extra_norm, r"norm.weight \[12\] of a LayerNorm has no place in the model"),
-        (narrow, r"src_tok_emb.weight has vectors of width 6, but .* d_model=12"),
         (
-            one_position_table,
+            with_parts(second=Body),
+            r"Tutorial must hold one torch.nn.Transformer, but holds 2: transformer, sec",
+        ),
+        (
+            with_parts(transformer=lambda: nn.Linear(3, 3)),
+            r"Tutorial must hold one torch.nn.Transformer, but holds 0: none",
+        ),
+        (
+            with_parts(adapter=lambda: nn.Linear(WIDTH, 5)),
+            r"adapter.weight \[5, 12\] of a Linear has no place in the model",
+        ),
+        (
+            with_parts(norm=lambda: nn.LayerNorm(WIDTH)),
+            r"norm.weight \[12\] of a LayerNorm has no place in the model",
+        ),
+        (
+            with_parts(src_tok_emb=lambda: nn.Embedding(SOURCE, 6)),
+            r"src_tok_emb.weight has vectors of width 6, but .* d_model=12",
+        ),
+        (
+            with_parts(pos_emb=positions),
             r"pos_emb.weight: 1 learned table\(s\) of positions; the model has on",
         ),
-        (two_lengths, r"src_pos.weight has 5 positions and tgt_pos.weight has 6; .* max_length"),
-        (both_kinds, r"has 'sinusoidal' positions beside the learned ones of src_pos.weight"),
-        (other_positions, r"positional_encoding.pe \[1, 11, 12\] holds positions of another kind"),
-        (two_kinds, r"pos_2 holds 'sinusoidal_halves'.*; the model has one kind of positions"),
-        (third_table, r"third.weight are 3 tables of tokens; the model has two at most"),
-        (other_head, r"generator.weight has 17 outputs, but .* tgt_tok_emb.weight has 19 tokens"),
+        (
+            with_parts(src_pos=lambda: nn.Embedding(5, WIDTH), tgt_pos=positions),
+            r"src_pos.weight has 5 positions and tgt_pos.weight has 11; .* max_length",
+        ),
+        (
+            with_parts(src_pos=positions, tgt_pos=positions),
+            r"has 'sinusoidal' positions beside the learned ones of src_pos.weight",
+        ),
+        (
+            lambda module: setattr(
+                module.positional_encoding, "pe", torch.randn(1, LONGEST, WIDTH)
+            ),
+            r"positional_encoding.pe \[1, 11, 12\] holds positions of another kind",
+        ),
+        (
+            lambda module: module.register_buffer("pos_2", table("sinusoidal_halves", LONGEST)),
+            r"pos_2 holds 'sinusoidal_halves'.*; the model has one kind of positions",
+        ),
+        (
+            with_parts(third=lambda: nn.Embedding(4, WIDTH)),
+            r"third.weight are 3 tables of tokens; the model has two at most",
+        ),
+        (
+            with_parts(generator=lambda: nn.Linear(WIDTH, SOURCE)),
+            r"generator.weight has 17 outputs, but .* tgt_tok_emb.weight has 19 tokens",
+        ),
         (tied_to_the_source, r"of the source is tied to the head; the model ties the target's"),
-        (two_heads, r"generator.weight, second_head.weight could each be the output projection"),
+        (
+            with_parts(second_head=lambda: nn.Linear(WIDTH, TARGET)),
+            r"generator.weight, second_head.weight could each be the output projection",
+        ),
     ],
 )
 def test_what_the_model_cannot_have_is_refused_by_name(change, message):
+    module = Tutorial()
+    change(module)
     with pytest.raises(InputError, match=message) as refused:
-        convert.torch_nn_model(changed(change))
+        convert.torch_nn_model(module)
     assert "\n" not in str(refused.value)
 
 
