@@ -24,18 +24,12 @@ from jax_transformer.decoding.rules import Rules, apply_rules, is_end
 from jax_transformer.kernels.execution import TopK
 
 
-class _Finished(NamedTuple):
-    tokens: Int32[Array, "B F L"]
-    scores: Float[Array, "B F"]  # best first
-    lengths: Int32[Array, "B F"]
-
-
 class _State(NamedTuple):
     step: Int32[Array, ""]
     cache: Cache
     sequences: Int32[Array, "B N _"]  # open hypotheses, best first
     scores: Float[Array, "B N"]  # sums of their log-probabilities
-    finished: _Finished
+    finished: Hypotheses  # F of each source
     done: Bool[Array, " B"]
     failed_at: Int32[Array, " B"]
 
@@ -57,15 +51,9 @@ def beam_search(
     finished; the best N continuations without EOS stay open. At the last position of a row the
     first N are finished as they are.
 
-    A source is done, and keeps its finished hypotheses as they are, by one of three rules, which
-    are those of transformers:
-
-    - True: N hypotheses are finished.
-    - False: N hypotheses are finished, and the best open hypothesis, divided by the penalty of its
-      present length, does not exceed the worst of them.
-    - "never": the best score that the best open hypothesis can still reach, at the most favourable
-      length, does not exceed the worst finished hypothesis that is returned. Log-probabilities
-      only fall, so this rule is exact: a longer search finds the same hypotheses.
+    A source is done, and keeps its finished hypotheses as they are, by a rule of transformers,
+    `GenerationConfig.early_stopping`. "never" compares the best score that the best open hypothesis
+    can still reach, at the most favourable length: log-probabilities only fall, so it is exact.
 
     Returns the K best targets, and the step at which a source's logits were not finite, or -1.
     """
@@ -106,7 +94,7 @@ def beam_search(
         scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf)
         scores = scores / length_penalty(counted)[:, None]
         lengths = jnp.broadcast_to(step + 1, (batch, count))
-        new = _Finished(sequences[:, :count, 1:], scores[:, :count], lengths)
+        new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
         finished = _best(state.finished, new)
         scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
         parents = jnp.take_along_axis(parents, order, axis=1)
@@ -130,7 +118,7 @@ def beam_search(
             sequences=sequences,
             # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
             scores=scores.at[:, 1:].set(-jnp.inf),
-            finished=_Finished(
+            finished=Hypotheses(
                 jnp.full((batch, most_finished, length), config.pad_id, jnp.int32),
                 jnp.full((batch, most_finished), -jnp.inf, scores.dtype),
                 jnp.zeros((batch, most_finished), jnp.int32),
@@ -152,9 +140,7 @@ def _best_continuations(
 ) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
     """Return the C best sums of each source, best first, their hypotheses and tokens.
 
-    With E ids of EOS, at most E*N of them end in EOS, so at least N of C = (1 + E)*N can stay
-    open. All C may continue the same hypothesis, so the C best continuations of each hypothesis
-    are ranked first.
+    With E ids of EOS, at most E*N of them end in EOS, so at least N of C = (1 + E)*N can stay open.
     """
     batch, count, vocab_size = allowed.shape
     if top_k == "batched":
@@ -170,11 +156,11 @@ def _best_continuations(
     return totals, index // num_candidates, tokens
 
 
-def _best(finished: _Finished, new: _Finished) -> _Finished:
+def _best(finished: Hypotheses, new: Hypotheses) -> Hypotheses:
     """Return the F best of both, the earlier finished first where scores tie."""
     both = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), finished, new)
     scores, order = jax.lax.top_k(both.scores, finished.scores.shape[1])
-    return _Finished(
+    return Hypotheses(
         jnp.take_along_axis(both.tokens, order[..., None], axis=1),
         scores,
         jnp.take_along_axis(both.lengths, order, axis=1),

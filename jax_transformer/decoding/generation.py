@@ -14,7 +14,6 @@ from jax_transformer.decoding.cache import Cache, new_cache, next_step
 from jax_transformer.decoding.generation_config import (
     EarlyStopping,
     GenerationConfig,
-    Scalar,
     check_generates,
 )
 from jax_transformer.decoding.greedy import greedy_search
@@ -64,8 +63,6 @@ def generate(
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
     key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-    beam_size: int = 1,
-    length_penalty: Scalar = 0.0,
     **options: Any,
 ) -> Hypotheses:
     """Return targets for a batch of sources: by greedy search, beam search or sampling.
@@ -95,8 +92,6 @@ def generate(
         key: Random key that switches sampling on. The draws of a row depend on the key and the
             row's index.
         execution: How the model is executed; the default suits a CPU.
-        beam_size: A field of `GenerationConfig`.
-        length_penalty: A field of `GenerationConfig`.
         **options: The other fields of `GenerationConfig`, which describes them all.
 
     Returns:
@@ -109,12 +104,7 @@ def generate(
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
-    chosen = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        **options,
-    )
+    chosen = GenerationConfig(max_new_tokens, **options)
     check_params(params, config)
     check_generates(config)
     check_id_batch("src", src)

@@ -76,8 +76,9 @@ class GenerationConfig:
         renormalize: Whether the probabilities of the tokens that the rules allow are normalised to
             a sum of 1 before they are added to the score.
         temperature: Divisor of the logits before tokens are drawn.
-        top_k: Draw only from the `top_k` most likely tokens.
-        top_p: Draw only from the fewest most likely tokens whose probabilities reach this sum.
+        top_k: Draw only from the `top_k` most likely tokens (Fan et al. 2018).
+        top_p: Draw only from the fewest most likely tokens whose probabilities reach this sum
+            (Holtzman et al. 2020).
     """
 
     max_new_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
@@ -130,11 +131,7 @@ class GenerationConfig:
             yield from ((f"banned_sequences[{i}][{j}]", id) for j, id in enumerate(sequence))
 
     def check_model(self, config: TransformerConfig, prefix_length: int = 0) -> None:
-        """Refuse options that do not fit a model's vocabulary or position table.
-
-        Raises:
-            InputError: Names the option and the size.
-        """
+        """Refuse options that do not fit a model's vocabulary or position table."""
         check_generates(config)
         vocab_size, eos_count = config.tgt_vocab_size, len(self.eos_ids or (config.eos_id,))
         needed = (1 + eos_count) * self.beam_size
@@ -169,11 +166,7 @@ MODEL_OPTIONS = tuple(
 
 
 def check_generates(config: TransformerConfig) -> None:
-    """Refuse a model without token embeddings or without an output projection.
-
-    Raises:
-        InputError: Names the field of the config.
-    """
+    """Refuse a model without token embeddings or without an output projection."""
     for name in ("token_embeddings", "output_projection"):
         if getattr(config, name) == "none":
             raise InputError(f"{name}='none': a model needs them to turn text into text")
@@ -184,9 +177,9 @@ def _checked(option: Field, value: Any) -> Any:
     name, traced = option.name, isinstance(value, jax.core.Tracer)
     if name == "start_token" and (traced or getattr(value, "shape", ())):
         return value  # one for each source, or traced: `make_rules` checks it
-    if traced and "declared" not in option.metadata:
-        raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
     if traced:
+        if "declared" not in option.metadata:
+            raise InputError(f"{name} is traced by jit; make it static: it is compiled in")
         if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in REAL):
             kind = f"dtype {value.dtype} and shape {value.shape}"
             raise InputError(f"{name} of {kind} must be one number")

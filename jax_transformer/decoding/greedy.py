@@ -59,13 +59,14 @@ def greedy_search(
         score = _score(logits, normalizer, allowed, token, step, rules)
         failed = running & ~jnp.isfinite(normalizer)
         token = jnp.where(running & ~failed, token, config.pad_id)
+        is_eos, is_free = is_end(token, rules), step >= rules.prefix_lengths
         return _State(
             step=step + 1,
             cache=cache,
             sequences=state.sequences.at[:, 0, step + 1].set(token),
             scores=state.scores + jnp.where(running, score, 0),
             lengths=state.lengths + running,
-            ended=state.ended | failed | _ends(token, step, rules),
+            ended=state.ended | failed | (is_eos & is_free) | (step + 1 >= rules.limits),
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
@@ -113,12 +114,6 @@ def _score(
     if (forced := forced_tokens(step, rules)) is not None:
         score = jnp.where(forced < 0, score, 0)
     return jnp.where(changed > -jnp.inf, score, -jnp.inf)
-
-
-def _ends(token: Int32[Array, " B"], step: Int32[Array, ""], rules: Rules) -> Bool[Array, " B"]:
-    """Return which rows end; EOS in a prefix ends nothing."""
-    is_eos = is_end(token, rules) & (step >= rules.prefix_lengths)
-    return is_eos | (step + 1 >= rules.limits)
 
 
 def _likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:

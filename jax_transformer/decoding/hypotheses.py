@@ -39,12 +39,7 @@ class Hypotheses(NamedTuple):
 
 @struct.dataclass
 class LengthPenalty:
-    """The divisor of the score of n tokens after the prefix: ((5 + n) / 6)**alpha, or n**alpha.
-
-    Attributes:
-        alpha: The exponent; 0 divides by 1.
-        normalization: "gnmt" (Wu et al. 2016, equation 14) or "power".
-    """
+    """The divisor of the score of n tokens after the prefix: ((5 + n) / 6)**alpha, or n**alpha."""
 
     alpha: Float32[Array | np.ndarray, ""]
     normalization: Literal["gnmt", "power"] = struct.field(pytree_node=False)
@@ -72,8 +67,7 @@ def next_logits(
 ) -> tuple[Float[Array, "B N V"], Float[Array, "B N"], Cache]:
     """Return the logits of the next token, their log-normalizer, and the cache.
 
-    A log-probability is a logit minus the log-normalizer log(sum(exp(logits))), in at least
-    float32. The log-normalizer is not finite where a logit is NaN or infinite.
+    The log-normalizer log(sum(exp(logits))) is not finite where a logit is NaN or infinite.
     """
     tokens = jax.lax.dynamic_index_in_dim(sequences, step, axis=2, keepdims=False)
     logits, cache = advance(cache, tokens)

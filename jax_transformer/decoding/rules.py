@@ -25,20 +25,13 @@ WILDCARD = -1  # fills shorter banned sequences on the left
 
 @struct.dataclass
 class Rules:
-    """The rules of one search; a rule that is None is off and costs nothing.
+    """The rules of one search as data: options of `GenerationConfig`; None is off, costs nothing.
 
     Positions count the tokens of a target, from 0; the start token is not one of them.
 
-    The others are the options of `GenerationConfig` as data.
-
     Attributes:
-        start: First decoder input of each row [B].
-        eos_ids: Tokens that end a target [E].
-        prefix_lengths: Number of prefix tokens of each row [B].
         limits: Largest number of tokens of each row's target, the prefix included [B].
-        banned: True = the token is never chosen [V].
         prefix: Tokens that each target begins with [B, P]; only the first `prefix_lengths` count.
-        begin_suppressed: True = the token is not chosen at the first free position [V].
         banned_sequences: One in each row, filled on the left with `WILDCARD`.
         source: Source ids [B, S] for `encoder_no_repeat_ngram_size`. Padding is replaced by
             `tgt_vocab_size`, which equals no token.
@@ -144,9 +137,13 @@ def apply_rules(
         too_early = step - rules.prefix_lengths < rules.min_new_tokens  # [B]
         is_eos = is_end(jnp.arange(vocab_size, dtype=jnp.int32), rules)
         scores = _forbid(scores, too_early[:, None, None] & is_eos)
-    scores = force(scores, forced_tokens(step, rules))
+    if (forced := forced_tokens(step, rules)) is not None:
+        scores = force(scores, forced)
     if rules.begin_suppressed is not None:
-        at_begin = step == first_free_position(rules)  # [B]
+        first_free = jnp.asarray(rules.prefix_lengths)  # [B]
+        if rules.forced_first is not None:
+            first_free = jnp.maximum(first_free, 1)
+        at_begin = step == first_free
         scores = _forbid(scores, at_begin[:, None, None] & rules.begin_suppressed)
     return renormalize(scores) if rules.renormalize else scores
 
@@ -199,12 +196,8 @@ def completes_sequence(
     return _mark(last[None, None], matches, vocab_size)
 
 
-def force(
-    scores: Float[Array, "B N V"], forced: Int32[Array, " B"] | None
-) -> Float[Array, "B N V"]:
+def force(scores: Float[Array, "B N V"], forced: Int32[Array, " B"]) -> Float[Array, "B N V"]:
     """Return scores of 0 for forced tokens and -inf for all others of their rows."""
-    if forced is None:
-        return scores
     forced = forced[:, None, None]
     only = jnp.where(jnp.arange(scores.shape[-1]) == forced, 0.0, -jnp.inf).astype(scores.dtype)
     return jnp.where(forced < 0, scores, only)
@@ -222,10 +215,7 @@ def is_end(tokens: Int32[Array, "*shape"], rules: Rules) -> Bool[Array, "*shape"
 
 
 def forced_tokens(step: Int32[Array, ""], rules: Rules) -> Int32[Array, " B"] | None:
-    """Return the next token of each row where it is given, and -1 where the search chooses.
-
-    Returns None if no rule forces a token.
-    """
+    """Return each row's forced token, -1 where the search chooses; None if no rule forces one."""
     if rules.prefix is None and rules.forced_first is None and rules.forced_last is None:
         return None
     forced = jnp.full(rules.limits.shape, -1, jnp.int32)
@@ -237,12 +227,6 @@ def forced_tokens(step: Int32[Array, ""], rules: Rules) -> Int32[Array, " B"] | 
         column = jnp.take(rules.prefix, step, axis=1, mode="clip")
         forced = jnp.where(step < rules.prefix_lengths, column, forced)
     return forced
-
-
-def first_free_position(rules: Rules) -> Int32[Array, " B"]:
-    """Return the first position of each row that follows the prefix and a forced first token."""
-    lengths = jnp.asarray(rules.prefix_lengths)
-    return lengths if rules.forced_first is None else jnp.maximum(lengths, 1)
 
 
 def _forbid(

@@ -17,15 +17,7 @@ from jax_transformer.model.checks import check_key
 
 @struct.dataclass
 class Sampling:
-    """How tokens are drawn; an option that is None is off and costs nothing.
-
-    Attributes:
-        key: Random key of the search; the draws of a row depend on the key and its index only.
-        temperature: Divisor of the logits, applied first.
-        top_p: The candidates are the fewest most likely tokens whose probabilities together reach
-            this value (Holtzman et al. 2020).
-        top_k: Number of most likely tokens that are candidates (Fan et al. 2018).
-    """
+    """How tokens are drawn: options of `GenerationConfig`; None is off and costs nothing."""
 
     key: PRNGKeyArray
     temperature: Float[Array | np.ndarray, ""] | None = None
