@@ -54,9 +54,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Exempt the imported modules from garbage collection, which would scan them many times."""
+    """Collect garbage seldom, and not in the imported modules, which it would scan many times."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that live
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,6 +19,7 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import decode_packed
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
+from tests.tiers import tiered
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 8
 FLASH = Execution.for_platform("tpu", attention="flash", flash_length=1)
@@ -100,7 +101,10 @@ def draw(queries, keys):
     return [jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "packed to keys"])
+@pytest.mark.parametrize(
+    "kind",
+    tiered([*KINDS, "packed to keys"], ["causal and holes", "packed to keys"]),
+)
 def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
     """Of odd lengths, with NaN wherever nobody attends to, and scores that are not scaled."""
     lengths = (13, 9) if kind in ("none", "padding", "packed to keys") else (13, 13)

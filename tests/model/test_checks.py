@@ -35,6 +35,7 @@ from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
 from tests.models import random_params, random_tokens, small_config, unchecked
+from tests.tiers import tiered
 
 CONFIG = small_config("vaswani2017")  # 41 ids
 BAD_IDS = {
@@ -211,8 +212,9 @@ def test_what_is_no_mask_is_refused(attend):
         refuse(lambda wrong=wrong: attend(wrong), "src_mask of (d?)type")
 
 
-@pytest.mark.parametrize("attend", MASKED.values(), ids=MASKED)
-def test_a_mask_by_segments_is_read_as_the_same_boolean_mask(attend):
+@pytest.mark.parametrize("name", tiered(MASKED, ["decode"]))
+def test_a_mask_by_segments_is_read_as_the_same_boolean_mask(name):
+    attend = MASKED[name]
     with unchecked():  # NumPy arrays are welcome
         pair = [jax.tree.leaves(attend(mask)) for mask in (SegmentMask(SRC != 0), VISIBLE)]
     for one, other in zip(*pair, strict=True):

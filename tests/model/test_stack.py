@@ -40,7 +40,7 @@ def plain():
         pytest.param(Execution(remat="dots"), marks=pytest.mark.exhaustive),
         Execution(scan_layers=True),
         pytest.param(Execution(remat="layers", scan_layers=True), marks=pytest.mark.exhaustive),
-        Execution.for_platform("gpu"),
+        pytest.param(Execution.for_platform("gpu"), marks=pytest.mark.exhaustive),
         Execution.for_platform("tpu"),
     ],
 )

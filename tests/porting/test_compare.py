@@ -33,7 +33,7 @@ def masked(config):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", tiered(MODELS, ["shared_heads", "pre_norm_log_softmax"]))
 def test_every_block_of_a_foreign_model_agrees(name):
     config = small_config(name, **SMALL)
     module = randomized(MODELS[name](config))

@@ -43,7 +43,7 @@ def loss_and_gradient(params, config, packed, parts):
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", tiered([False, True], [True]))
 @pytest.mark.parametrize("parts", tiered([2, 5, 99], quick=[5]))
 @pytest.mark.parametrize("preset", tiered(PRESETS, quick=["t5_v1_1"]))
 def test_loss_and_gradient_are_those_of_one_part(x64, preset, parts, packed):

@@ -19,6 +19,7 @@ from tests.convert.tools import (
 )
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
+from tests.tiers import tiered
 
 # Fewer layers compile faster; two of a kind still show whether they are told apart.
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 2}
@@ -64,6 +65,7 @@ def test_their_model_loaded_with_our_weights_gives_our_logits(name, dtype):
     assert measured <= LOGIT_BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("name", tiered(MODELS, ["pre_norm_log_softmax"]))
 def test_gradients_travel_through_the_same_table(name, x64):
     config = small_config(name, **LAYERS)
     module = randomized(MODELS[name](config)).double()
