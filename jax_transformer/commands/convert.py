@@ -34,12 +34,9 @@ class Source(NamedTuple):
     """A model that was read.
 
     Attributes:
-        config: The shape of the model.
-        params: Its parameters.
-        tokenizer: Its tokenizer; None where the source has none that this library can read.
+        tokenizer: None where the source has none that this library can read.
         report: What reading a weight file did with each tensor; None for a folder.
-        origin: The Hugging Face folder that the model comes from, if it comes from one.
-        left: Names of the files of that folder that the origin leaves out.
+        left: Names of the files of a Hugging Face folder that the origin leaves out.
     """
 
     config: TransformerConfig
@@ -193,13 +190,7 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
 
 
 def file_config(source: Path, config_file: Path | None, layout: str) -> TransformerConfig:
-    """Return the config in the JSON file, else that of the layout's file, else the recorded one.
-
-    Args:
-        source: A weight file, which may record its config.
-        config_file: The JSON file, if there is one.
-        layout: The name of a layout, or a TOML file, which may hold a config.
-    """
+    """Return the config in the JSON file, else that of the layout's file, else the recorded one."""
     known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
     if config_file is not None:
         fields = read_json(config_file)

@@ -5,30 +5,14 @@ import importlib.util
 from jax_transformer.errors import InputError
 
 # Module that is imported: the extra of pyproject.toml that installs it.
-EXTRA_OF = {
-    "orbax": "train",
-    "etils": "train",
-    "grain": "train",
-    "tokenizers": "train",
-    "sentencepiece": "train",
-    "sacrebleu": "train",
-    "rich": "train",
-    "matplotlib": "train",
-    "yaml": "train",
-    "tomli_w": "train",
-    "tensorboardX": "tensorboard",
-    "torch": "torch",
-    "transformers": "hf",
-}
+TRAIN = ("orbax", "etils", "grain", "tokenizers", "sentencepiece", "sacrebleu", "rich")
+TRAIN += ("matplotlib", "yaml", "tomli_w")
+EXTRA_OF = dict.fromkeys(TRAIN, "train")
+EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}
 
 
 def missing_library(command: str, error: ModuleNotFoundError) -> InputError | None:
-    """Return what to install for an import that failed; None if no extra has the module.
-
-    Args:
-        command: What the user ran, such as "jax-transformer train".
-        error: The failed import.
-    """
+    """Return what to install for an import that failed; None if no extra has the module."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRA_OF:
         return None

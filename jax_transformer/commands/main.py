@@ -31,9 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; bad input, or an error of the system, is one line and exit code 1.
 
     Ctrl-C ends the process with one line and exit code 130.
-
-    Args:
-        arguments: The name of the command and its arguments; None takes those of the program.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     name = " ".join(["jax-transformer", *arguments[:1]])
@@ -90,11 +87,7 @@ def _open_closed_descriptors() -> None:
 
 
 def _drop_output() -> bool:
-    """Drop what standard output cannot take, so that Python's exit is quiet.
-
-    Returns:
-        Whether there was such an output.
-    """
+    """Drop what standard output cannot take, so that Python's exit is quiet; say whether any."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -105,12 +98,7 @@ def _drop_output() -> bool:
 
 
 def run_command(name: str, *arguments: str) -> None:
-    """Import the command's module and call its function with the parsed arguments.
-
-    Args:
-        name: One of `COMMANDS`.
-        *arguments: The arguments that follow it on the command line.
-    """
+    """Import the command's module and call its function with the parsed arguments."""
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")
     command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
@@ -123,15 +111,10 @@ def run_command(name: str, *arguments: str) -> None:
 def usage() -> str:
     """Return what `jax-transformer --help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: jax-transformer COMMAND ...",
-            "",
-            *lines,
-            "",
-            "jax-transformer COMMAND --help shows the arguments of a command.",
-        ]
+    lines = "".join(f"  {name:<{width}}  {summary}\n" for name, summary in COMMANDS.items())
+    return (
+        f"usage: jax-transformer COMMAND ...\n\n{lines}\n"
+        "jax-transformer COMMAND --help shows the arguments of a command."
     )
 
 

@@ -84,12 +84,7 @@ def train(*argv: str) -> None:
 
 
 def new_arguments(named: NamedSettings, arguments: Arguments) -> tuple[Arguments, Start]:
-    """Return the arguments of a new run, and what it starts from.
-
-    Args:
-        named: What the command line names.
-        arguments: The arguments without what the run starts from.
-    """
+    """Return the arguments of a new run, and what it starts from."""
     if distributed.is_main() and arguments.output:
         check_output(arguments.output, arguments.overwrite)
     start = read_start(arguments)
@@ -168,12 +163,7 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
 
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
-    """Refuse arguments that cannot work, before any text is read.
-
-    Args:
-        arguments: The arguments.
-        start: What the run has before it reads its text.
-    """
+    """Refuse arguments that cannot work, before any text is read."""
     check_path(arguments.prepared)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
@@ -238,15 +228,11 @@ def show_settings(
 
 def next_commands(arguments: Arguments) -> str:
     """Return the commands that translate with the model and score a translated file."""
-    output = shlex.quote(str(arguments.output))
-    lines = [f"to translate: jax-transformer translate {output} < FILE"]
-    if arguments.source:
-        tokenization = shlex.quote(arguments.bleu_tokenization)
-        lines.append(
-            f"to score: jax-transformer translate {output} < FILE | "
-            f"sacrebleu REFERENCE --tokenize {tokenization}"
-        )
-    return "\n".join(lines)
+    translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
+    if not arguments.source:
+        return f"to translate: {translate}"
+    score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+    return f"to translate: {translate}\nto score: {translate} | {score}"
 
 
 def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:

@@ -205,13 +205,11 @@ class Start(NamedTuple):
     """What a run has before it reads its text.
 
     Attributes:
-        tokenizer: The tokenizer; None trains one on the text.
-        config: The shape of the model; None leaves it to the arguments.
+        tokenizer: None trains one on the text.
+        config: None leaves it to the arguments.
         params: Parameters of a new run, float32 and on the host; None draws them.
         generation: Generation defaults of the model; None for those of the models that this
             library trains.
-        origin: The Hugging Face folder that the model comes from; None if there is none.
-        report: Lines for the reader.
     """
 
     tokenizer: Tokenizer | None = None
@@ -281,24 +279,14 @@ def check_start(arguments: Arguments, start: Start) -> None:
 
 
 class NamedSettings(NamedTuple):
-    """What a command line and its --config file name, by name; flags win over the file.
+    """What a command line and its --config file name, by name; flags win over the file."""
 
-    Attributes:
-        run: Fields of `Arguments`.
-        model: Fields of `TransformerConfig`.
-        training: Fields of `TrainingConfig`.
-    """
-
-    run: dict[str, Any]
-    model: dict[str, Any]
-    training: dict[str, Any]
+    run: dict[str, Any]  # fields of Arguments
+    model: dict[str, Any]  # of TransformerConfig
+    training: dict[str, Any]  # of TrainingConfig
 
     def arguments(self, start: Start = NO_START) -> Arguments:
-        """Return the arguments: what is named wins over the preset, the preset over the task.
-
-        Args:
-            start: What the run starts from: its vocabulary and its model win over the preset.
-        """
+        """Return the arguments: what is named wins over `start`, then the preset, then the task."""
         numbers = not {"config", "source"} & self.run.keys()
         task, sizes = (NUMBER_WORDS, NUMBER_WORDS_SIZES) if numbers else (Arguments(), TEXT_SIZES)
         if (preset := self.run.get("preset")) is not None:
