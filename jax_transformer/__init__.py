@@ -5,7 +5,25 @@ configuration, needs neither jax nor flax.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr__`
+    from jax_transformer.config import TransformerConfig as TransformerConfig
+    from jax_transformer.decoding import Cache as Cache
+    from jax_transformer.decoding import Hypotheses as Hypotheses
+    from jax_transformer.decoding import cross_attention_weights as cross_attention_weights
+    from jax_transformer.decoding import decode_step as decode_step
+    from jax_transformer.decoding import generate as generate
+    from jax_transformer.decoding import init_cache as init_cache
+    from jax_transformer.decoding import score as score
+    from jax_transformer.decoding import select_hypotheses as select_hypotheses
+    from jax_transformer.errors import InputError as InputError
+    from jax_transformer.model.transformer import Transformer as Transformer
+    from jax_transformer.model.transformer import apply as apply
+    from jax_transformer.model.transformer import decode as decode
+    from jax_transformer.model.transformer import encode as encode
+    from jax_transformer.model.transformer import init_params as init_params
+    from jax_transformer.translation.model_folder import load as load
 
 _MODULE_OF = {
     "Cache": "decoding",

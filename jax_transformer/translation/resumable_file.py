@@ -27,9 +27,16 @@ class ResumableFile:
     """
 
     def __init__(
-        self, path: Path, part: IO[bytes], facts: Mapping[str, Any], lines: int, input_sha256: str
+        self,
+        path: Path,
+        part: IO[bytes],
+        facts: Mapping[str, Any],
+        lines: int,
+        input_sha256: str,
+        replaces: bool,
     ) -> None:
         self.lines = lines
+        self._replaces = replaces
         self._path, self._part, self._facts = path, part, facts
         self._input_sha256 = input_sha256
         self._digest = hashlib.sha256()
@@ -62,6 +69,7 @@ class ResumableFile:
             "lines": self.lines,
             "bytes": self._part.tell(),
             "input_sha256": self._digest.hexdigest(),
+            "replaces": self._replaces,
             "facts": dict(self._facts),
         }
         replace_file(_state_of(self._path), json.dumps(state, indent=2).encode())
@@ -80,9 +88,7 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
     if overwrite:
         return
-    # Where both exist, the unfinished output was begun in order to replace the finished one.
-    is_begun = os.path.lexists(_part_of(path)) and os.path.lexists(_state_of(path))
-    if os.path.lexists(path) and not (resume and is_begun):
+    if os.path.lexists(path) and not (resume and _may_replace(path)):
         raise InputError(f"{path}: exists already; name another output or overwrite it")
     if os.path.lexists(_part_of(path)) and not resume:
         raise InputError(
@@ -102,24 +108,27 @@ def resumable_file(
     Args:
         path: The finished output; a symbolic link there is replaced, not followed.
         facts: What decides the output, by name, ready for JSON.
-        resume: Whether an unfinished output of the same facts is continued, and then replaces a
-            finished one; without an unfinished one, a new output begins.
-        overwrite: Whether an output, finished or not, is replaced.
+        resume: Whether an unfinished output of the same facts is continued; without one, a new
+            output begins.
+        overwrite: Whether an output, finished or not, is replaced; one that is resumed keeps what
+            it was begun with.
     """
     if os.path.lexists(path) and not os.path.lexists(_part_of(path)):
         _state_of(path).unlink(missing_ok=True)  # of a process that was killed at its end
     check_output(path, resume=resume, overwrite=overwrite)
     resume = resume and os.path.lexists(_part_of(path))
+    overwrite = overwrite or (resume and _may_replace(path))
     with faults_named(path, "cannot be written", OSError), _locked(_part_of(path)) as part:
         lines, size, digest = _resumed(path, facts) if resume else (0, 0, "")
-        if os.path.lexists(path) and not (overwrite or resume):  # it has appeared just now
-            _part_of(path).unlink()
+        if os.path.lexists(path) and not overwrite:  # by a process that has just finished it
+            if not resume:
+                _part_of(path).unlink()
             raise InputError(f"{path}: exists already; name another output or overwrite it")
         if os.fstat(part.fileno()).st_size < size:
             raise InputError(f"{_part_of(path)}: is shorter than it was; overwrite it")
         part.truncate(size)
         part.seek(size)
-        file = ResumableFile(path, part, facts, lines, digest)
+        file = ResumableFile(path, part, facts, lines, digest, overwrite)
         if not resume:
             _state_of(path).unlink(missing_ok=True)
         try:
@@ -139,6 +148,13 @@ def _part_of(path: Path) -> Path:
 
 def _state_of(path: Path) -> Path:
     return path.with_name(path.name + ".part.json")
+
+
+def _may_replace(path: Path) -> bool:
+    """Return whether an unfinished output was begun in order to replace a finished one."""
+    with contextlib.suppress(InputError):  # a state that is missing or damaged is told later
+        return os.path.lexists(_part_of(path)) and bool(read_json(_state_of(path)).get("replaces"))
+    return False
 
 
 @contextlib.contextmanager

@@ -166,6 +166,14 @@ def test_an_unfinished_output_that_was_to_replace_another_is_resumed(tmp_path):
     assert [left.name for left in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_file_that_has_appeared_beside_an_unfinished_output_is_kept(path):
+    killed(path, 8)
+    path.write_text("of somebody else\n")
+    with pytest.raises(InputError, match="exists already"):
+        write(path, resume=True)
+    assert path.read_text() == "of somebody else\n"
+
+
 def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
     path = tmp_path / "out"
     path.write_text("whole\n")
