@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from unittest import mock
 
-import jax
 import pytest
 import yaml
 
@@ -30,27 +29,12 @@ def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     assert set(steps) == {5, 10, 12, 15, 17}
 
 
-@pytest.mark.exhaustive
-def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
-    before = load(finished)
-    program("--output=model", "--resume")
-    assert "resumed at step 12 of 12" in capsys.readouterr().out
-    for ours, theirs in zip(
-        *map(jax.tree.leaves, (before.params, load(finished).params)), strict=True
-    ):
-        assert (ours == theirs).all()
-
-
 CONTRADICTIONS = {
     "--d-model=16": "d_model=16 is not the run's, which has 8",
     "--preset=pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
-    "--activation=gelu": "activation='gelu' is not the run's, which has 'relu'",
-    "--norm-placement=pre": "norm_placement='pre' is not the run's, which has 'post'",
-    "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
     "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
     "--seed=1": "seed=1 is not the run's, which has 0",
     "--warmup-steps=5": "warmup_steps=5 is not the run's, which has 4",
-    "--adam-beta2=0.9": "adam_beta2=0.9 is not the run's, which has 0.98",
     "--source=target": "text's sha256=",
     "--overwrite": "resume=True needs --output, the run's directory, and no --overwrite",
 }
@@ -69,7 +53,6 @@ def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
 CONTRADICTING_FILES = {
     "model: {d_model: 16}": "d_model=16 is not the run's, which has 8",
     "training: {warmup_steps: 5}": "warmup_steps=5 is not the run's, which has 4",
-    "vocab_size: 17": "vocab_size=17 is not the run's, which has 16",
     "preset: pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
     "training: {stepps: 3}": "stepps=3 is not a setting; did you mean steps?",
 }

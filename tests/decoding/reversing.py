@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import torch_reference
-from jax_transformer import TransformerConfig, convert
+from jax_transformer import TransformerConfig
 from tests.models import unchecked
 
 # One has no ids, and the decoders of the others do nothing in a search that another's does not:
@@ -100,44 +100,3 @@ def learners(preset):
                 stages.append(torch_reference.Transformer(config))
                 stages[-1].load_state_dict(model.state_dict())
     return tuple(stages[-STAGES:])
-
-
-def as_marian(model, directory):
-    """Return transformers' model with the weights of a reference model of preset "marian"."""
-    from transformers import MarianMTModel
-
-    params = convert.from_torch(model.state_dict(), model.config)
-    convert.to_huggingface(params, model.config, directory)
-    theirs = MarianMTModel.from_pretrained(directory).eval()
-    theirs.generation_config.forced_eos_token_id = None  # a target may be cut off
-    return theirs
-
-
-def marian_hypotheses(theirs, src, beam_size, length_penalty):
-    """Return tokens [B, K, L] without the begin, and scores [B, K], as transformers finds them."""
-    pad_id = theirs.config.pad_token_id
-    source = torch.from_numpy(src).long()
-    result = theirs.generate(
-        input_ids=source,
-        attention_mask=(source != pad_id).long(),
-        max_length=1 + MAX_NEW_TOKENS,  # with the begin
-        num_beams=beam_size,
-        num_return_sequences=beam_size,
-        do_sample=False,
-        early_stopping="never",
-        length_penalty=length_penalty,
-        bad_words_ids=[[pad_id]],
-        return_dict_in_generate=True,
-        output_scores=True,
-        output_logits=True,
-    )
-    tokens = result.sequences[:, 1:]
-    if beam_size > 1:
-        scores = result.sequences_scores
-    else:  # greedy search adds nothing up
-        seen = theirs.compute_transition_scores(
-            result.sequences, result.logits, normalize_logits=True
-        )
-        scores = torch.where(tokens != pad_id, seen, 0).sum(dim=1)
-    tokens = torch.nn.functional.pad(tokens, (0, MAX_NEW_TOKENS - tokens.shape[1]), value=pad_id)
-    return tokens.view(len(src), beam_size, -1).numpy(), scores.view(len(src), -1).numpy()

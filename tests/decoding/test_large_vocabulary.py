@@ -24,14 +24,7 @@ LARGE |= {"tgt_vocab_size": 256_206, "num_encoder_layers": 1, "num_decoder_layer
 
 @pytest.mark.parametrize(
     ("output", "dtype", "beam_size"),
-    [
-        ("tied", "float32", 1),
-        ("tied", "float32", 4),
-        ("tied", "bfloat16", 1),
-        ("tied", "bfloat16", 4),
-        ("linear", "float32", 4),
-        ("linear", "bfloat16", 4),
-    ],
+    [("tied", "float32", 1), ("tied", "bfloat16", 4), ("linear", "bfloat16", 4)],
 )
 def test_the_program_holds_no_second_table(output, dtype, beam_size):
     config = TransformerConfig.preset("pegasus", **LARGE, output_projection=output)

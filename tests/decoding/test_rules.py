@@ -7,8 +7,7 @@ import pytest
 
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.rules import apply_rules, make_rules
-from tests.decoding.conftest import LONGEST, sequences
-from tests.decoding.plain import biased, quick_generate, random_model, run
+from tests.decoding.plain import biased, quick_generate, random_model
 
 STEP, LENGTH, VOCABULARY = 9, 12, 8  # few ids, so that sequences repeat
 NO_EFFECT = [
@@ -151,35 +150,6 @@ def test_the_first_positions_have_their_rules(forced):
             given = prefix[row][prefix[row] > 0]
             history[row, :, 1 : 1 + len(given)] = given
         assert assert_rules(config, src, scores, history, step, options, prefix, limits) > 10
-
-
-@pytest.mark.exhaustive  # the quick tier compares these scores with those of transformers
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_forced_tokens_and_prefixes_add_nothing_to_the_score(reversal_model, beam_size):
-    """The same tokens, given in three ways, and the sum of the log-probabilities of the others."""
-    config, params = reversal_model
-    src, _ = sequences(6, seed=8)
-    options = {"max_new_tokens": LONGEST, "beam_size": beam_size}
-    forced = quick_generate(
-        params, config, src, **options | {"max_new_tokens": LONGEST + 1}, forced_first_token=9
-    )
-    prefixed = quick_generate(params, config, src, prefix=np.full((6, 1), 9), **options)
-    assert (forced.tokens[:, :, 0] == 9).all()
-    for a, b in zip(forced, prefixed, strict=True):  # without a penalty, the length does not matter
-        np.testing.assert_array_equal(a, b)
-    both = quick_generate(
-        params, config, src, prefix=np.full((6, 1), 9), forced_first_token=5, **options
-    )
-    np.testing.assert_array_equal(both.tokens, prefixed.tokens)  # not forced after a prefix
-    begun = np.concatenate([np.full((6, 1), config.bos_id), forced.tokens[:, 0, :-1]], axis=1)
-    logits = run(params, config, src, begun)
-    seen = jax.nn.log_softmax(logits)[
-        np.arange(6)[:, None], np.arange(LONGEST + 1), forced.tokens[:, 0]
-    ]
-    chosen = (np.arange(LONGEST + 1) > 0) & (np.arange(LONGEST + 1) < forced.lengths)
-    np.testing.assert_allclose(
-        forced.scores[:, 0], np.where(chosen, seen, 0).sum(axis=1), atol=3e-5
-    )
 
 
 @pytest.mark.exhaustive
