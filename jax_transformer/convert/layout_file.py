@@ -1,24 +1,8 @@
 """A layout, and the config that belongs to it, as a TOML file that a person can read and edit.
 
-`--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout:
-
-    name = "my_model"
-
-    [config]                                  # may be left out; a "preset" may come first
-    preset = "pre_norm"
-    num_heads = 8
-
-    [[rows]]                                  # the attributes of `Row`
-    foreign = "enc.{i}.attn.in_proj_weight"
-    parameters = ["encoder/layers_{i}/self_attention/query/kernel", "..."]
-    operation = "transpose"                   # or left out
-    stack = "heads"
-
-    [[buffers]]                               # the attributes of `PositionTable`
-    foreign = "pos.pe"
-    kind = "position_table"
-    shape = [1, "length", "d_model"]
-    length = 5000
+`--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout. Its
+[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable`, its [config] the
+fields of a config, after a "preset" or not; docs/layouts.md shows one.
 
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
@@ -58,12 +42,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class LayoutFile(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        layout: The names and shapes.
-        config: The config of the models that have this layout; None where the file has none.
-    """
+    """A layout, and the config of the models that have it where the file has one."""
 
     layout: Layout
     config: TransformerConfig | None = None

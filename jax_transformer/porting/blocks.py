@@ -23,16 +23,7 @@ ROLE_WORDS = {
     "output": {"o", "out", "output", "wo", "fc", "dense", "proj", "final", "concat", "merge", "c"},
 }
 INNER_WORDS = {
-    "inner",
-    "in",
-    "up",
-    "intermediate",
-    "wi",
-    "expand",
-    "first",
-    "lin1",
-    "fc1",
-    "hidden",
+    *("inner", "in", "up", "intermediate", "wi", "expand", "first", "lin1", "fc1", "hidden"),
 }
 OUTER_WORDS = {"outer", "out", "down", "output", "wo", "contract", "second", "lin2", "fc2", "back"}
 GATE_WORDS = {"gate", "gated", "gating"}

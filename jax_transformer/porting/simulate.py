@@ -8,7 +8,7 @@ what follows the first difference is not computed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -170,35 +170,35 @@ def _run(
     if masks.target:
         tgt_mask = tgt_mask & tgt_kept[:, None, None, :]
 
-    memory = _embed(parameters, config, src, "source")
-    bias = _relative_bias(parameters, config, "encoder", src.shape[1])
-    for index in range(config.num_encoder_layers):
-        name = f"encoder.layers.{index}"
-        theirs = _tap(batch, taps.get(name), memory)
-        if theirs is None or only in (None, name):
-            layer = _module(EncoderLayer, config), _under(parameters, name)
-            memory = functional_call(*layer, (memory, encoder_mask, bias))
-        if theirs is not None:
-            if only in (None, name):
-                yield _compare(name, memory, theirs, src_kept)
-            memory = theirs
-    memory = _norm(parameters, config, "encoder.norm", memory)
+    def stack(
+        side: str, kind: type[nn.Module], x: Tensor, kept: Tensor, *others: Tensor
+    ) -> Generator[Point, None, Tensor]:
+        """Yield the places of a stack's layers, and return its output."""
+        bias = None
+        if config.has_shared_relative_bias:
+            table = RelativeAttentionBias(config, bidirectional=side == "encoder")
+            own = _under(parameters, f"{side}.relative_attention_bias")
+            bias = functional_call(table, own, (x.shape[1], x.shape[1]))
+        for index in range(getattr(config, f"num_{side}_layers")):
+            name = f"{side}.layers.{index}"
+            theirs = _tap(batch, taps.get(name), x)
+            if theirs is None or only in (None, name):
+                layer = _module(kind, config), _under(parameters, name)
+                x = functional_call(*layer, (x, *others, bias))
+            if theirs is not None:
+                if only in (None, name):
+                    yield _compare(name, x, theirs, kept)
+                x = theirs
+        return _norm(parameters, config, f"{side}.norm", x)
 
+    memory = _embed(parameters, config, src, "source")
+    memory = yield from stack("encoder", EncoderLayer, memory, src_kept, encoder_mask)
     tgt_kept = tgt_kept & src_kept.any(1, keepdim=True)  # without a source, programs differ
     x = _embed(parameters, config, tgt, "target")
-    bias = _relative_bias(parameters, config, "decoder", length)
-    for index in range(config.num_decoder_layers):
-        name = f"decoder.layers.{index}"
-        theirs = _tap(batch, taps.get(name), x)
-        if theirs is None or only in (None, name):
-            layer = _module(decoder_layer(config), config), _under(parameters, name)
-            x = functional_call(*layer, (x, memory, tgt_mask, memory_mask, bias))
-        if theirs is not None:
-            if only in (None, name):
-                yield _compare(name, x, theirs, tgt_kept)
-            x = theirs
+    x = yield from stack(
+        "decoder", decoder_layer(config), x, tgt_kept, memory, tgt_mask, memory_mask
+    )
     if only in (None, "logits"):
-        x = _norm(parameters, config, "decoder.norm", x)
         yield _compare_output(parameters, config, x, batch.output, tgt_kept)
 
 
@@ -291,16 +291,6 @@ def _project(
     weight = parameters[f"{table}_embedding.weight" if tied else "output_projection.weight"]
     bias = parameters.get("output_projection.bias")
     return nn.functional.linear(x, weight[columns], None if bias is None else bias[columns])
-
-
-def _relative_bias(
-    parameters: Mapping[str, Tensor], config: TransformerConfig, side: str, length: int
-) -> Tensor | None:
-    if not config.has_shared_relative_bias:
-        return None
-    table = RelativeAttentionBias(config, bidirectional=side == "encoder")
-    own = _under(parameters, f"{side}.relative_attention_bias")
-    return functional_call(table, own, (length, length))
 
 
 def _under(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -16,7 +15,15 @@ from jax_transformer.convert.transfer import COMPUTED_TOLERANCE
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.porting.blocks import Group, find_groups
-from jax_transformer.porting.names import Stack, Unit, find_stacks, find_units, natural_key, words
+from jax_transformer.porting.names import (
+    Stack,
+    Unit,
+    find_stacks,
+    find_units,
+    most_common_width,
+    natural_key,
+    words,
+)
 
 SINUSOIDS = (
     "sinusoidal",
@@ -92,7 +99,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
             f"found {len(stacks)} stacks of layers among {len(shapes)} tensors ({found}); "
             "an encoder-decoder has two, each with numbered layers that are alike"
         )
-    width = _width(stacks)
+    width = most_common_width(shape for stack in stacks for shape in stack.shapes.values())
     outside = {
         name: shape
         for name, shape in shapes.items()
@@ -165,15 +172,6 @@ def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
         if np.max(np.abs(computed - rows)) <= COMPUTED_TOLERANCE:
             return kind, offset
     return None
-
-
-def _width(stacks: Iterable[Stack]) -> int:
-    """Return the axis length that most tensors of the layers have."""
-    counts: Counter[int] = Counter()
-    for stack in stacks:
-        for shape in stack.shapes.values():
-            counts.update(set(shape))
-    return min(counts, key=lambda length: (-counts[length], length))
 
 
 def _inside(name: str, stack: Stack) -> bool:

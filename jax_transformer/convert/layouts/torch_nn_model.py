@@ -43,12 +43,7 @@ SINUSOIDS = tuple(kind for kind in POSITIONS if kind.startswith("sinusoidal"))
 
 
 class TorchModel(NamedTuple):
-    """A module's config and layout.
-
-    Attributes:
-        config: The shape of the model.
-        layout: The names and shapes of the module's state_dict.
-    """
+    """A module's config, and the names and shapes of its state_dict."""
 
     config: TransformerConfig
     layout: Layout
