@@ -196,11 +196,6 @@ class TransformerConfig:
         return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod
-    def preset_fields(cls, name: str) -> dict[str, Any]:
-        """Return the fields that a preset names; the others have their defaults."""
-        return dict(PRESETS[name])
-
-    @classmethod
     def presets(cls) -> tuple[str, ...]:
         """Return the names that `preset` knows."""
         return tuple(PRESETS)
@@ -378,17 +373,4 @@ class TransformerConfig:
             raise InputError(
                 f"relative_attention_max_distance={distance} must exceed half of "
                 f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
-            )
-
-
-def check_whole_numbers(numbers: Mapping[str, Any]) -> None:
-    """Refuse whole numbers that no int32 holds; values of another type pass.
-
-    Args:
-        numbers: Values by the names that a message calls them.
-    """
-    for name, value in numbers.items():
-        if type(value) is int and not -LARGEST <= value <= LARGEST:
-            raise InputError(
-                f"{name}={shorten(value)} must be a whole number from {-LARGEST} to {LARGEST}"
             )

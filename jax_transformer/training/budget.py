@@ -15,9 +15,10 @@ from jax.sharding import AbstractMesh
 from rich.console import Group
 from rich.table import Table
 
-from jax_transformer.config import TransformerConfig, check_whole_numbers
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.parameters import shardings
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
@@ -79,10 +80,8 @@ class Workload:
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
-        check_whole_numbers({"rows": self.rows, "length": self.length})
         for name in ("rows", "length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+            check_whole_number(name, getattr(self, name), least=1)
         if self.compute_dtype not in BYTES:
             words = ", ".join(BYTES)
             raise InputError(f"compute_dtype={self.compute_dtype!r} must be one of {words}")
@@ -288,9 +287,7 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
         steps: Steps of the training.
         utilisation: Share of a device's peak that is reached, above 0 and at most 1.
     """
-    check_whole_numbers({"steps": steps})
-    if steps < 1:
-        raise InputError(f"steps={steps} must be at least 1")
+    check_whole_number("steps", steps, least=1)
     if not 0 < utilisation <= 1:
         raise InputError(f"utilisation={utilisation} must be above 0 and at most 1")
     found = budget(config, workload)
@@ -354,7 +351,7 @@ def _abstract_mesh(sizes: str) -> AbstractMesh:
     if "-" in sizes:
         raise InputError(f"mesh={sizes!r} must name the size of each axis: no devices are asked")
     named = math.prod(int(size) for size in re.findall(r"=\s*([0-9]+)", sizes, re.ASCII))
-    check_whole_numbers({"the number of devices of mesh": named})
+    check_whole_number("the number of devices of mesh", named)
     shape = sharding.parse_sizes(sizes, named)
     return AbstractMesh(shape, sharding.AXES, axis_types=sharding.AXIS_TYPES)
 

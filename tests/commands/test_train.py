@@ -18,7 +18,7 @@ import yaml
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
-from jax_transformer.runs import evaluation, output
+from jax_transformer.runs import evaluation
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text import number_words
@@ -274,26 +274,6 @@ def test_files_come_in_pairs(corpus, monkeypatch, capsys, named):
     assert re.match(r"error: \w+=None: name the (file|training text) beside ", line)
 
 
-def test_overlong_and_empty_training_pairs_are_dropped_and_counted(corpus, monkeypatch, capsys):
-    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
-    Path("source").write_text("ab\n\nab\n" + "ab " * 200 + "\nab\n")
-    Path("target").write_text("AB\nAB\n \nAB\nAB\n")
-    with pytest.raises(SystemExit, match="enough"):
-        program(*arguments(corpus, "--output=model"))
-    shown = capsys.readouterr().out
-    read = "training: 5 pairs read, 1 dropped as too long, 2 dropped for an empty side; 2 pairs"
-    assert read in shown
-
-
-def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
-    command = [sys.executable, ROOT / "train.py", "--source=missing", "--target=missing"]
-    command += ["--valid-source=missing", "--valid-target=missing"]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"error: missing: No such file or directory; .*\n", done.stderr)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.exhaustive
 def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
     program(*arguments(corpus, "--output=model", "--overwrite", "--steps=3"))
@@ -338,15 +318,6 @@ def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, capsys):
         line = refusal(capsys, *arguments(corpus, "--output=model", "--overwrite"))
         assert line.endswith("is not overwritten; name another output, or delete it"), kept
         shutil.rmtree(begun / Path(kept).parts[0])
-
-
-def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
-    begun, corpus, monkeypatch, capsys
-):
-    (begun / "metrics.jsonl").write_text('{"step": 10, "validation_loss": 5.5}\n')
-    line = refusal(capsys, *arguments(corpus, "--output=model"))
-    assert "model: exists already; name another output, overwrite it" in line
-    output.check_output(begun, overwrite=True)
 
 
 @pytest.mark.exhaustive

@@ -87,12 +87,6 @@ def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
     assert "bleu_tokenization='char' is not the run's, which has '13a'" in line
 
 
-def test_bleu_that_is_only_shown_may_change(finished, monkeypatch, capsys):
-    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
-    with pytest.raises(SystemExit, match="enough"):
-        program("--output=model", "--resume", "--bleu-tokenization=char")
-
-
 @pytest.mark.exhaustive
 def test_a_lost_log_is_a_warning_and_the_model_is_written(finished, capsys):
     (finished / "metrics.jsonl").write_bytes(b"\xff\xfe\n")

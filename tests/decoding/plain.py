@@ -1,32 +1,17 @@
 """Small random models, and `generate` compiled quickly for them."""
 
+from dataclasses import fields
+
 import jax
 import numpy as np
 
 from jax_transformer import TransformerConfig, apply, generate
+from jax_transformer.decoding import GenerationConfig
 from tests.models import random_params, random_tokens, small_config
 
-STATIC = (
-    "config",
-    "max_new_tokens",
-    "beam_size",
-    "num_hypotheses",
-    "length_normalization",
-    "banned_tokens",
-    "min_new_tokens",
-    "forced_first_token",
-    "forced_last_token",
-    "early_stopping",
-    "eos_ids",
-    "allow_padding",
-    "banned_sequences",
-    "begin_suppressed_tokens",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "renormalize",
-    "top_k",
-    "execution",
-)
+# The options that decide what is compiled.
+STATIC = ("config", "execution")
+STATIC += tuple(one.name for one in fields(GenerationConfig) if "declared" not in one.metadata)
 WITH_IDS = [name for name in TransformerConfig.presets() if name != "torch_nn"]
 
 

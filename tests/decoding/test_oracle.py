@@ -115,23 +115,6 @@ def test_the_learners_put_a_search_to_the_test(preset):
     assert len(words.unique()) > VOCABULARY / 2
 
 
-@pytest.mark.parametrize("preset", tiered(CAUSAL, []))
-def test_greedy_takes_the_likeliest_token(preset):
-    """The whole target, read at once, says so at each of its positions."""
-    model = learners(preset)[3]
-    src = torch.from_numpy(sources(model.config, 4, seed=0))
-    found = search(model, src)
-    logits, seen = read(model, src, found.tokens[:, 0])
-    logits[..., model.config.pad_id] = -np.inf
-    for row, length in enumerate(found.lengths[:, 0].tolist()):
-        tokens = found.tokens[row, 0, :length]
-        assert torch.equal(tokens, logits[row, :length].argmax(dim=-1))
-        assert model.config.eos_id not in tokens[:-1]
-        assert length == MAX_NEW_TOKENS or tokens[-1] == model.config.eos_id
-        assert (found.tokens[row, 0, length:] == model.config.pad_id).all()
-    torch.testing.assert_close(found.scores[:, 0].float(), seen.sum(dim=1), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 def test_a_beam_of_one_is_greedy(preset):
     for model in learners(preset)[::4]:
@@ -178,14 +161,3 @@ def test_a_lower_limit_cuts_the_same_targets(preset):
     whole, cut = search(model, src), search(model, src, max_new_tokens=5)
     assert torch.equal(cut.tokens, whole.tokens[..., :5])
     assert torch.equal(cut.lengths, whole.lengths.clamp(max=5))
-
-
-@pytest.mark.exhaustive
-def test_a_source_mask_takes_the_place_of_the_padding():
-    model = learners("vaswani2017")[-1]
-    src = torch.from_numpy(sources(model.config, 4, seed=4))
-    padding = (src != model.config.pad_id)[:, None, None]
-    for mask in (padding, torch.ones((1, 1, 1, 1), dtype=torch.bool), padding.roll(1, dims=0)):
-        found = search(model, src, beam_size=2, src_mask=mask)
-        expected = read(model, src, found.tokens[:, 0], mask)[1].sum(dim=1)
-        torch.testing.assert_close(found.scores[:, 0].float(), expected, rtol=0, atol=1e-5)

@@ -257,7 +257,7 @@ def test_the_command_prints_the_tables(monkeypatch, capsys):
         (["--mesh", "data=x"], "mesh='data=x': data=x must be a number"),
         (["--batch-rows", "0"], "rows=0 must be at least 1"),
         (["--batch-rows", str(10**23)], "rows=1000"),
-        (["--steps", str(2**31)], "steps=2147483648 must be a whole number from"),
+        (["--steps", str(2**31)], "steps=2147483648 must be at most 2147483647"),
         (["--mesh", f"data={10**23}"], "the number of devices of mesh=1000"),
         (["--d-model", str(10**9)], "d_model=1000000000 must be at most 131072"),
         (["--length", "0"], "length=0 must be at least 1"),
