@@ -1,17 +1,15 @@
-"""The rule language: operations, rows, their expansion, and a layout written by a user."""
+"""The rule language: operations, rows and their expansion."""
 
 import dataclasses
 import re
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import nn
 
-from jax_transformer import InputError, apply, convert, porting
+from jax_transformer import InputError, convert, porting
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import (
@@ -21,16 +19,13 @@ from jax_transformer.convert.table import (
     flatten,
     nest,
 )
-from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.model.parameters import parameter_shapes
 from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
     same_bits,
-    target_masks,
 )
-from tests.models import random_params, random_tokens, small_config
-from tests.parity.ladder import error
+from tests.models import random_params, small_config
 
 
 @hypothesis.settings(deadline=None, max_examples=50)
@@ -278,125 +273,6 @@ def test_flatten_and_nest_are_inverse():
 def test_an_unknown_layout_is_refused_with_the_known_ones():
     with pytest.raises(InputError, match="layout='torchnn' is unknown; choose one of reference, t"):
         convert.get_layout("torchnn")
-
-
-# A layout of a user's own: heads kept apart, one tensor for key and value, a tied output layer,
-# a buffer, and output kernels that are not transposed.
-
-
-class OwnAttention(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.q = nn.Parameter(torch.randn(heads, width // heads, width) * width**-0.5)
-        self.kv = nn.Parameter(torch.randn(2 * width, width) * width**-0.5)
-        self.out = nn.Parameter(torch.randn(width, width) * width**-0.5)
-
-    def forward(self, query, memory, mask):
-        heads, size, _ = self.q.shape
-        q = torch.einsum("btd,hkd->bhtk", query, self.q)
-        k, v = (
-            x.unflatten(-1, (heads, size)).transpose(1, 2)
-            for x in (memory @ self.kv.T).chunk(2, -1)
-        )
-        scores = (q @ k.transpose(-2, -1) / size**0.5).masked_fill(~mask, -1e9)
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ self.out
-
-
-class OwnLayer(nn.Module):
-    def __init__(self, config, cross):
-        super().__init__()
-        self.attend = nn.ModuleList(
-            OwnAttention(config.d_model, config.num_heads) for _ in range(1 + cross)
-        )
-        self.mlp = nn.Sequential(
-            nn.Linear(config.d_model, config.d_ff),
-            nn.ReLU(),
-            nn.Linear(config.d_ff, config.d_model),
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model, 1e-6) for _ in range(2 + cross))
-
-    def forward(self, x, mask, memory=None, memory_mask=None):
-        x = self.norms[0](x + self.attend[0](x, x, mask))
-        if memory is not None:
-            x = self.norms[1](x + self.attend[1](x, memory, memory_mask))
-        return self.norms[-1](x + self.mlp(x))
-
-
-class OwnModel(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.words = nn.Embedding(config.src_vocab_size, config.d_model)
-        self.register_buffer("where", torch.tensor(own_positions(config)).float())
-        self.enc = nn.ModuleList(OwnLayer(config, False) for _ in range(config.num_encoder_layers))
-        self.dec = nn.ModuleList(OwnLayer(config, True) for _ in range(config.num_decoder_layers))
-        self.head = nn.Linear(config.d_model, config.tgt_vocab_size, bias=False)
-        self.head.weight = self.words.weight
-
-    def embed(self, ids):
-        return self.words(ids) * self.words.embedding_dim**0.5 + self.where[: ids.shape[1]]
-
-    def forward(self, src, tgt, src_mask, tgt_mask):
-        memory, x = self.embed(src), self.embed(tgt)
-        for layer in self.enc:
-            memory = layer(memory, src_mask)
-        for layer in self.dec:
-            x = layer(x, tgt_mask, memory, src_mask)
-        return self.head(x)
-
-
-def own_positions(config):
-    return sinusoidal_positions(config.max_length, config.d_model)
-
-
-def own_rows(short, stack, sublayers):
-    layer, own = f"{short}.{{i}}", f"{stack}/layers_{{i}}"
-    heads = Operation(transposed=True, shape=("num_heads", "head_dim", "d_model"))
-    for index, name in enumerate(sublayers):
-        foreign, path = f"{layer}.attend.{index}", f"{own}/{name}"
-        yield Row(f"{foreign}.q", f"{path}/query/kernel", heads)
-        yield Row(f"{foreign}.kv", (f"{path}/key/kernel", f"{path}/value/kernel"), transpose)
-        yield Row(f"{foreign}.out", f"{path}/output/kernel")
-    for index, name in enumerate((*sublayers, "feed_forward")):
-        yield Row(f"{layer}.norms.{index}.weight", f"{own}/{name}_residual/norm/scale")
-        yield Row(f"{layer}.norms.{index}.bias", f"{own}/{name}_residual/norm/bias")
-    for index, name in ((0, "inner"), (2, "outer")):
-        yield Row(f"{layer}.mlp.{index}.weight", f"{own}/feed_forward/{name}/kernel", transpose)
-        yield Row(f"{layer}.mlp.{index}.bias", f"{own}/feed_forward/{name}/bias")
-
-
-OWN_LAYOUT = Layout(
-    "own",
-    (
-        Row("words.weight", "token_embedding/embedding"),
-        Row("head.weight", "token_embedding/embedding"),
-        *own_rows("enc", "encoder", ("self_attention",)),
-        *own_rows("dec", "decoder", ("self_attention", "cross_attention")),
-    ),
-    buffers=(Buffer("where", own_positions),),
-)
-
-
-def test_a_users_own_layout_uses_every_operation():
-    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=2)
-    torch.manual_seed(0)
-    module = OwnModel(config)
-    params, report = convert.to_params(module.state_dict(), config, OWN_LAYOUT)
-    kinds = ("mapped", "transposed", "reshaped", "split", "tied", "computed")
-    print(report.summary())
-    assert all(report.names(kind) for kind in kinds)
-    src, tgt = random_tokens(config)
-    src[-1, :4] = 7
-    src_mask, tgt_mask = target_masks(src, tgt, config.pad_id)
-    theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask)
-    with jax.default_matmul_precision("highest"):
-        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
-    measured = error(ours, theirs)
-    print(f"logits differ by {measured:.1e}")
-    assert measured <= 1e-5
-    back = convert.to_torch(params, config, OWN_LAYOUT)
-    back["where"] = module.where  # computed in another order
-    assert_same_tensors(back, module.state_dict())
-    module.load_state_dict(back, strict=True)
 
 
 def test_a_computed_buffer_that_is_no_float_keeps_its_type():
