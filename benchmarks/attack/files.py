@@ -215,7 +215,7 @@ def _averaged(folder: Path) -> str:
 
 def _tokenizer_folder(path: Path) -> None:
     path.mkdir()
-    for name, content in stock.tokenizer().files().items():
+    for name, content in stock.tokenizer().contents.items():
         (path / name).write_bytes(content)
 
 

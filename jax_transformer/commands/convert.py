@@ -114,7 +114,7 @@ def _write_folder(
         origin = None
     wanted = family.tokenizer_files.kinds if family.tokenizer_files else ()
     if tokenizer is not None and tokenizer.kind not in wanted:
-        left += tokenizer.files()
+        left += tokenizer.contents
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
     options["max_shard_size"] = max_shard_size

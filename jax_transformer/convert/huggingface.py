@@ -216,7 +216,7 @@ def to_huggingface(
         brought_up = _config_of(origin, chosen, params, config, new_start=bool(starts))
         contents = {**origin.files, CONFIG_FILE: brought_up}
     if tokenizer is not None:
-        contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.files()
+        contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = language_files(contents, tokenizer)
     parse_shard_size(max_shard_size)
     tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)

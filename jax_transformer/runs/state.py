@@ -182,7 +182,7 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
 
 def start_files(settings: RunSettings) -> dict[str, bytes]:
     """Return the files that a run writes once: those of its tokenizer, and the model's origin."""
-    files = dict(settings.tokenizer.files())
+    files = dict(settings.tokenizer.contents)
     if settings.origin is not None:
         files[ORIGIN_FILE] = settings.origin.to_bytes()
     return files

@@ -38,12 +38,7 @@ class BPEDropout:
     """
 
     def __init__(self, tokenizer: Tokenizer, rate: float) -> None:
-        """Read the merges of a tokenizer.
-
-        Args:
-            tokenizer: One that this library has trained.
-            rate: Probability of dropping a merge: 0 keeps the ids, 1 leaves characters.
-        """
+        """Read the merges of a tokenizer of this library; a rate of 1 leaves characters."""
         if tokenizer.kind != BYTE_PAIR:
             raise InputError(
                 f"BPE-dropout works on a {BYTE_PAIR} tokenizer, not on {tokenizer.kind}; set its "
@@ -95,9 +90,6 @@ class BPEDropout:
                 of them. Special ids (BOS, EOS, padding, `<unk>`) stay where they are.
             entropy: What the random numbers depend on, for example the seed, the number of the
                 pair, 0 for the source or 1 for the target, and the epoch.
-
-        Returns:
-            The new ids [new_length], at least as many as before, in the dtype of `ids`.
         """
         if not len(ids) or not self._lowest:
             return ids.copy()

@@ -34,9 +34,6 @@ def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
     pairs left to merge.
 
-    Args:
-        lines: The training text in both languages.
-
     Raises:
         InputError: The text has more distinct characters than `vocab_size` allows, or `vocab_size`
             is above `MOST_IDS`.
@@ -59,11 +56,7 @@ def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 def read_byte_pair(
     contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json that this library has written.
-
-    Raises:
-        InputError: The file is missing, damaged or not a tokenizer of this library.
-    """
+    """Return the tokenizer in a tokenizer.json that this library has written."""
     if set(contents) != {TOKENIZER_FILE} or settings:
         raise InputError(f"{name}: a tokenizer of this library is {TOKENIZER_FILE} alone")
     return parse_byte_pair(contents[TOKENIZER_FILE], f"{name}/{TOKENIZER_FILE}")

@@ -17,11 +17,7 @@ SIDES = ("source", "target")
 
 
 def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that encodes sources by one tokenizer and targets by another.
-
-    Raises:
-        InputError: The special ids differ.
-    """
+    """Return a tokenizer that encodes sources by one tokenizer and targets by another."""
     for name in SPECIAL_IDS:
         ids = getattr(source, name), getattr(target, name)
         if ids[0] != ids[1]:
@@ -82,14 +78,7 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 def from_description(
     description: Mapping[str, Any], contents: Mapping[str, bytes], name: str
 ) -> Tokenizer:
-    """Return the tokenizer from what `describe` returned and the content of its files.
-
-    Args:
-        description: The description.
-
-    Raises:
-        InputError: The kind is unknown, or a file is missing or damaged.
-    """
+    """Return the tokenizer from what `describe` returned and the content of its files."""
     settings = dict(description)
     kind = settings.pop("kind", None)
     if kind not in READERS:
@@ -106,11 +95,7 @@ def to_text(tokenizer: Tokenizer) -> str:
 
 
 def from_text(text: str | bytes, name: str) -> Tokenizer:
-    """Return the tokenizer that `to_text` has written.
-
-    Raises:
-        InputError: The text is damaged; the message begins with `name`.
-    """
+    """Return the tokenizer that `to_text` has written; error messages begin with `name`."""
     try:
         read = json.loads(text)
         files = {name: base64.b64decode(data) for name, data in read["files"].items()}

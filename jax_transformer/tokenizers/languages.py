@@ -24,8 +24,8 @@ class Languages:
             legacy behaviour).
         starts: Whether the code of the target is the first decoder input (mBART); otherwise it is
             the first token that the decoder must generate.
-        source: The code of the sources; None if it is not known.
-        target: The code of the targets; None if it is not known.
+        source: The code of the sources, if it is known.
+        target: The code of the targets, if it is known.
     """
 
     ids: Mapping[str, int]
@@ -36,35 +36,25 @@ class Languages:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], name: str) -> "Languages":
-        """Return what `to_json` returned; `name` is what contains it, for error messages.
-
-        Raises:
-            InputError: The values are damaged.
-        """
+        """Return what `to_json` returned; `name` is what contains it, for error messages."""
         try:
             languages = cls(**values)
-            sound = languages.placement in ("before", "after") and {
-                languages.source,
-                languages.target,
-            } <= {None, *languages.ids}
+            codes = {languages.source, languages.target} - {None}
+            if languages.placement in ("before", "after") and codes <= {*languages.ids}:
+                return languages
         except TypeError:
-            sound = False
-        if not sound:
-            raise InputError(f"{name}: the settings of the languages are damaged; copy it again")
-        return languages
+            pass
+        raise InputError(f"{name}: the settings of the languages are damaged; copy it again")
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes, ready for JSON."""
         return dataclasses.asdict(self) | {"ids": dict(self.ids)}
 
-    def changed(self, source: str | None, target: str | None) -> "Languages":
-        """Return these languages with other codes of sources and targets; None keeps a code.
-
-        Raises:
-            InputError: A code is unknown; shows codes that resemble it.
-        """
+    def changed(self, source: Any, target: Any) -> "Languages":
+        """Return these languages with other codes of sources and targets; None keeps a code."""
         codes = {"source": source, "target": target}
-        codes = {side: code for side, code in codes.items() if code is not None}
+        # A JSON file may have a number or a list in the place of a code.
+        codes = {side: str(code) for side, code in codes.items() if code is not None}
         for side, code in codes.items():
             if code not in self.ids:
                 near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
@@ -76,20 +66,12 @@ class Languages:
         return dataclasses.replace(self, **codes)
 
     def affixes(self, side: Side, eos_id: int) -> tuple[list[int], list[int]]:
-        """Return the ids before and after the text of a line.
-
-        Raises:
-            InputError: The language of this side is not known.
-        """
+        """Return the ids before and after the text of a line."""
         code = self.ids[self.known(side)]
         return ([code], [eos_id]) if self.placement == "before" else ([], [eos_id, code])
 
     def known(self, side: Side) -> str:
-        """Return the code of a side.
-
-        Raises:
-            InputError: It is not known; names the flag that sets it.
-        """
+        """Return the code of a side; refuse a side whose code is not known."""
         code = getattr(self, side)
         if code is None:
             raise InputError(

@@ -22,15 +22,10 @@ Rule = Literal["marian", "m2m_100", "mbart"]
 
 
 class LineError(InputError):
-    """A line cannot be a source of a model.
-
-    Attributes:
-        row: Index of the line among the lines that were to be encoded.
-        fault: What is wrong with it.
-    """
+    """A line cannot be a source of a model."""
 
     def __init__(self, row: int, fault: str) -> None:
-        """Name the line by its number, counted from 1."""
+        """Name the line by its index among the lines that were to be encoded, and what is wrong."""
         super().__init__(f"line {row + 1} {fault}")
         self.row, self.fault = row, fault
 
@@ -39,18 +34,12 @@ class LibrarySegmenter:
     """A `tokenizers.Tokenizer`; the template, truncation and padding of its file do not act.
 
     Attributes:
-        library: The library's tokenizer.
         size: The largest id and 1.
         special_ids: Ids of special tokens, the last of which a model's table may lack.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, left_out: Set[int] = frozenset()) -> None:
-        """Wrap the library's tokenizer.
-
-        Args:
-            library: The tokenizer.
-            left_out: The ids that decoding leaves out; if empty, those of all special tokens.
-        """
+        """Wrap a tokenizer; decoding leaves out the ids in `left_out`, else all special tokens."""
         library.no_truncation()
         library.no_padding()
         self.library, self._left_out = library, left_out
@@ -110,13 +99,10 @@ class SentencePieceSegmenter:
         """Set what splits lines and joins pieces.
 
         Args:
-            model: Splits lines into pieces.
-            ids: The id of each piece.
             added: The ids of tokens that are found in a line before it is split into pieces.
             ordinary: Those of `added` that decoding does not leave out.
             unk_id: Id of pieces that `ids` lacks.
             rule: How pieces are joined: as by the class of this family in transformers.
-            joiner: Joins pieces.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
         self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule
@@ -129,11 +115,7 @@ class SentencePieceSegmenter:
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})").split
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; uses every CPU core.
-
-        Raises:
-            LineError: A source begins with a language code that the vocabulary lacks.
-        """
+        """Return the ids of each line; uses every CPU core."""
         texts: list[str] = []
         rows: list[list[int | None]] = []  # None is the place of the next of `texts`
         for row, line in enumerate(lines):

@@ -49,24 +49,16 @@ _SPACES = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """What encodes and decodes the sources, or the targets.
-
-    Attributes:
-        segmenter: Splits text and joins pieces.
-        prefix: Ids before the text of a line, if there are no languages.
-        suffix: Ids after it.
-        vocab_size: Number of ids of the model: larger than the segmenter's where the model's table
-            is padded; smaller where it lacks the last special tokens.
-        clean_up_spaces: Whether decoding removes the spaces before punctuation.
-        languages: Decide what is before and after the text.
-    """
+    """What encodes and decodes the sources, or the targets."""
 
     segmenter: Segmenter
-    prefix: list[int]
+    prefix: list[int]  # ids before the text of a line, if there are no languages
     suffix: list[int]
+    # Ids of the model: more than the segmenter's where the model's table is padded; fewer where it
+    # lacks the last special tokens.
     vocab_size: int
-    clean_up_spaces: bool
-    languages: Languages | None
+    clean_up_spaces: bool  # whether decoding removes the spaces before punctuation
+    languages: Languages | None  # decide what is before and after the text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,12 +105,8 @@ class Tokenizer:
         """Return a tokenizer; for the readers.
 
         Args:
-            kind: The format of the files.
             settings: Values that differ from `DEFAULTS`, among them all special ids.
             segmenters: Those of source and target.
-
-        Raises:
-            InputError: A setting is unknown, or an id is not in the vocabulary.
         """
         unknown = sorted(settings.keys() - DEFAULTS.keys())
         if unknown:
@@ -158,11 +146,9 @@ class Tokenizer:
         return tokenizer if languages is None else tokenizer._set_to(languages)
 
     def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":
-        """Return this tokenizer with other languages; None keeps a language.
+        """Return this tokenizer with other language codes; None keeps a code.
 
         Args:
-            source: Code of the language of the sources.
-            target: Code of the language of the targets.
             name: What the tokenizer belongs to, for error messages.
 
         Raises:
@@ -254,10 +240,6 @@ class Tokenizer:
     def target_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:
         """Return the text of each token of a target by itself, to show it."""
         return self.target.segmenter.texts([int(token_id) for token_id in ids])
-
-    def files(self) -> dict[str, bytes]:
-        """Return the content of the tokenizer's files by name."""
-        return dict(self.contents)
 
     def digest(self) -> str:
         """Return the sha256 of everything that decides the ids of a line, as 64 hex digits."""

@@ -23,8 +23,7 @@ def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, " sampled"]:
         seed: Decides the sample; from 0 to 2^32 - 1.
 
     Returns:
-        The numbers of the pairs in ascending order [sampled]: `count` of them, or all pairs if
-        there are not more.
+        The numbers of the pairs in ascending order [sampled].
     """
     if count < 1:
         raise InputError(f"a sample of {count} pairs is no text to train on; name 1 or more")
@@ -55,11 +54,7 @@ class LinesWithin:
     """
 
     def __init__(self, lines: Iterable[str], most_characters: int) -> None:
-        """Read `lines` as they are asked for.
-
-        Args:
-            most_characters: Most characters of a line.
-        """
+        """Read `lines` as they are asked for."""
         self._lines, self._most = lines, most_characters
         self.left_out = 0
 

@@ -184,7 +184,7 @@ def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     sides = []
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
         sides.append(train_byte_pair(words, vocab_size=20))
-        Path(f"{name}.json").write_bytes(sides[-1].files()["tokenizer.json"])
+        Path(f"{name}.json").write_bytes(sides[-1].contents["tokenizer.json"])
     pair = separate(*sides)
     small = [option for option in SMALL if not option.startswith("--vocab")]
     tokenizers = ["--tokenizer=en.json", "--target-tokenizer=de.json"]
@@ -269,7 +269,7 @@ def bad(base, monkeypatch):
     """Files that cannot be used beside the model at base."""
     monkeypatch.setitem(FAMILIES, "toy", TOY)
     other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
-    Path("other.json").write_bytes(other.files()["tokenizer.json"])
+    Path("other.json").write_bytes(other.contents["tokenizer.json"])
     Path("damaged.json").write_text("{")
     Path("mine.yaml").write_text("model: {num_heads: 4}\n")
     Path("bert").mkdir()

@@ -15,6 +15,7 @@ from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import (
+    Languages,
     LineError,
     describe,
     from_description,
@@ -215,11 +216,11 @@ def decoder_inputs(folder, labels):
 def test_it_comes_back_the_same(folder):
     own, _ = folder.read(folder.codes[:2])
     assert own.src_vocab_size == own.tgt_vocab_size == folder.config.src_vocab_size
-    assert {*own.files()} == {*folder.files.names(folder.path)}
-    for name, content in own.files().items():
+    assert {*own.contents} == {*folder.files.names(folder.path)}
+    for name, content in own.contents.items():
         assert (folder.path / name).read_bytes() == content
     description = json.loads(json.dumps(describe(own)))
-    back = from_description(description, own.files(), "x")
+    back = from_description(description, own.contents, "x")
     assert back.digest() == own.digest()
     assert back.languages == own.languages
     assert (back.pad_id, back.bos_id, back.eos_id, back.unk_id) == (
@@ -248,7 +249,7 @@ def test_a_padded_table_decodes_ids_that_no_token_has(folder_of):
 def test_a_table_may_lack_the_last_special_token(folder_of, kind):
     """As bart-large-cnn, which has no row for <mask>: a line with this token is refused."""
     folder = folder_of(kind)
-    content, mask = folder.read()[0].files(), folder.theirs.mask_token_id
+    content, mask = folder.read()[0].contents, folder.theirs.mask_token_id
 
     def read(size):
         sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), size)
@@ -259,7 +260,7 @@ def test_a_table_may_lack_the_last_special_token(folder_of, kind):
     assert own.encode_source(["tlx"]) == folder.theirs(["tlx"]).input_ids
     with pytest.raises(LineError, match=r"^line 2 has the token '<mask>', which the model lacks$"):
         own.encode_source(["tlx", "a <mask> b"])
-    assert own.files() == content
+    assert own.contents == content
     with pytest.raises(InputError, match=f"has {mask + 1} ids, but the model {mask - 1}; use the"):
         read(mask - 1)
 
@@ -434,6 +435,12 @@ def change(folder, name, edit):
 
 def without_codes(values):
     values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
+
+
+@pytest.mark.parametrize("code", [10_000_000, ["fr_XX"], {"fr_XX": 1}], ids=str)
+def test_a_code_that_is_not_a_text_is_refused_in_one_line(code):
+    with pytest.raises(InputError, match=r"target_lang=.* is none of the model's 1 language codes"):
+        Languages({"fr_XX": 3}, "before").changed(None, code)
 
 
 @pytest.mark.parametrize(("kind", "damage", "message"), REFUSED.values(), ids=REFUSED)

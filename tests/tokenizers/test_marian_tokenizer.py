@@ -113,9 +113,9 @@ def test_an_unknown_language_code_is_refused_with_its_line(tmp_path, codes, know
 
 def test_it_comes_back_the_same(both):
     folder, tokenizer, _ = both
-    assert all((folder / name).read_bytes() == c for name, c in tokenizer.files().items())
+    assert all((folder / name).read_bytes() == c for name, c in tokenizer.contents.items())
     description = json.loads(json.dumps(describe(tokenizer)))
-    back = from_description(description, tokenizer.files(), "x")
+    back = from_description(description, tokenizer.contents, "x")
     assert back.digest() == tokenizer.digest()
     assert back.encode_target(STRINGS[:100]) == tokenizer.encode_target(STRINGS[:100])
     assert (back.pad_id, back.bos_id, back.eos_id, back.unk_id) == (tokenizer.pad_id,) * 2 + (0, 1)
@@ -221,4 +221,4 @@ def test_a_setting_of_another_version_is_refused(shared):
     tokenizer = read_marian(shared)
     description = describe(tokenizer) | {"moses": True}
     with pytest.raises(InputError, match="the setting 'moses', which this version does not know"):
-        from_description(description, tokenizer.files(), "x")
+        from_description(description, tokenizer.contents, "x")

@@ -36,9 +36,9 @@ def test_each_side_has_its_own(tokenizer):
 
 
 def test_it_comes_back_from_its_files(tokenizer):
-    assert sorted(tokenizer.files()) == ["source_tokenizer.json", "target_tokenizer.json"]
+    assert sorted(tokenizer.contents) == ["source_tokenizer.json", "target_tokenizer.json"]
     description = json.loads(json.dumps(describe(tokenizer)))
-    back = from_description(description, tokenizer.files(), "x")
+    back = from_description(description, tokenizer.contents, "x")
     assert back.digest() == tokenizer.digest()
     assert back.encode_source(["abc cab"]) == tokenizer.encode_source(["abc cab"])
     assert back.encode_target(["xyz"]) == tokenizer.encode_target(["xyz"])
@@ -63,7 +63,7 @@ def test_special_ids_that_differ_are_refused_with_both_values(tmp_path):
 
 
 def test_damage_is_refused_with_the_side(tokenizer):
-    description, files = describe(tokenizer), tokenizer.files()
+    description, files = describe(tokenizer), dict(tokenizer.contents)
     del files["target_tokenizer.json"]
     with pytest.raises(InputError, match=r"^x \(target\): a tokenizer of this library is"):
         from_description(description, files, "x")

@@ -52,12 +52,10 @@ class FamilyTokenizer:
 
     Attributes:
         kinds: The kinds in `READERS` whose files the family's class in transformers reads.
-        names: Returns the names of the tokenizer's own files in a folder, whether or not they are
-            there.
-        read: Returns the tokenizer of a folder, given the folder and the model's config. The
-            languages are those of the folder.
-        settings: Returns what tokenizer_config.json must say, for a tokenizer that comes from no
-            folder, so that transformers reads the files; None where they need none.
+        names: Returns the names of the tokenizer's files in a folder, present or not.
+        read: Returns the tokenizer of a folder; its languages are those of the folder.
+        settings: Returns what tokenizer_config.json must say for a tokenizer that comes from no
+            folder; None where transformers needs nothing.
     """
 
     kinds: tuple[str, ...]
@@ -104,8 +102,6 @@ def _read(
     """Return the tokenizer in files that the library tokenizers splits.
 
     Args:
-        kind: The kind of the files.
-        names: The files.
         splitting: Settings that decide how text is split.
         rule: As for `family_settings`; the codes are those of the files.
         by_template: Whether the affixes of sources are those of the file's own template.

@@ -49,11 +49,7 @@ def class_of(folder: Path) -> str:
 
 
 def special_tokens(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each special token, by its names in `USUAL`.
-
-    Args:
-        values: The content of tokenizer_config.json.
-    """
+    """Return the text of each special token in tokenizer_config.json, by its names in `USUAL`."""
     tokens = {}
     for key, usual in USUAL.items():
         token = values.get(f"{key}_token") or usual
@@ -84,12 +80,10 @@ def family_settings(
 
     Args:
         path: The file of the vocabulary, beside tokenizer_config.json.
-        vocabulary: The id of each token.
         config: The shape of the model, whose start token is that of targets; None for padding.
         prefix: Names in `USUAL` of the tokens before the text of a source and of a target.
         suffix: The same for the tokens after it.
         target_suffix: The same for the tokens after a target; None for those of a source.
-        codes: The id of each language code.
         rule: How lines are marked by their languages; None by `prefix` and `suffix`.
         fit: Whether the model may have more ids than the tokenizer, because its table is padded,
             or may lack the tokenizer's last special tokens; None for neither.
@@ -132,8 +126,7 @@ def _languages(
         )
     source = rule.usual if rule.usual in codes else None
     languages = Languages(codes, rule.placement, rule.starts, source)
-    names = (values.get(key) for key in ("src_lang", "tgt_lang"))
     try:
-        return languages.changed(*(None if name is None else str(name) for name in names))
+        return languages.changed(values.get("src_lang"), values.get("tgt_lang"))
     except InputError as error:
         raise InputError(f"{path.parent / TOKENIZER_CONFIG}: {error}") from error

@@ -22,11 +22,7 @@ from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 
 def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokenizer:
-    """Return the tokenizer in a folder, with the settings in its tokenizer_config.json.
-
-    Args:
-        config: The shape of the model; without it padding is the start token of targets.
-    """
+    """Return the tokenizer in a folder; without a config padding is the start token of targets."""
     values, path = read_tokenizer_config(folder), folder / TOKENIZER_CONFIG
     for key in ("sp_model_kwargs", "split_special_tokens"):
         if values.get(key):

@@ -21,11 +21,7 @@ FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the content of files in a folder.
-
-    Raises:
-        InputError: One is missing, is no regular file, or is too large.
-    """
+    """Return the content of files in a folder; refuse one that is missing or too large."""
     fault = "cannot be read; a tokenizer file must be there"
     return {name: read_bytes(folder / name, fault, MAX_TOKENIZER) for name in names}
 

@@ -63,7 +63,7 @@ def test_text_goes_in_and_comes_out(save, models):
     line = sentencepiece_models.text(2)[0]
     assert tokenizer.decode([2, *tokenizer.encode_target([line])[0], 1]) == line
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 3, 0)
-    again = from_description(describe(tokenizer), tokenizer.files(), "folder")
+    again = from_description(describe(tokenizer), tokenizer.contents, "folder")
     assert again.encode_source(LINES) == tokenizer.encode_source(LINES)
 
 

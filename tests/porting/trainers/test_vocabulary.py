@@ -68,7 +68,7 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path):
 
 def test_it_is_written_and_read_like_any_tokenizer(tmp_path):
     tokenizer = tokenizer_of(OpenNMT(), tmp_path)
-    again = from_description(describe(tokenizer), tokenizer.files(), "folder")
+    again = from_description(describe(tokenizer), tokenizer.contents, "folder")
     assert again.encode_source(["w0 w1"]) == tokenizer.encode_source(["w0 w1"])
     assert again.digest() == tokenizer.digest()
 
