@@ -95,13 +95,10 @@ def from_torch(
     with `buffers=False`. `to_params` also returns a report.
 
     Args:
-        state_dict: Tensors by name: of torch, numpy or jax.
         layout: The names and shapes in the state_dict: one of `layouts()`, the path of a TOML file,
             or a `Layout`.
-        dtype: Floating-point type to convert to; None keeps the type of each tensor.
         strip_prefixes: Prefixes that are removed from every name that begins with them, as
             "module.".
-        allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether the layout's computed buffers are in the state_dict.
         metadata: Fields of the config that are saved with the weights; `config` must agree.
 
@@ -139,12 +136,8 @@ def to_torch(
     """Return the state_dict of parameters, ready for `load_state_dict(strict=True)`.
 
     Args:
-        params: Nested dict of arrays: parameters, gradients or Adam moments.
         layout: The names and shapes to write: one of `layouts()`, the path of a TOML file, or a
             `Layout`.
-        dtype: Floating-point type to convert to; None keeps the type of each array.
-        allow_nonfinite: Whether NaN and infinity pass.
-        buffers: Whether the layout's computed buffers are written too.
 
     Returns:
         Contiguous tensors that share no memory with `params`; tied names share one tensor.

@@ -103,8 +103,6 @@ def load_folder(
     Args:
         ignore_generation_config: Whether the folder's generation defaults are ignored. The start
             token, EOS and padding are those of config.json then.
-        source_lang: Code of the language of the sources, for a family with language codes; None
-            is that of the folder.
         target_lang: Code of the language of the targets; None is that of the folder.
 
     Returns:
@@ -185,13 +183,10 @@ def to_huggingface(
     if the origin has one.
 
     Args:
-        params: Parameters, as from `from_huggingface`.
-        directory: The folder, created where its parent exists.
         family: Model type of the family; None is the origin's, or the only family that has models
             of this config.
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
         origin: The folder that the model comes from, as `origin.read_origin` returns it.
-        overwrite: Whether files of those names may be replaced.
         max_shard_size: Most bytes of the tensors in one file, as a number or as "5GB". Larger
             weights become shards; a larger tensor has a shard of its own.
 

@@ -86,9 +86,6 @@ def is_layout_file(layout: object) -> bool:
 def read_layout(path: str | os.PathLike) -> LayoutFile:
     """Read a layout, and its config where the file has one.
 
-    Args:
-        path: A TOML file, as `write_layout` writes it or a person does.
-
     Raises:
         InputError: The file cannot be read, or something in it is unknown or wrong; names the
             file and the row.
@@ -111,8 +108,6 @@ def write_layout(
 
     Args:
         path: A file whose name ends in .toml. A link at this path is replaced, never followed.
-        layout: The names and shapes.
-        config: The config of the models that have this layout; None writes none.
 
     Raises:
         InputError: The file exists, its folder does not, or TOML has no form for a part of the

@@ -89,9 +89,6 @@ class ConversionError(InputError):
 
     The message shows the first faults of each kind and counts the others. Names that differ in the
     number of the layer alone are one line, with numbers as in "layers.{0..5}.norm.weight".
-
-    Attributes:
-        report: Everything that was found, with every fault in `report.faults`.
     """
 
     def __init__(self, report: Report) -> None:

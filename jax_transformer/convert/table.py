@@ -162,9 +162,6 @@ class Layout:
     """Another program's names and shapes for the model, or for a part of it.
 
     Attributes:
-        name: Its name in messages.
-        rows: One row for each kind of tensor.
-        buffers: Buffers that are computed and not learned.
         scope: Path of the part of the parameters that is converted; the paths of the rows are
             relative to it. "" is the whole model.
         unused: Names of foreign tensors that have no meaning: `to_params` does not read them.

@@ -88,7 +88,6 @@ def to_params(
             the type of each tensor and refuses integers.
         strip_prefixes: Prefixes that are removed, one after the other, from every name that
             begins with them.
-        allow_nonfinite: Whether NaN and infinity pass.
         buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
         leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
         consume: Whether `tensors`, a dict, is emptied when it has no fault, so that each tensor
@@ -165,10 +164,7 @@ def to_tensors(
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
 
     Args:
-        params: Nested dict of arrays: parameters, gradients or Adam moments.
-        dtype: As for `to_params`.
         allow_nonfinite: Whether NaN and infinity pass.
-        buffers: Whether the layout's computed buffers are written too.
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
             read-only views of any strides, which a file can hold as well.
 

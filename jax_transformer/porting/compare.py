@@ -54,7 +54,6 @@ class Comparison:
     """The blocks in the order in which they run, the logits last; prints as a table.
 
     Attributes:
-        blocks: The errors. A block whose foreign module was not recorded has none.
         masks: What the program does not mask as the config does, as "not causal"; "default"
             where it masks the same.
         output: What the program returned: logits, or their log_softmax or softmax.
@@ -158,7 +157,6 @@ def compare(
 
     Args:
         module: Any torch module that computes logits of source and target ids.
-        params: Parameters, as `from_torch` returns them for the module's state_dict.
         src: Source ids [B, S] of any framework or lists; `config.pad_id` is padding. Vectors
             [B, S, D] for a model without embeddings.
         tgt: Target ids [B, T], or vectors [B, T, D].
@@ -191,8 +189,6 @@ def compare_record(
     module whose output is another value than that of our block is left out.
 
     Args:
-        layout: The names of the program's tensors, which lead to its modules.
-        record: Inputs and outputs of the program.
         explain: Whether a difference is explained, which takes some seconds, and needs torch.
     """
     _check_record(record, config)

@@ -96,10 +96,6 @@ def write_report(
 
     Args:
         path: A .html file. A symbolic link there is replaced, not followed.
-        comparison: The errors, as `compare_record` returns them.
-        params: Parameters of the whole model, nested dicts of arrays.
-        layout: The names and shapes of the user's program.
-        record: What the user's program computed.
     """
     check_report(path, overwrite)
     sections = (

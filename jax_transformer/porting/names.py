@@ -46,7 +46,6 @@ class Stack:
     """Layers that repeat.
 
     Attributes:
-        before: What precedes a layer's number, as "encoder.layers.".
         shapes: Shape by what follows the number, for the tensors of every layer.
         first_only: Shape by what follows the number, for further tensors of the first layer.
     """

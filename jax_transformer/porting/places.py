@@ -27,13 +27,7 @@ Values = dict[str, list]  # by side, "source" or "target": values [B, S, D] or [
 
 
 class Masks(NamedTuple):
-    """The masks of a batch, True = attend.
-
-    Attributes:
-        encoder: Source positions that the encoder attends to [B, 1, 1, S].
-        memory: Source positions that the decoder attends to [B, 1, 1, S].
-        decoder: Target positions that each target position attends to [B, 1, T, T].
-    """
+    """The masks of a batch, True = attend: [B, 1, 1, S] of the source, [B, 1, T, T] else."""
 
     encoder: Array | np.ndarray
     memory: Array | np.ndarray

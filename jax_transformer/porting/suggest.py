@@ -115,10 +115,8 @@ def suggest(
     usual, or settled by a record of what the program computed.
 
     Args:
-        tensors: Tensors of torch, numpy or jax by name: a whole state_dict.
         record: What the program computed; needs torch.
         progress: Is called during the search; see `search.search`.
-        minutes: After so many minutes the search gives the nearest model so far.
 
     Raises:
         InputError: The tensors are those of no encoder-decoder that this library can have; names

@@ -65,9 +65,6 @@ def verify(
 
     Args:
         state_dict: Tensors of torch, numpy or jax by name, of the whole model.
-        layout: The names and shapes in the state_dict.
-        strip_prefixes: As for `from_torch`.
-        seed: Seed of the inputs.
     """
     import torch_reference
 

@@ -320,30 +320,6 @@ def test_unusable_sources_are_refused(usual, tmp_path):
         from_huggingface(folder)
 
 
-class Model:
-    """What `from_huggingface` uses of a model, with any tensors."""
-
-    def __init__(self, config, tensors):
-        self.config, self.tensors = config, tensors
-
-    def state_dict(self):
-        return self.tensors
-
-
-@ONE_FAMILY
-@pytest.mark.parametrize("source", ["float16", "bfloat16", "float64"])
-def test_types_are_changed_on_request(usual, source):
-    state_dict = usual.model.state_dict()
-    tensors = {name: tensor.to(getattr(torch, source)) for name, tensor in state_dict.items()}
-    names = list(tensors)
-    _, params = from_huggingface(Model(usual.model.config, tensors), dtype="float32")
-    assert list(tensors) == names  # the conversion empties a dict of its own
-    expected = jax.tree.map(
-        lambda leaf: np.asarray(leaf).astype(jnp.dtype(source)).astype(np.float32), usual.params
-    )
-    assert_same_params(params, expected)
-
-
 def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
     usual.model.config.save_pretrained(tmp_path)
     torch.save(usual.model.state_dict(), tmp_path / "pytorch_model.bin")

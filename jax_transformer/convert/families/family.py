@@ -38,8 +38,6 @@ class Family:
         model_type: The value of "model_type" in config.json; the layout has the same name.
         architecture: Class of transformers that loads the folder.
         preset: Preset of `TransformerConfig`; it has every field that config.json does not set.
-        layout: Names and shapes of the weights. Its buffers may be absent from a folder.
-        generation: Returns the content of generation_config.json for a config.
         fields: Keys whose value is a number, with the fields of the config that have this number:
             one field or several. Several keys of one field must agree.
         words: Keys with few possible values: for each value, the fields that it sets. Where two
@@ -54,7 +52,6 @@ class Family:
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Reads and writes the tokenizer's files, or its name in
             `tokenizers.readers.families.FAMILIES`; None where this library cannot.
-        saves_buffers: Whether the layout's buffers are written into model.safetensors.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
             it is given, it decides, and not "tie_word_embeddings" of config.json.
     """

@@ -40,7 +40,6 @@ class Model(NamedTuple):
     """What a checkpoint and the files beside it hold.
 
     Attributes:
-        tensors: Arrays by the names of the trainer's `model.state_dict()`.
         source_tokens: The source token of each id; None where the vocabulary is not recorded.
         folder: The folder of the checkpoint, where the program has more files there.
     """
