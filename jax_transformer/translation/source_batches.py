@@ -16,13 +16,6 @@ SHORTEST_BATCH = 8  # tokens
 MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
 
-class Window(NamedTuple):
-    """Lines that are translated together."""
-
-    start: int  # number of lines before them
-    lines: list[str]
-
-
 class SourceBatch(NamedTuple):
     """Sources of similar length.
 
@@ -53,19 +46,24 @@ def window_sizes(largest: int) -> Iterator[int]:
         size = min(GROWTH * size, largest)
 
 
-def windows(lines: Iterable[str], largest: int | None, skip: int) -> Iterator[Window]:
-    """Yield the windows behind the first `skip` lines; `lines` begins behind them, too."""
+def windows(
+    lines: Iterable[str], largest: int | None, skip: int
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the windows behind the first `skip` lines, each with the number of lines before it.
+
+    `lines` begins behind them, too.
+    """
     lines, start = iter(lines), 0
     if largest is None:
         if window := list(lines):
-            yield Window(skip, window)
+            yield skip, window
         return
     for size in window_sizes(largest):
         if start >= skip:
             window = list(itertools.islice(lines, size))
             if not window:
                 return
-            yield Window(start, window)
+            yield start, window
         start += size
 
 

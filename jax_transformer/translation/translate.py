@@ -22,7 +22,6 @@ from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
     SourceBatch,
-    Window,
     source_batches,
     usual_target_length,
     windows,
@@ -118,7 +117,7 @@ def translate(
 
 def _translate(
     model: TrainedModel,
-    parts: Iterator[Window],
+    parts: Iterator[tuple[int, list[str]]],
     overlong: str,
     most_tokens: int,
     total: int | None,

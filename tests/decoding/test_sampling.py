@@ -30,13 +30,9 @@ def only(*ids, temperature=1.0):
     [
         ({}, only(0, 1, 2, 4, 5, 6)),
         ({"temperature": 0.5}, only(0, 1, 2, 4, 5, 6, temperature=0.5)),
-        ({"temperature": 3.0}, only(0, 1, 2, 4, 5, 6, temperature=3.0)),
-        ({"top_k": 1}, only(0)),
         ({"top_k": 3}, only(0, 2, 4)),
         ({"top_k": 4}, only(0, 2, 4, 5)),  # the lower id of a tie
-        ({"top_k": 7}, only(0, 1, 2, 4, 5, 6)),
         ({"top_p": 1e-6}, only(0)),
-        ({"top_p": 0.29}, only(0)),
         ({"top_p": 0.31}, only(0, 2)),
         ({"top_p": 0.7}, only(0, 2, 4)),
         ({"top_p": 1.0}, only(0, 1, 2, 4, 5, 6)),
