@@ -25,10 +25,8 @@ class Batch(NamedTuple):
         src: Source ids, then EOS [batch, length].
         tgt_in: BOS, then target ids [batch, length].
         tgt_out: Target ids, then EOS [batch, length].
-        src_segments: Segment of each source token [batch, length]; None if the batch is not
-            packed.
-        tgt_segments: Segment of each target token [batch, length]; None if the batch is not
-            packed.
+        src_segments: Segment of each source token [batch, length]; None if it is not packed.
+        tgt_segments: Segment of each target token [batch, length]; None if it is not packed.
     """
 
     src: Int32[np.ndarray, "batch length"]
@@ -39,19 +37,12 @@ class Batch(NamedTuple):
 
 
 class NumberedBatch(NamedTuple):
-    """A batch of an epoch and its place there.
+    """A batch of an epoch and its place there."""
 
-    Attributes:
-        window: Number of its window in the epoch, from 0.
-        number: Its number in the window, from 0.
-        planned: Its shape and its pairs.
-        batch: The batch, or the rows of it that were asked for.
-    """
-
-    window: int
-    number: int
+    window: int  # number of its window in the epoch, from 0
+    number: int  # its number in the window, from 0
     planned: PlannedBatch
-    batch: Batch
+    batch: Batch  # the whole, or the rows of it that were asked for
 
 
 def epoch_batches(
@@ -65,9 +56,8 @@ def epoch_batches(
     """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
 
     Args:
-        corpus: The pairs.
         settings: A `TrainingConfig`.
-        layout: What `epoch_layout` returned for them.
+        layout: What `epoch_layout` returned for corpus and settings.
         epoch: Number of the pass over the corpus, from 0.
         first: Window and number in the window of the first batch; earlier windows are not read.
         rows_to_read: Given a planned batch, returns the part of it that is read.

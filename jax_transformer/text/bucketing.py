@@ -7,14 +7,11 @@ from jaxtyping import Integer
 def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
     """Choose at most `count` bucket lengths that minimise the total number of columns of all pairs.
 
-    Exact, by dynamic programming over the distinct lengths.
+    Exact, by dynamic programming over the distinct lengths. The lengths are ascending; the last one
+    is the longest of a pair.
 
     Args:
         counts: Number of pairs by the columns that they need [longest + 1]; at least one pair.
-        count: Most bucket lengths.
-
-    Returns:
-        Bucket lengths, ascending; the last one is the longest of a pair.
     """
     values = np.flatnonzero(counts)
     pairs_up_to = np.cumsum(counts[values])

@@ -1,11 +1,11 @@
 """Pairs of token ids that are read by number: in memory, prepared on disk, or several mixed."""
 
+import functools
 import os
 import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,21 +43,13 @@ class Tokens(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of the pairs of a text.
+    """What became of the pairs of a text."""
 
-    Attributes:
-        pairs: Pairs that are kept.
-        tokens: Their tokens in an epoch: sources and shifted targets, EOS included.
-        unknown: Unknown tokens among them.
-        dropped: Other pairs by reason.
-        lengths: Kept pairs by the columns of their longer side.
-    """
-
-    pairs: int
-    tokens: int
-    unknown: int
-    dropped: Counter[str]
-    lengths: Counter[int]
+    pairs: int  # that are kept
+    tokens: int  # of them in an epoch: sources and shifted targets, EOS included
+    unknown: int  # tokens among them
+    dropped: Counter[str]  # other pairs by reason
+    lengths: Counter[int]  # kept pairs by the columns of their longer side
 
     @property
     def read(self) -> int:
@@ -106,21 +98,13 @@ class FileArray:
 
 
 class Part(NamedTuple):
-    """The pairs of one text.
+    """The pairs of one text."""
 
-    Attributes:
-        index: Place, lengths and checksum of each pair, of `INDEX_TYPE` [pairs].
-        ids: Ids of all pairs, one after the other [tokens].
-        counts: What became of the pairs of the text.
-        seed: What the checksums begin with: another text has others.
-        folder: Where index and ids are files.
-    """
-
-    index: Shaped[np.ndarray, "pairs"] | FileArray
-    ids: Integer[np.ndarray, "tokens"] | FileArray
+    index: Shaped[np.ndarray, "pairs"] | FileArray  # of `INDEX_TYPE`
+    ids: Integer[np.ndarray, "tokens"] | FileArray  # of all pairs, one after the other
     counts: Counts
-    seed: int = 0
-    folder: Path = Path()
+    seed: int = 0  # what the checksums begin with: another text has others
+    folder: Path = Path()  # where index and ids are files
 
     def rows(self, pairs: Integer[np.ndarray, "pairs"]) -> Shaped[np.ndarray, "pairs"]:
         """Return the rows of the index of some pairs."""
@@ -157,9 +141,6 @@ class Corpus:
 
     Attributes:
         parts: The pairs of each text.
-        src_vocab_size: Number of ids in the vocabulary of the sources.
-        tgt_vocab_size: Number of ids in the vocabulary of the targets.
-        pad_id: Id of padding.
         weights: How often pairs of each part are drawn.
     """
 
@@ -177,20 +158,6 @@ class Corpus:
         self.pad_id = pad_id
         self._ends = np.cumsum([part.counts.pairs for part in parts])
         self._begins = self._ends - [part.counts.pairs for part in parts]
-
-    @classmethod
-    def in_memory(
-        cls,
-        sources: Sequence[Integer[np.ndarray, "_"]],
-        targets: Sequence[Integer[np.ndarray, "_"]],
-        src_vocab_size: int,
-        tgt_vocab_size: int,
-        pad_id: int = 0,
-    ) -> "Corpus":
-        """Return the corpus of ids: sources with EOS, targets with BOS and EOS."""
-        pairs = list(zip(sources, targets, strict=True))
-        part = packed_part([(np.concatenate(pair), len(pair[0])) for pair in pairs])
-        return cls([part], src_vocab_size, tgt_vocab_size, pad_id)
 
     @classmethod
     def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float]) -> "Corpus":
@@ -212,7 +179,7 @@ class Corpus:
     @property
     def counts(self) -> Counts:
         """What became of the pairs of all texts."""
-        return sum_counts(part.counts for part in self.parts)
+        return functools.reduce(Counts.plus, (part.counts for part in self.parts))
 
     @property
     def length_counts(self) -> Int64[np.ndarray, "lengths"]:
@@ -234,7 +201,7 @@ class Corpus:
         if len(self.parts) == 1:
             return shuffled_numbers(len(self), seed, places)
         drawn = [
-            grain.MapDataset.range(ENDLESS).map(partial(_labelled, part))
+            grain.MapDataset.range(ENDLESS).map(functools.partial(_labelled, part))
             for part in range(len(self.parts))
         ]
         mixture = grain.MapDataset.mix(drawn, self.weights)
@@ -254,11 +221,7 @@ class Corpus:
         return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
 
     def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
-        """Return the ids of some pairs.
-
-        Raises:
-            InputError: A pair differs from its checksum.
-        """
+        """Return the ids of some pairs; refuse a pair that differs from its checksum."""
         owners, numbers = self._places(pairs)
         rows = self._rows(owners, numbers)
         ids = [
@@ -300,7 +263,6 @@ def packed_part(
 
     Args:
         pairs: The ids of source and target of each pair, and how many of them are the source.
-        seed: What the checksums begin with.
         dtype: Of the ids, where there are no pairs.
     """
     content, sources = [], []
@@ -321,14 +283,6 @@ def packed_part(
     return Part(index, ids, counts, seed)
 
 
-def sum_counts(counts: Iterable[Counts]) -> Counts:
-    """Return the sums of the counts of parts."""
-    total = NOTHING
-    for part in counts:
-        total = total.plus(part)
-    return total
-
-
 def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, "places"]:
     """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
 
@@ -336,8 +290,7 @@ def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.n
 
     Args:
         count: How many numbers an epoch has, at most 2**32.
-        seed: Decides the orders.
-        places: Places from 0; place count is the first one of the second epoch.
+        places: Places from 0; place `count` is the first one of the second epoch.
     """
     # As grain does, the number of the epoch is added to the seed; neighbouring seeds must not share
     # orders.

@@ -18,11 +18,7 @@ def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "
     """Return the numbers of the pairs that repeat an earlier one, ascending; blank ones do not.
 
     A digest and a number for each pair, 24 bytes, are written to the file of its first byte. In
-    memory are those of one block, then those of one file.
-
-    Args:
-        blocks: The text.
-        folder: Exists, and contains the files for a time; those of a killed process are replaced.
+    memory are those of one block, then those of one file. Files of a killed process are replaced.
     """
     paths = [folder / f"{first:02x}.digests" for first in range(PARTITIONS)]
     try:

@@ -58,7 +58,6 @@ def encode_pairs(
     Args:
         lines: Source and target of each pair, with text on both sides.
         dropped: Pairs that were dropped before, by reason.
-        seed: What the checksums begin with.
     """
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
@@ -82,12 +81,7 @@ def encode_pairs(
 
 
 def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
-    """Encode a text in memory; drop and count the pairs with a side that is too long.
-
-    Args:
-        text: The text.
-        max_length: Most tokens of a side, EOS (or BOS) included.
-    """
+    """Encode a text in memory; drop and count the pairs with a side above `max_length` tokens."""
     lines = list(zip(text.sources, text.targets, strict=True))
     dropped = Counter({"dropped for an empty side": text.dropped_empty}) + Counter()
     part = encode_pairs(lines, tokenizer, Filters(max_length), dropped)

@@ -27,11 +27,7 @@ GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig
 
 
 def english(number: int) -> str:
-    """Return a number in English words: 2345 is "two thousand three hundred forty-five".
-
-    Args:
-        number: From 0 to 999,999.
-    """
+    """Return a number in English words: 2345 is "two thousand three hundred forty-five"."""
     _check_range(number)
     thousands, below_1000 = divmod(number, 1000)
     hundreds, below_100 = divmod(below_1000, 100)
@@ -49,11 +45,7 @@ def english(number: int) -> str:
 
 
 def german(number: int) -> str:
-    """Return a number in German words: 2345 is "zweitausenddreihundertfünfundvierzig".
-
-    Args:
-        number: From 0 to 999,999.
-    """
+    """Return a number in German words: 2345 is "zweitausenddreihundertfünfundvierzig"."""
     _check_range(number)
     thousands, below_1000 = divmod(number, 1000)
     hundreds, below_100 = divmod(below_1000, 100)
@@ -76,9 +68,6 @@ def corpus(seed: int) -> tuple[Text, Text]:
 
     No number is in both. Zero is always a training pair, because its word occurs in no other
     number.
-
-    Args:
-        seed: Seed of the choice of held-out numbers, a pure function of it.
     """
     order = 1 + np.random.default_rng(seed).permutation(NUMBERS - 1)
     return _pairs([0, *order[HELD_OUT:].tolist()]), _pairs(order[:HELD_OUT].tolist())

@@ -19,9 +19,6 @@ def pack_rows(
         side_lengths: Columns that the source and the target of each pair need [pairs, 2].
         order: Indices of the pairs, in the order in which they are placed [pairs].
         row_length: Columns of a row, for the source and for the target.
-
-    Returns:
-        For each row the indices of its pairs; every pair occurs once.
     """
     check_fits(int(side_lengths.max(initial=0)), row_length)
     # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.

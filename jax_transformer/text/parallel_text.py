@@ -77,21 +77,13 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FileFacts:
-    """What shows whether a file of a text has changed.
+    """What shows whether a file of a text has changed."""
 
-    Attributes:
-        path: Absolute path.
-        bytes: Size of the file.
-        mtime_ns: Time of its last change, in nanoseconds.
-        sha256: SHA-256 of the bytes of the file, in hexadecimal digits.
-        lines: Number of lines of its text, after decompression.
-    """
-
-    path: str
-    bytes: int
-    mtime_ns: int
-    sha256: str
-    lines: int
+    path: str  # absolute
+    bytes: int  # size of the file
+    mtime_ns: int  # time of its last change
+    sha256: str  # of the bytes of the file, as hexadecimal digits
+    lines: int  # of its text, after decompression
 
     @classmethod
     def from_json(cls, attributes: dict[str, Any]) -> FileFacts:
@@ -150,10 +142,6 @@ class TextFiles:
             of which contains a source, one tab and a target. UTF-8, plain or compressed.
         targets: For each source file, the file with the translations on the same lines.
         facts: The facts of the sources, then of the targets; see `with_facts`.
-
-    Raises:
-        InputError: There are no sources, the numbers of files differ, or a .tsv file has a target
-            file, or another file has none.
     """
 
     sources: tuple[Path, ...]
@@ -206,8 +194,7 @@ class TextFiles:
     def with_facts(self, earlier: Sequence[FileFacts] = ()) -> TextFiles:
         """Return the text with the facts of its files.
 
-        Args:
-            earlier: Earlier facts. A file is not read again if its size and time have not changed.
+        A file is not read again if its size and time are those of its earlier facts.
         """
         known = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
         facts = {}

@@ -21,16 +21,7 @@ WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape i
 
 @runtime_checkable
 class BatchSettings(Protocol):
-    """The settings that decide the plan of an epoch.
-
-    Attributes:
-        batching: "buckets" or "packed".
-        max_tokens: Most tokens, padding included (rows times length), of a batch of more than one
-            row.
-        bucket_count: Most batch lengths of "buckets".
-        pack_length: The batch length of "packed".
-        seed: Seed of the order.
-    """
+    """The settings that decide the plan of an epoch; see `TrainingConfig`."""
 
     batching: str
     max_tokens: int
@@ -57,17 +48,11 @@ class PlannedBatch(NamedTuple):
 
 
 class EpochLayout(NamedTuple):
-    """What all epochs of a corpus have in common.
+    """What all epochs of a corpus have in common."""
 
-    Attributes:
-        windows: Number of windows.
-        window_pairs: Pairs of each window; the last one may have fewer.
-        shapes: Rows and length of each kind of batch, by length.
-    """
-
-    windows: int
-    window_pairs: int
-    shapes: tuple[tuple[int, int], ...]
+    windows: int  # number of windows
+    window_pairs: int  # of each window; the last one may have fewer
+    shapes: tuple[tuple[int, int], ...]  # rows and length of each kind of batch, by length
 
 
 def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:

@@ -58,21 +58,13 @@ CHARACTERS_OF_A_TOKEN = 64
 
 
 class Task(NamedTuple):
-    """A corpus to prepare.
-
-    Attributes:
-        text: The text.
-        left_out: Numbers of pairs that are not kept, ascending, by the reason.
-        filters: Which of the others are kept.
-        tokenizer: The tokenizer of both sides.
-        key: Digest of all this.
-    """
+    """A corpus to prepare."""
 
     text: Text | TextFiles
-    left_out: dict[str, Int64[np.ndarray, "_"]]
+    left_out: dict[str, Int64[np.ndarray, "_"]]  # numbers of pairs, ascending, by the reason
     filters: Filters
     tokenizer: Tokenizer
-    key: str
+    key: str  # digest of all this
 
 
 def prepare(task: Task, folder: Path, console: Console) -> Corpus:
@@ -195,14 +187,7 @@ def _check_kept(task: Task, counts: Counts) -> None:
 
 
 def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[Part]:
-    """Encode the blocks of a text after the first ones, in order.
-
-    Args:
-        task: The corpus.
-        blocks: Blocks that are done.
-        pairs: Their pairs.
-        console: Shows the progress.
-    """
+    """Encode the blocks of a text in order, after those that are done with their pairs."""
     tokenizer, seed = to_text(task.tokenizer), zlib.crc32(task.key.encode())
 
     def works() -> Iterator[Callable[[], Part]]:
@@ -237,11 +222,8 @@ def encode_block(
     """Return the ids of the pairs of a block that are kept; runs in a worker.
 
     Args:
-        block: Lines of the text.
         left_out: Pairs that are not kept, by their place in the block, and why.
-        filters: Which of the others are kept.
         tokenizer: What `to_text` returned for the tokenizer.
-        seed: What the checksums begin with.
     """
     dropped, lines = Counter(), []
     most = CHARACTERS_OF_A_TOKEN * filters.max_length

@@ -38,11 +38,7 @@ class ResampledCorpus(Corpus):
         return np.array([(len(source), len(target) - 1) for source, target in sides], np.int64)
 
     def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
-        """Return the ids of some pairs.
-
-        Raises:
-            InputError: The corpus is damaged.
-        """
+        """Return the ids of some pairs."""
         sides = self._encoded(pairs)
         lengths = np.array([list(map(len, both)) for both in sides], np.int64).reshape(-1, 2)
         ids = np.concatenate([side for both in sides for side in both] or [np.zeros(0, np.int64)])

@@ -136,13 +136,9 @@ def trained_tokenizer(
     """Return the byte-pair encoding of texts, trained on a seeded sample of their pairs.
 
     Args:
-        store: Where it is kept.
-        texts: The texts.
         without: Numbers of pairs of the first text that it must not see, ascending.
         most_pairs: Most pairs of the sample.
         longest: Most characters of a line; longer ones are left out.
-        seed: Which pairs are chosen.
-        console: Shows what is done.
     """
     recipe = {
         "format": FORMAT,
@@ -191,15 +187,7 @@ def corpus_task(
     drop_duplicates: bool,
     console: Console,
 ) -> Task:
-    """Return a corpus to prepare; finds its duplicates, if these are dropped.
-
-    Args:
-        store: Where the duplicates are sorted.
-        text: The text, with its facts.
-        left_out: Numbers of pairs that are not kept, ascending, by the reason.
-        drop_duplicates: Whether a pair that repeats an earlier one is dropped.
-        console: Shows what is waited for.
-    """
+    """Return a corpus to prepare; finds its duplicates in `store`, if these are dropped."""
     recipe = {
         "format": FORMAT,
         "text": text.sha256,

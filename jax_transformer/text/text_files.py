@@ -86,9 +86,6 @@ def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None)
     Args:
         file: The file, open for reading bytes.
         longest: Most bytes of a line; None sets no limit.
-
-    Yields:
-        The lines without "\n", as many as `grep -c ''` counts.
     """
     most = -1 if longest is None else longest + 1
     stream = unpacked(file, name)
@@ -106,12 +103,7 @@ def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None)
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    r"""Return the text of a line without "\n"; see `decode_lines`.
-
-    Args:
-        line: The bytes of the line.
-        number: Number of the line in its file, from 1.
-    """
+    r"""Return the text of a line without "\n", by its number from 1; see `decode_lines`."""
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -131,11 +123,7 @@ def overlong_line(name: str, number: int, longest: int) -> InputError:
 
 
 class LineReader:
-    r"""The lines of an open text as bytes without "\n", some at a time; only "\n" ends a line.
-
-    Args:
-        file: The file, open for reading bytes; see `unpacked`.
-    """
+    r"""The lines of an open text as bytes without "\n", some at a time; only "\n" ends a line."""
 
     def __init__(self, file: io.BufferedReader, name: str) -> None:
         self._stream = unpacked(file, name)

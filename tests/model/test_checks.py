@@ -30,11 +30,11 @@ from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_ids
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
 from tests.models import random_params, random_tokens, small_config, unchecked
+from tests.text.texts import corpus_of
 from tests.tiers import tiered
 
 CONFIG = small_config("vaswani2017")  # 41 ids
@@ -51,7 +51,7 @@ def batch_of(side, ids):
     """Return the batch of one pair, of which one side holds these ids."""
     fine = np.array([1, 5, 2])
     sides = {"sources": (fine,), "targets": (fine,)} | {side: (ids,)}
-    corpus = Corpus.in_memory(*sides.values(), src_vocab_size=41, tgt_vocab_size=41)
+    corpus = corpus_of(*sides.values(), src_vocab_size=41, tgt_vocab_size=41)
     return make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
 
 
@@ -84,7 +84,7 @@ def test_an_id_outside_the_vocabulary_is_refused_everywhere(enter):
 
 def test_ids_of_a_large_vocabulary_are_not_wrapped():
     ids = np.array([1, 70_000, 65_536, 2])
-    corpus = Corpus.in_memory((ids,), (ids,), src_vocab_size=70_001, tgt_vocab_size=70_001)
+    corpus = corpus_of((ids,), (ids,), src_vocab_size=70_001, tgt_vocab_size=70_001)
     batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
     assert batch.src[0].tolist() == ids.tolist()
     assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]

@@ -18,7 +18,7 @@ from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
-from tests.text.texts import sides
+from tests.text.texts import corpus_of, sides
 
 SHAPES = {"bucket_count": 4, "max_tokens": 200}
 
@@ -221,6 +221,6 @@ def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
     for side in (0, 1):
         sequences = [list(side) for side in zip(*sides(encoded), strict=True)]
         sequences[side][3] = np.array([5, -1, 2], np.int32)
-        negative = Corpus.in_memory(*sequences, tokenizer.src_vocab_size, tokenizer.src_vocab_size)
+        negative = corpus_of(*sequences, tokenizer.src_vocab_size, tokenizer.src_vocab_size)
         with pytest.raises(InputError, match=r"(src|tgt_in)\[\d+, 1\]=-1 "):
             list(training_batches(negative, plan))

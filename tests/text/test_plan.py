@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from jax_transformer.text import plan as planning
 from jax_transformer.text.batches import epoch_batches, padding_share
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import epoch_layout, plan_epoch
 from jax_transformer.training.config import TrainingConfig
-from tests.text.texts import random_corpus, sides
+from tests.text.texts import corpus_of, random_corpus, sides
 from tests.tiers import tiered
 
 BUCKETS = TrainingConfig(max_tokens=256, bucket_count=3)
@@ -83,7 +82,7 @@ def test_windows_hold_every_pair_once_in_the_shapes_of_the_layout(corpus, settin
 )
 @examples(deadline=None, max_examples=60)
 def test_no_pair_is_lost_whatever_the_sizes(corpus, pairs, window, buckets, max_tokens, packed):
-    some = Corpus.in_memory(*zip(*sides(corpus)[:pairs], strict=True), 90, 90)
+    some = corpus_of(*zip(*sides(corpus)[:pairs], strict=True), 90, 90)
     if packed:
         max_tokens = max(max_tokens, 64)  # a packed row fits into a batch
     settings = TrainingConfig(

@@ -6,7 +6,7 @@ import random
 import numpy as np
 from rich.console import Console
 
-from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.store import corpus_task, prepared_corpus, with_known_facts
@@ -58,9 +58,15 @@ def sides(corpus):
     return corpus.read(np.arange(len(corpus))).sides()
 
 
+def corpus_of(sources, targets, src_vocab_size, tgt_vocab_size, pad_id=0):
+    """Return the corpus of ids: sources with EOS, targets with BOS and EOS."""
+    pairs = [(np.concatenate(pair), len(pair[0])) for pair in zip(sources, targets, strict=True)]
+    return Corpus([packed_part(pairs)], src_vocab_size, tgt_vocab_size, pad_id)
+
+
 def random_corpus(random, source_lengths, target_lengths):
     """Return a corpus of random ids; the lengths are in tokens, EOS included."""
-    return Corpus.in_memory(
+    return corpus_of(
         [random.integers(4, 90, n).astype(np.int32) for n in source_lengths],
         [random.integers(4, 90, n + 1).astype(np.int32) for n in target_lengths],
         src_vocab_size=90,

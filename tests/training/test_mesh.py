@@ -40,7 +40,6 @@ from jax_transformer.runtime.sharding import (
     row_sharding,
 )
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step
@@ -56,6 +55,7 @@ from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
 from tests.runs.runs import same_bits
+from tests.text.texts import corpus_of
 
 CONTROL = "what XLA has to complain of:"
 EIGHT = [
@@ -101,7 +101,7 @@ def corpus():
         tuple(random.integers(3, VOCABULARY, random.integers(3, LENGTH + 1)) for _ in range(PAIRS))
         for _ in range(2)
     ]
-    return Corpus.in_memory(*sides, src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
+    return corpus_of(*sides, src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
 
 
 def devices(sizes):
@@ -244,7 +244,7 @@ def compare_resumed(directory):
     quiet = Console(file=io.StringIO(), soft_wrap=True)
     words = [chr(ord("a") + number) for number in range(26)]
     tokenizer = train_byte_pair(words, vocab_size=31)
-    held_out = Corpus.in_memory(
+    held_out = corpus_of(
         *zip(*encoded.read(np.arange(5)).sides(), strict=True), VOCABULARY, VOCABULARY
     )
     go_on("one", "data=1", 12)

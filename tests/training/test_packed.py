@@ -9,7 +9,6 @@ import pytest
 
 from jax_transformer import InputError, apply
 from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss, decode_packed
@@ -17,6 +16,7 @@ from jax_transformer.training.step import init_state, train_step
 from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config
 from tests.parity.ladder import bound, error
+from tests.text.texts import corpus_of
 from tests.tiers import tiered
 
 LONGEST = 9
@@ -45,7 +45,7 @@ def make_corpus(config, pairs=11, seed=0):
     vocab_size = min(config.src_vocab_size, config.tgt_vocab_size)
     sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(pairs)]
     targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(pairs)]
-    return Corpus.in_memory(tuple(sources), tuple(targets), vocab_size, vocab_size)
+    return corpus_of(tuple(sources), tuple(targets), vocab_size, vocab_size)
 
 
 @pytest.fixture(params=tiered(["float32", "float64"], quick=["float64"]))

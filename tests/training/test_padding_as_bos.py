@@ -10,7 +10,6 @@ import pytest
 
 from jax_transformer import apply
 from jax_transformer.text.batches import make_batch
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
@@ -19,6 +18,7 @@ from jax_transformer.training.step import evaluation_step, init_state, train_ste
 from tests.models import random_params, small_config
 from tests.parity.ladder import bound
 from tests.parity.measure import Trained, training_errors
+from tests.text.texts import corpus_of
 from tests.tiers import tiered
 
 STEPS = 3
@@ -46,7 +46,7 @@ def corpus():
     sources = tuple(sentence(length) for length, _ in LENGTHS)
     targets = tuple(sentence(length, [CONFIG.bos_id]) for _, length in LENGTHS)
     sizes = (CONFIG.src_vocab_size, CONFIG.tgt_vocab_size)
-    return Corpus.in_memory(sources, targets, *sizes, pad_id=PAD)
+    return corpus_of(sources, targets, *sizes, pad_id=PAD)
 
 
 @pytest.fixture(scope="module")

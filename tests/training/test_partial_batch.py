@@ -16,12 +16,12 @@ from jax.sharding import use_abstract_mesh
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.batches import training_batches
-from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches
 from jax_transformer.training.objective import batch_loss
 from tests.models import random_params, small_config
+from tests.text.texts import corpus_of
 
 ROWS, DEVICES, LENGTH = 60, 8, 9
 
@@ -37,7 +37,7 @@ def compare(batching, sizes, parts):
         tuple(random.integers(3, 37, random.integers(5, LENGTH + 1)) for _ in range(ROWS))
         for _ in range(2)
     ]
-    corpus = Corpus.in_memory(*sides, src_vocab_size=37, tgt_vocab_size=37)
+    corpus = corpus_of(*sides, src_vocab_size=37, tgt_vocab_size=37)
     settings = TrainingConfig(
         batching=batching, bucket_count=1, pack_length=LENGTH, max_tokens=ROWS * LENGTH
     )
