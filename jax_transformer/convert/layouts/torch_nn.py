@@ -53,19 +53,19 @@ def transformer(
     ]
     if output_projection:
         rows += linear(output_projection, "output_projection")
-    encoder_rows = _encoder(f"{prefix}encoder.", "encoder/")
-    decoder_rows = _decoder(f"{prefix}decoder.", "decoder/")
-    return Layout("torch_nn", (*rows, *encoder_rows, *decoder_rows))
+    for stack in ("encoder", "decoder"):
+        rows += _stack(stack, f"{prefix}{stack}.", f"{stack}/")
+    return Layout("torch_nn", tuple(rows))
 
 
 def encoder() -> Layout:
     """Return the layout of torch.nn.TransformerEncoder: the parameters under "encoder"."""
-    return Layout("torch_nn_encoder", tuple(_encoder("", "")), scope="encoder")
+    return Layout("torch_nn_encoder", tuple(_stack("encoder", "", "")), scope="encoder")
 
 
 def decoder() -> Layout:
     """Return the layout of torch.nn.TransformerDecoder: the parameters under "decoder"."""
-    return Layout("torch_nn_decoder", tuple(_decoder("", "")), scope="decoder")
+    return Layout("torch_nn_decoder", tuple(_stack("decoder", "", "")), scope="decoder")
 
 
 def attention(scope: str = "encoder/layers_0/self_attention") -> Layout:
@@ -202,28 +202,21 @@ def _attention(foreign: str, path: str) -> list[Row]:
     ]
 
 
-def _encoder(foreign: str, path: str) -> list[Row]:
+def _stack(stack: str, foreign: str, path: str) -> list[Row]:
+    """Return the rows of a stack whose names begin with `foreign` and `path`."""
     layer, own = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
+    attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
+    if stack == "encoder":
+        del attentions["cross_attention"]
+    rows = []
+    for number, (block, name) in enumerate(attentions.items(), 1):
+        rows += _attention(f"{layer}.{name}.", f"{own}/{block}/")
+        rows += norm(f"{layer}.norm{number}", f"{own}/{block}_residual/norm")
     return [
-        *_attention(f"{layer}.self_attn.", f"{own}/self_attention/"),
-        *norm(f"{layer}.norm1", f"{own}/self_attention_residual/norm"),
+        *rows,
         *linear(f"{layer}.linear1", f"{own}/feed_forward/inner"),
         *linear(f"{layer}.linear2", f"{own}/feed_forward/outer"),
-        *norm(f"{layer}.norm2", f"{own}/feed_forward_residual/norm"),
-        *norm(f"{foreign}norm", f"{path}norm"),
-    ]
-
-
-def _decoder(foreign: str, path: str) -> list[Row]:
-    layer, own = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
-    return [
-        *_attention(f"{layer}.self_attn.", f"{own}/self_attention/"),
-        *norm(f"{layer}.norm1", f"{own}/self_attention_residual/norm"),
-        *_attention(f"{layer}.multihead_attn.", f"{own}/cross_attention/"),
-        *norm(f"{layer}.norm2", f"{own}/cross_attention_residual/norm"),
-        *linear(f"{layer}.linear1", f"{own}/feed_forward/inner"),
-        *linear(f"{layer}.linear2", f"{own}/feed_forward/outer"),
-        *norm(f"{layer}.norm3", f"{own}/feed_forward_residual/norm"),
+        *norm(f"{layer}.norm{len(attentions) + 1}", f"{own}/feed_forward_residual/norm"),
         *norm(f"{foreign}norm", f"{path}norm"),
     ]
 
