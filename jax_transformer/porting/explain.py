@@ -22,6 +22,7 @@ from jax_transformer.porting.simulate import Fit, Tensors, simulate
 from jax_transformer.porting.structure import SINUSOIDS
 
 MOST_CHANGES = 3  # a model that needs more is another model
+LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
 # Fields whose values no shape shows; the others are tried below.
 FIELDS = (
     *("activation", "norm_placement", "norm", "embedding_scale"),
@@ -83,7 +84,9 @@ def explain(
     sentences: list[str] = []
     fit = simulate(wide, hypothesis, record, taps)
     while not fit.complete and len(sentences) < MOST_CHANGES:
-        changes = [(changed_fit(change.hypothesis, fit), change) for change in _changes(hypothesis)]
+        changes = [
+            (changed_fit(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
+        ]
         found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
         if found.score[0] <= fit.score[0]:
             break
@@ -120,12 +123,14 @@ def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]
     )
 
 
-def _changes(hypothesis: Hypothesis) -> Iterator[Change]:
-    """Yield the single changes."""
+def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
+    """Yield the single changes; those of one layer only where the first difference is."""
+    match = LAYER_PLACE.match(fit.points[-1].name)
+    layer = f"{match[1]}/layers_{match[2]}/" if match else None
     yield from _field_changes(hypothesis)
     yield from _mask_changes(hypothesis)
-    yield from _exchanges(hypothesis)
-    yield from _row_changes(hypothesis)
+    yield from _exchanges(hypothesis, layer)
+    yield from _row_changes(hypothesis, layer)
 
 
 def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
@@ -166,10 +171,11 @@ def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
     yield Change(text, dataclasses.replace(hypothesis, masks=changed))
 
 
-def _exchanges(hypothesis: Hypothesis) -> Iterator[Change]:
-    """Yield exchanges of two parts: in all layers, and in those of a stack."""
+def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
+    """Yield exchanges of two parts: in all layers, in those of a stack, and in one layer."""
     scopes = {r"\w+/layers_\d+/": ""}
     scopes |= {rf"{stack}/layers_\d+/": f" of the {stack}" for stack in ("encoder", "decoder")}
+    scopes |= {layer: f" of {layer.rstrip('/')}"} if layer else {}
     exchanges = [
         (f"{scope}{block}", parts, f"{place}{where}")
         for scope, where in scopes.items()
@@ -201,12 +207,14 @@ def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
     return dataclasses.replace(row, parameters=paths)
 
 
-def _row_changes(hypothesis: Hypothesis) -> Iterator[Change]:
-    """Yield other orientations of kernels, and other stackings, in all layers."""
+def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
+    """Yield other orientations of kernels, and other stackings, in all layers or in one."""
     kinds: dict[str, list[int]] = {}
     for index, row in enumerate(hypothesis.rows):
         if row.paths[0].endswith("/kernel"):
             kinds.setdefault(re.sub(r"layers_\d+", "layers_*", row.paths[0]), []).append(index)
+            if layer and row.paths[0].startswith(layer):
+                kinds.setdefault(row.paths[0], []).append(index)
     for kind, indices in kinds.items():
         row = hypothesis.rows[indices[0]]
         name = kind.removesuffix("/kernel").replace("/layers_*/", "'s ").replace("/", " ")

@@ -69,7 +69,7 @@ def right():
 
 @pytest.mark.parametrize("name", tiered(WRONG, ["query and value"]))
 def test_a_wrong_variant_is_caught_and_named(name, right):
-    """None of the eight differs in a name or a shape."""
+    """None of them differs in a name or a shape."""
     module, src, tgt, state_dict, record = right
     tensors, config = mistaken(name, state_dict)
     params = convert.from_torch(tensors, config, LAYOUT)

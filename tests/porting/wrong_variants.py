@@ -51,6 +51,13 @@ CROSS = "decoder.layers.0.cross_attention"
 KEY = "decoder.layers.0.encoder_attention.W_k.weight"
 WRONG = {
     "query and value": Variant(ATTENTION, "query and value", rename=exchange("W_q", "W_v")),
+    "query and value of one layer": Variant(
+        "encoder.layers.1.self_attention",
+        "query and value of the attentions of encoder/layers_1",
+        rename=exchange(
+            "encoder.layers.1.self_attention.W_q", "encoder.layers.1.self_attention.W_v"
+        ),
+    ),
     "transposed": Variant(CROSS, KEY, transposed=KEY),
     "layers": Variant(
         NORM,
