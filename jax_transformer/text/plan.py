@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from jax_transformer.text.bucketing import bucket_lengths
+from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.packing import check_fits, pack_rows
 
 WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
 WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
+LOOK_AHEAD = 256  # pairs that are considered for the next packed row
 
 
 @runtime_checkable
@@ -67,7 +67,12 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
     windows = math.ceil(pairs / wanted)
     window_pairs = math.ceil(pairs / windows)
     if settings.batching == "packed":
-        check_fits(len(counts) - 1, settings.pack_length)
+        longest = len(counts) - 1
+        if longest > settings.pack_length:
+            raise InputError(
+                f"pack_length={settings.pack_length} is shorter than the longest sentence, which "
+                f"has {longest} tokens; raise it or lower max_length"
+            )
         rows = max(1, settings.max_tokens // settings.pack_length)
         return EpochLayout(windows, window_pairs, ((rows, settings.pack_length),))
     shapes, shorter = [], 0
@@ -169,3 +174,62 @@ def _packed(
         members = numbers[np.concatenate(batch)]
         plan.append(PlannedBatch(rows, length, members, member_rows))
     return plan
+
+
+def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
+    """Choose at most `count` bucket lengths that minimise the total number of columns of all pairs.
+
+    Exact, by dynamic programming over the distinct lengths. The lengths are ascending; the last one
+    is the longest of a pair.
+
+    Args:
+        counts: Number of pairs by the columns that they need [longest + 1]; at least one pair.
+    """
+    values = np.flatnonzero(counts)
+    pairs_up_to = np.cumsum(counts[values])
+    # columns[j]: fewest columns of all pairs up to length values[j], where the last bucket ends.
+    # Here with one bucket; each round of the loop allows one bucket more.
+    columns = values * pairs_up_to
+    # added[i, j]: columns of the pairs longer than values[i] in a bucket of length values[j].
+    added = values * (pairs_up_to - pairs_up_to[:, None])
+    added = np.where(added < 0, np.inf, added)
+    previous_ends = []
+    for _ in range(min(count, len(values)) - 1):
+        totals = columns[:, None] + added
+        previous_ends.append(np.argmin(totals, axis=0))
+        columns = np.min(totals, axis=0)
+    ends = [len(values) - 1]
+    for previous_end in reversed(previous_ends):
+        ends.append(int(previous_end[ends[-1]]))
+    return tuple(int(values[end]) for end in sorted(set(ends)))
+
+
+def pack_rows(
+    side_lengths: Integer[np.ndarray, "pairs 2"],
+    order: Integer[np.ndarray, "pairs"],
+    row_length: int,
+) -> list[Integer[np.ndarray, "_"]]:
+    """Fill one row after the other by first fit among the next `LOOK_AHEAD` pairs of the order.
+
+    Args:
+        side_lengths: Columns that the source and the target of each pair need [pairs, 2].
+        order: Indices of the pairs, in the order in which they are placed [pairs].
+        row_length: Columns of a row, for the source and for the target.
+    """
+    # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
+    sources, targets = side_lengths[order].T.tolist()
+    waiting, seen, rows = list(range(len(order)))[:LOOK_AHEAD], LOOK_AHEAD, []
+    while waiting:
+        free_source = free_target = row_length
+        taken = []
+        for place, pair in enumerate(waiting):
+            if sources[pair] <= free_source and targets[pair] <= free_target:
+                free_source -= sources[pair]
+                free_target -= targets[pair]
+                taken.append(place)
+        rows.append(order[[waiting[place] for place in taken]])
+        for place in reversed(taken):
+            del waiting[place]
+        waiting += range(seen, min(seen + len(taken), len(order)))
+        seen += len(taken)
+    return rows

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from jax_transformer.errors import InputError
 from jax_transformer.text import batches
 from jax_transformer.text.batches import padding_share, training_batches
-from jax_transformer.text.bucketing import bucket_lengths
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.text.plan import plan_epoch
+from jax_transformer.text.plan import bucket_lengths, plan_epoch
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import corpus_of, sides
