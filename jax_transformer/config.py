@@ -261,11 +261,7 @@ class TransformerConfig:
 
     @classmethod
     def check_value(cls, name: str, value: Any) -> None:
-        """Refuse a value that a field has in no config.
-
-        Raises:
-            InputError: The field is unknown, or the value does not fit its declaration.
-        """
+        """Refuse a value that a field has in no config, or an unknown field."""
         check_name(name, value, declarations(cls))
         checked(name, value, declarations(cls)[name])
 

@@ -11,12 +11,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, *lines: str) -> None:
-        """Make each line readable, whatever values it shows.
-
-        Args:
-            *lines: The message: one line; only a report has more. Of a line that is too long both
-                ends are kept. Characters that are not printed, as the end of a line, are escaped.
-        """
+        """Make each line readable, whatever values it shows; only a report has several lines."""
         super().__init__("\n".join(map(_readable, lines)))
 
 

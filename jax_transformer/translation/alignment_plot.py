@@ -28,15 +28,12 @@ class Alignment(NamedTuple):
     """How much the model attended to each source token when it chose each target token.
 
     Attributes:
-        line: Number of the line, from 1.
-        source: The text of each source token, EOS included.
-        target: The text of each target token, EOS included.
         weights: Cross-attention weights [target, source], the mean over all decoder layers and
             heads; each row sums to 1.
     """
 
-    line: int
-    source: list[str]
+    line: int  # from 1
+    source: list[str]  # the text of each token, EOS included
     target: list[str]
     weights: Float[np.ndarray, "target source"]
 

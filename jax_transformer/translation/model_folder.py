@@ -176,12 +176,7 @@ def save(
 def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> None:
     """Write a trained model into a folder that may contain other files; they stay.
 
-    All files of the model are written or none. `save` checks first that nothing is overwritten by
-    mistake.
-
-    Raises:
-        InputError: The folder cannot be written, or the parameters are not those of the config or
-            not finite.
+    All files of the model are written or none. `save` checks first that nothing is overwritten.
     """
     with _first_fault(folder):
         tensors, _ = to_tensors(model.params, model.config, LAYOUT, copy=False)

@@ -9,15 +9,10 @@ from jax_transformer.errors import InputError
 
 
 class Score(NamedTuple):
-    """A corpus-level score.
+    """A corpus-level score."""
 
-    Attributes:
-        value: The score, from 0 to 100.
-        report: The score in one line as sacrebleu formats it, with its signature.
-    """
-
-    value: float
-    report: str
+    value: float  # from 0 to 100
+    report: str  # the score in one line as sacrebleu formats it, with its signature
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
