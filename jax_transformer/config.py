@@ -196,6 +196,11 @@ class TransformerConfig:
         return cls.from_dict(PRESETS[name] | overrides)
 
     @classmethod
+    def preset_fields(cls, name: str) -> dict[str, Any]:
+        """Return the fields that a preset names; the others have their defaults."""
+        return dict(PRESETS[name])
+
+    @classmethod
     def presets(cls) -> tuple[str, ...]:
         """Return the names that `preset` knows."""
         return tuple(PRESETS)

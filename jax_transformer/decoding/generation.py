@@ -14,6 +14,7 @@ from jax_transformer.decoding.cache import Cache, new_cache, next_step
 from jax_transformer.decoding.generation_config import (
     EarlyStopping,
     GenerationConfig,
+    Scalar,
     check_generates,
 )
 from jax_transformer.decoding.greedy import greedy_search
@@ -58,6 +59,8 @@ def generate(
     src: Integer[Array | np.ndarray, "B S"],
     *,
     max_new_tokens: int,
+    beam_size: int = 1,
+    length_penalty: Scalar = 0.0,
     src_mask: SourceMask | None = None,
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
@@ -83,6 +86,8 @@ def generate(
         src: Source ids [B, S].
         max_new_tokens: A field of `GenerationConfig`. The result has L = P + `max_new_tokens`
             positions.
+        beam_size: A field of `GenerationConfig`.
+        length_penalty: A field of `GenerationConfig`.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
         prefix: First tokens of each target [B, P], without the start token. The prefix of a row
             ends at its first padding; the search continues there. A prefix adds nothing to the
@@ -104,6 +109,7 @@ def generate(
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
+    options |= {"beam_size": beam_size, "length_penalty": length_penalty}
     chosen = GenerationConfig(max_new_tokens, **options)
     check_params(params, config)
     check_generates(config)

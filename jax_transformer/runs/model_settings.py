@@ -6,7 +6,6 @@ from typing import Any
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
-from jax_transformer.presets import PRESETS
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer
 from jax_transformer.tokenizers.readers.library import MOST_IDS
 
@@ -25,7 +24,7 @@ def undecided_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a preset in some sizes; fields that the preset itself names win over the sizes."""
     fields = TransformerConfig.preset(preset).to_dict()
-    return undecided_fields({**fields, **sizes, **PRESETS[preset]})
+    return undecided_fields({**fields, **sizes, **TransformerConfig.preset_fields(preset)})
 
 
 def named_fields(
@@ -83,7 +82,7 @@ def check_same_model(
         name: What this model is called in messages.
     """
     kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
-    by_preset = {} if preset is None else PRESETS[preset]
+    by_preset = {} if preset is None else TransformerConfig.preset_fields(preset)
     for field in sorted(kept & by_preset.keys() - {*DECIDED}):
         if by_preset[field] != getattr(config, field):
             raise InputError(
