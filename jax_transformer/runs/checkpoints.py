@@ -58,13 +58,7 @@ class DamagedError(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk, whose files are those that were written.
-
-    Attributes:
-        directory: The folder of its step.
-        settings: The settings of the run.
-        progress: Its progress.
-    """
+    """A checkpoint on disk, the folder of a step, whose files are those that were written."""
 
     directory: epath.Path
     settings: RunSettings
@@ -108,12 +102,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, directory: epath.PathLike, settings: RunSettings) -> None:
-        """Store the settings; the context does the work.
-
-        Args:
-            directory: Where the newest `settings.training_config.keep_checkpoints` steps are kept.
-            settings: The settings of the run, written into every checkpoint.
-        """
+        """Store the settings, which every checkpoint holds; the context does the work."""
         self._directory = epath.Path(directory)
         self._settings = settings
         self._manager: ocp.CheckpointManager | None = None
@@ -256,10 +245,6 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
 
     All processes call this. Each checks a share of the files, and reads the description.
 
-    Args:
-        directory: The directory that `RunCheckpoints` has written to.
-        console: Shows one line for each damaged checkpoint.
-
     Raises:
         InputError: There is no checkpoint, all of them are damaged, the newest undamaged one was
             written by another version of the library, or there are steps of two runs.
@@ -307,13 +292,7 @@ def read_step(directory: epath.PathLike, step: int) -> Saved:
 
 
 def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterable[int]) -> None:
-    """Refuse steps of another run, which were put beside those of this one.
-
-    Args:
-        directory: The directory of checkpoints.
-        newest: The settings of the newest step.
-        older: Steps before it; damaged ones are passed over.
-    """
+    """Refuse older steps of another run than the newest one's; damaged steps are passed over."""
     for step in older:
         path = epath.Path(directory) / str(step)
         try:
@@ -349,11 +328,7 @@ def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[
 
 
 def verified(read: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint's description.
-
-    Args:
-        read: The JSON object in the file: "content" and its "sha256".
-    """
+    """Return the "content" of a checkpoint's description, whose "sha256" stands beside it."""
     if json_digest(read["content"]) != read["sha256"]:
         raise ValueError(f"{RUN}: its sha256 differs")
     return read["content"]
@@ -399,10 +374,9 @@ def _check_digests(arrays: epath.Path) -> None:
 
 def named_leaves(checkpoint: RunCheckpoint) -> list[tuple[str, Any]]:
     """Return every array of a checkpoint with its path, in the order of the tree's leaves."""
-    tree = {"state": checkpoint.state, "best_params": checkpoint.best_params}
     names = []
     for part in ("state", "best_params"):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree[part]):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part)):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             names.append((f"{part}/{name}", leaf))
     return names

@@ -70,8 +70,6 @@ class Preparation(NamedTuple):
     Attributes:
         training: The training texts; several where they have weights.
         held_out: Numbers of pairs of the first one that are left out, ascending.
-        validation: The validation pairs.
-        tokenizer: The tokenizer of both sides.
     """
 
     training: list[Text | TextFiles]
@@ -84,10 +82,6 @@ class Corpora(NamedTuple):
     """The text of a run as token ids.
 
     Attributes:
-        training: Training pairs.
-        validation: Validation pairs.
-        validation_text: The text of `validation`.
-        tokenizer: The tokenizer of both sides.
         report: One line for each text, for the reader.
         sha256: Digest of the text, the filters and the tokenizer, as 64 hex digits.
     """

@@ -100,15 +100,7 @@ class Best(NamedTuple):
 
 
 class _Services(NamedTuple):
-    """What the loop reports to and evaluates with.
-
-    Attributes:
-        checkpoints: Writes the checkpoints.
-        log: Writes metrics.jsonl.
-        shown: Shows the progress.
-        watchdog: Ends the process when steps stop to end.
-        validation_loss: Returns the mean loss of the validation pairs.
-    """
+    """What the loop reports to and evaluates with."""
 
     checkpoints: RunCheckpoints
     log: MetricsLog
@@ -135,17 +127,11 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
     A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
-    A run that is killed and resumed ends with the same bits as one that is not.
-
-    Args:
-        run: What is trained, and where it is kept.
-        training: Pairs to learn from.
-        validation: Pairs whose loss selects the best parameters, at every `evaluation_interval`
-            and at the end.
-        console: Shows the progress: live on a terminal, as lines elsewhere. The time of the
-            compilation is shown by itself.
+    The loss of the validation pairs then selects the best parameters. A run that is killed and
+    resumed ends with the same bits as one that is not.
     """
-    _warn_of_undivided(run, console)
+    for line in undivided(run.mesh, run.settings.config):
+        console.print(f"WARNING: {line}")
     start = _start(run)
     layout = epoch_layout(training, run.settings.training_config)
     console.print(_epoch_report(training, run, layout))
@@ -243,7 +229,7 @@ def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
 
 
 def _best(run: Run, ending: _Ending, console: Console) -> Best:
-    """Return the best evaluation; say so if a loss that was not finite ended the run."""
+    """Return the best evaluation; warn if a loss that was not finite ended the run."""
     progress, _, best_params = ending.checkpoint
     training_config = run.settings.training_config
     failed = f"step {progress.step:,}: the validation loss is not finite"
@@ -271,11 +257,6 @@ def discard_run(directory: Path) -> None:
     """Remove the checkpoints of an earlier run from a directory; a trained model stays."""
     shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
     (directory / NONFINITE_FILE).unlink(missing_ok=True)
-
-
-def _warn_of_undivided(run: Run, console: Console) -> None:
-    for line in undivided(run.mesh, run.settings.config):
-        console.print(f"WARNING: {line}")
 
 
 def _start(run: Run) -> RunCheckpoint:

@@ -139,10 +139,7 @@ class RunCheckpoint(NamedTuple):
 def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
     """Refuse to resume a run under settings that differ from its own.
 
-    Args:
-        saved: The settings of the run.
-        given: The settings to resume it with.
-        step: Steps made so far. A setting that only decides later steps may differ.
+    Settings that only decide steps after this one may differ.
     """
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
@@ -191,9 +188,7 @@ def start_files(settings: RunSettings) -> dict[str, bytes]:
 def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
     """Return the settings; one that was added after the JSON was written has its default.
 
-    Args:
-        read: What `settings_to_json` returned.
-        start: The folder of the `start_files`.
+    `start` is the folder of the `start_files`.
     """
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     for name, value in read["training_config"].items():

@@ -119,11 +119,7 @@ def is_main() -> bool:
 
 
 def check_agreement(facts: dict[str, str]) -> None:
-    """Refuse to continue, on every process, if their facts differ.
-
-    Args:
-        facts: Values that must be the same on all processes, by name.
-    """
+    """Refuse to continue, on every process, if their facts, values by name, differ."""
     if _alone():
         return
     # Names first: processes that gather arrays of different shapes would wait forever.
@@ -179,11 +175,7 @@ def to_host(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
 
 
 def from_main(content: bytes | None) -> bytes:
-    """Return the content of the main process, on every process, bit for bit.
-
-    Args:
-        content: At most 2 GiB; the content of other processes is ignored.
-    """
+    """Return the content, at most 2 GiB, of the main process, on every process, bit for bit."""
     if _alone():
         return content
     own = np.frombuffer(content, np.uint8) if is_main() else None
@@ -202,10 +194,7 @@ def any_process(flag: bool) -> bool:
 def step_watchdog(lost_after: int) -> Watchdog:
     """Return the watchdog of the steps of a run; in a single process it watches nothing.
 
-    If another process is stopped or hangs, a step never ends.
-
-    Args:
-        lost_after: Seconds without a step, as for `initialize`.
+    If another process is stopped or hangs, a step never ends. It waits for `lost_after` seconds.
     """
     if _alone():
         return Watchdog(None, "")

@@ -104,12 +104,8 @@ def map_rows_and_heads(
 
     XLA cannot split a kernel that is written by hand: without this, each device would gather all
     rows. Rows are split over data and fsdp, heads over tensor, where these divide them. Without a
-    mesh of `make_mesh`, the function is called on the arrays as they are.
-
-    Args:
-        function: Of the arrays in order; no row and no head depends on another.
-        by_rows_and_heads: Arrays whose first dimensions are rows and heads.
-        by_rows: Arrays whose first dimension is rows.
+    mesh of `make_mesh`, the function is called on the arrays as they are. It takes the arrays in
+    order, and no row and no head of its result depends on another.
     """
     mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
     if not has_our_axes(mesh):
@@ -134,12 +130,8 @@ def map_own_rows(
     """Return (shares, rows) of a function that each device computes for its own rows.
 
     XLA would add up the devices' shares of each sum where the function computes it. Here the
-    shares stay apart, along a new first axis, and are added up where the caller does so.
-
-    Args:
-        function: Of the arrays in order; returns arrays to be added up, and arrays of rows.
-        whole: Arrays that each device has whole.
-        *by_rows: Arrays whose first dimension is rows; `divides_rows_alone` is true of them.
+    shares stay apart, along a new first axis, and are added up where the caller does so. Each
+    device has `whole` whole; `divides_rows_alone` is true of the rows.
     """
 
     def on_device(*arrays: Whole | Shaped[Array, "own_rows *_"]) -> tuple[Sums, Rows]:
@@ -164,11 +156,7 @@ def draw_rows(
 
     XLA does not split its RngBitGenerator: without this, each device would draw all rows. Without a
     mesh of `make_mesh`, and where data and fsdp do not divide the rows, it is `draw(key, shape)`.
-
-    Args:
-        draw: A function of a key and a shape.
-        key: Random key; each device folds its place among the rows into it.
-        shape: Of the result on all devices; its first dimension is rows.
+    Each device folds its place among the rows into the key.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not has_our_axes(mesh) or shape[0] % _size(mesh, ROW_AXES):

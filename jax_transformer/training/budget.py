@@ -185,13 +185,8 @@ def activations_per_row(
 
     XLA keeps the results of products and the dropout masks, and computes cheap operations again. A
     loop over layers keeps the results of the cheap operations as well. With rematerialisation, what
-    the one layer keeps that the backward pass is in is added.
-
-    Args:
-        compute_dtype: What the model computes in.
-        tensor: Devices among which heads, inner features and vocabulary are divided.
-        scan_layers: As `Execution.scan_layers`.
-        loss_parts: As `Execution.loss_parts`; with several, no logits are kept.
+    the one layer keeps that the backward pass is in is added. With several `loss_parts`, no logits
+    are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
     width, heads = config.d_model, config.num_heads * config.head_dim / tensor
     scores, inner = config.num_heads * length / tensor, config.d_ff / tensor
@@ -236,10 +231,7 @@ def compile_step(
 ) -> jax.stages.Compiled:
     """Compile `training.step.sharded_train_step` for a slice of TPUs; nothing is run.
 
-    Args:
-        training_config: How it is trained; its compute dtype counts, and not that of `workload`.
-        workload: Rows, length and mesh of the step; rows are added as training adds them.
-        topology: As for `topology_devices`.
+    The compute dtype is that of `training_config`. Rows are added as training adds them.
     """
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
     config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
@@ -282,10 +274,7 @@ def _parameters_on_device(params: Params, mesh: AbstractMesh, config: Transforme
 def show(config: TransformerConfig, workload: Workload, steps: int, utilisation: float) -> Group:
     """Return the budget as two tables: memory on each device, and time on each kind of device.
 
-    Args:
-        workload: The training step.
-        steps: Steps of the training.
-        utilisation: Share of a device's peak that is reached, above 0 and at most 1.
+    `utilisation` is the share of a device's peak that is reached, above 0 and at most 1.
     """
     check_whole_number("steps", steps, least=1)
     if not 0 < utilisation <= 1:
@@ -333,9 +322,6 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
 
     The backward pass costs twice the forward pass: each of the two factors of a product has a
     gradient. Padding and scores that a causal mask hides count; recomputation does not.
-
-    Args:
-        rows: Rows of the batch.
     """
     heads = config.num_heads * config.head_dim
     inputs = config.head_dim if config.head_projection == "shared" else config.d_model
