@@ -166,7 +166,7 @@ def _packed(
     length: int,
 ) -> list[PlannedBatch]:
     """Pack the pairs of a window, in the given order; the last rows may be empty."""
-    packed = pack_rows(side_lengths, np.arange(len(numbers)), length)
+    packed = pack_rows(side_lengths, length)
     plan = []
     for start in range(0, len(packed), rows):
         batch = packed[start : start + rows]
@@ -205,20 +205,15 @@ def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[
 
 
 def pack_rows(
-    side_lengths: Integer[np.ndarray, "pairs 2"],
-    order: Integer[np.ndarray, "pairs"],
-    row_length: int,
+    side_lengths: Integer[np.ndarray, "pairs 2"], row_length: int
 ) -> list[Integer[np.ndarray, "_"]]:
-    """Fill one row after the other by first fit among the next `LOOK_AHEAD` pairs of the order.
+    """Fill one row after the other by first fit among the next `LOOK_AHEAD` pairs.
 
-    Args:
-        side_lengths: Columns that the source and the target of each pair need [pairs, 2].
-        order: Indices of the pairs, in the order in which they are placed [pairs].
-        row_length: Columns of a row, for the source and for the target.
+    No side of a pair may need more columns than `row_length`.
     """
     # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
-    sources, targets = side_lengths[order].T.tolist()
-    waiting, seen, rows = list(range(len(order)))[:LOOK_AHEAD], LOOK_AHEAD, []
+    sources, targets = side_lengths.T.tolist()
+    waiting, seen, rows = list(range(len(sources)))[:LOOK_AHEAD], LOOK_AHEAD, []
     while waiting:
         free_source = free_target = row_length
         taken = []
@@ -227,9 +222,9 @@ def pack_rows(
                 free_source -= sources[pair]
                 free_target -= targets[pair]
                 taken.append(place)
-        rows.append(order[[waiting[place] for place in taken]])
+        rows.append(np.array([waiting[place] for place in taken]))
         for place in reversed(taken):
             del waiting[place]
-        waiting += range(seen, min(seen + len(taken), len(order)))
+        waiting += range(seen, min(seen + len(taken), len(sources)))
         seen += len(taken)
     return rows

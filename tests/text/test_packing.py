@@ -32,8 +32,7 @@ def encoded():
 )
 def test_rows_hold_every_pair_once_and_none_too_many(sides, row_length):
     side_lengths = np.array(sides, int).reshape(-1, 2)
-    order = np.random.default_rng(0).permutation(len(sides))
-    rows = pack_rows(side_lengths, order, row_length)
+    rows = pack_rows(side_lengths, row_length)
     packed = np.concatenate(rows) if rows else np.array([], int)
     assert sorted(packed.tolist()) == list(range(len(sides)))
     assert all((side_lengths[row].sum(axis=0) <= row_length).all() for row in rows)
@@ -46,13 +45,13 @@ def test_rows_hold_every_pair_once_and_none_too_many(sides, row_length):
 
 def test_the_first_that_fits_is_taken():
     side_lengths = np.array([(5, 4), (6, 1), (3, 3), (2, 7), (2, 2), (1, 1)])
-    rows = pack_rows(side_lengths, np.arange(6), row_length=10)
+    rows = pack_rows(side_lengths, row_length=10)
     assert [row.tolist() for row in rows] == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_a_pair_waits_for_no_more_than_the_look_ahead():
     wide = np.array([(9, 9), *[(6, 6)] * (LOOK_AHEAD - 1), (1, 1)])
-    rows = pack_rows(wide, np.arange(len(wide)), row_length=10)
+    rows = pack_rows(wide, row_length=10)
     assert rows[0].tolist() == [0]  # (1, 1) comes into sight with the next row
     assert rows[1].tolist() == [1, len(wide) - 1]
 
