@@ -30,11 +30,9 @@ def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
 def named_fields(
     model: Mapping[str, Any], preset: str | None, always: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields that a settings file must name beside the preset.
+    """Return the fields that a settings file must name beside the preset; without one, all.
 
-    Args:
-        preset: The preset that the file names; None if it names none, and so every field.
-        always: Fields to name even where they are those of the preset.
+    Fields in `always` are named even where they are those of the preset.
     """
     expected = {} if preset is None else preset_fields(preset, {})
     return {
@@ -45,11 +43,7 @@ def named_fields(
 
 
 def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
-    """Return the shape of the model as far as it is known before there is a tokenizer.
-
-    Args:
-        vocab_size: Entries that the tokenizer is to have, at most.
-    """
+    """Return the shape of the model before there is a tokenizer of at most `vocab_size` entries."""
     fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
     if vocab_size < fewest:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
@@ -63,8 +57,7 @@ def model_config(
 ) -> TransformerConfig:
     """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
 
-    Args:
-        tokenizer: The tokenizer, or the config of a model that has its tokenizer already.
+    A model that has its tokenizer already gives its config instead.
     """
     sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
@@ -76,10 +69,7 @@ def check_same_model(
 ) -> None:
     """Refuse settings of another model than the one that a run starts from.
 
-    Args:
-        preset: The preset that was named; None if none was.
-        config: The shape of the model that the run starts from.
-        name: What this model is called in messages.
+    Messages call that model `name`; its shape is `config`.
     """
     kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
     by_preset = {} if preset is None else TransformerConfig.preset_fields(preset)

@@ -21,13 +21,9 @@ def write_nonfinite(
     encoded: Corpus,
     training_config: TrainingConfig,
 ) -> Path:
-    """Write batches, each with the indices of its pairs in `encoded`; return the file.
+    """Write batches, each with the indices of its training pairs; return the file.
 
-    Args:
-        directory: Where the file is written; an existing one is replaced.
-        positions: The batches.
-        encoded: The training pairs.
-        training_config: The settings that the batches are planned with.
+    An existing file is replaced.
     """
     layout = epoch_layout(encoded, training_config)
     batches = []

@@ -26,11 +26,8 @@ def check_output(directory: Path, overwrite: bool) -> None:
     """Refuse a directory that a new run may not write to; changes nothing.
 
     An empty directory is free, and so is one whose run ended before its first checkpoint and its
-    first evaluation: the same command may start again.
-
-    Args:
-        directory: The output of the run.
-        overwrite: Whether an existing model may be replaced.
+    first evaluation: the same command may start again. An existing model may be replaced with
+    `overwrite`.
     """
     check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):

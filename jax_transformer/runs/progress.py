@@ -21,13 +21,7 @@ class Progress:
     """
 
     def __init__(self, console: Console, first: int, steps: int) -> None:
-        """Start at a step.
-
-        Args:
-            console: Where the progress is shown.
-            first: Steps that the run had made before it was resumed; 0 for a new run.
-            steps: Steps of the whole run.
-        """
+        """Start after the `first` steps, made before the run was resumed, of all its steps."""
         self._console = console
         self._first, self._steps = first, steps
         self._bar = Bar(
