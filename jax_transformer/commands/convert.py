@@ -30,7 +30,7 @@ from jax_transformer.tokenizers import Tokenizer
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
 
-class Source(NamedTuple):
+class ConversionInput(NamedTuple):
     """A model that was read.
 
     Attributes:
@@ -104,7 +104,7 @@ def convert(
 
 
 def _write_folder(
-    model: Source, family: Family, output: Path, overwrite: bool, max_shard_size: str
+    model: ConversionInput, family: Family, output: Path, overwrite: bool, max_shard_size: str
 ) -> None:
     """Write a folder of a family with as much of the source as the family can have."""
     left = list(model.left)
@@ -130,7 +130,7 @@ def read_source(
     strip_prefixes: tuple[str, ...],
     dtype: str | None = None,
     num_heads: int | None = None,
-) -> Source:
+) -> ConversionInput:
     """Return the model in a weight file or folder; arguments as for `convert`."""
     if is_checkpoint(source, layout, config_file):
         program, trained = read_trainer(source, layout, num_heads=num_heads)
@@ -138,7 +138,7 @@ def read_source(
         tokenizer = program.tokenizer(trained, config)
         options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
         params, report = to_params(trained.tensors, config, program.layout, **options)
-        return Source(config, params, tokenizer, report)
+        return ConversionInput(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
     if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
@@ -155,12 +155,12 @@ def read_source(
             params, _ = to_params(tensors, model.config, reference, dtype=dtype)
             model = model._replace(params=params)
         origin = model_folder.read_origin(source)
-        return Source(model.config, model.params, model.tokenizer, origin=origin)
+        return ConversionInput(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
     config = file_config(source, config_file, layout)
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
-    return Source(config, params, report=report)
+    return ConversionInput(config, params, report=report)
 
 
 def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
@@ -172,7 +172,7 @@ def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
     return layout in TRAINERS and not weights_alone and not source.is_dir()
 
 
-def _read_huggingface(folder: Path, dtype: str | None) -> Source:
+def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
     config, params = from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
@@ -186,7 +186,7 @@ def _read_huggingface(folder: Path, dtype: str | None) -> Source:
         _, tokenizer = load_tokenizer(folder)
     else:
         left = [*left, *present]
-    return Source(config, params, tokenizer, origin=origin, left=left)
+    return ConversionInput(config, params, tokenizer, origin=origin, left=left)
 
 
 def file_config(source: Path, config_file: Path | None, layout: str) -> TransformerConfig:

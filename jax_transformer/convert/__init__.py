@@ -21,7 +21,7 @@ from jax_transformer.convert.layout_file import (
 )
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
-from jax_transformer.convert.layouts.torch_nn_model import TorchModel, torch_nn_model
+from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, torch_nn_model
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import (
@@ -52,11 +52,11 @@ __all__ = [
     "ConversionError",
     "Layout",
     "LayoutFile",
+    "ModuleDescription",
     "Operation",
     "PositionTable",
     "Report",
     "Row",
-    "TorchModel",
     "WeightFileError",
     "files",
     "from_huggingface",

@@ -1,7 +1,6 @@
 """The model that a run starts from, and the model that it writes."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,28 +18,12 @@ from jax_transformer.runs.state import RunSettings
 from jax_transformer.translation.model_folder import GENERATION, TrainedModel, load, read_origin
 
 
-class InitialModel(NamedTuple):
-    """A model that a run starts from.
-
-    Attributes:
-        model: The model; its parameters are float32 and on the host.
-        origin: The Hugging Face folder that it comes from; None for a model of this library that
-            comes from none.
-        report: Lines for the reader: what was converted, and what is not carried over or not
-            applied.
-    """
-
-    model: TrainedModel
-    origin: Origin | None
-    report: tuple[str, ...]
-
-
 def read_initial_model(
     folder: Path,
     ignore_generation_config: bool = False,
     source_lang: str | None = None,
     target_lang: str | None = None,
-) -> InitialModel:
+) -> tuple[TrainedModel, Origin | None, tuple[str, ...]]:
     """Read the model that a run starts from: one of this library or of Hugging Face.
 
     Args:
@@ -50,6 +33,11 @@ def read_initial_model(
         source_lang: Code of the language of the sources, for a model with language codes; None is
             the one that the folder names.
         target_lang: Code of the language of the targets; None is the one that the folder names.
+
+    Returns:
+        The model, whose parameters are float32 and on the host; the Hugging Face folder that it
+        comes from, where it does; and lines for the reader: what was converted, and what is not
+        carried over or not applied.
     """
     try:
         model = load(
@@ -82,7 +70,7 @@ def read_initial_model(
         names = ", ".join(sorted(dtypes))
         report.append(f"{folder}: parameters converted from {names} to float32")
     params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(np.float32), model.params)
-    return InitialModel(model._replace(params=params), origin, tuple(report))
+    return model._replace(params=params), origin, tuple(report)
 
 
 def trained_model(settings: RunSettings, params: Params) -> TrainedModel:

@@ -160,7 +160,7 @@ def test_layerdrop_is_said_where_a_run_starts(tmp_path):
     model = foreign_model("marian", **changes, decoder_layerdrop=0.1)
     model.save_pretrained(tmp_path / "model")
     said = "config.json: decoder_layerdrop=0.1 is kept, but not applied in training"
-    assert read_initial_model(tmp_path / "model").report == (f"{tmp_path / 'model'}: {said}",)
+    assert read_initial_model(tmp_path / "model")[2] == (f"{tmp_path / 'model'}: {said}",)
 
 
 def test_keys_that_the_class_does_not_read_change_nothing(bart):

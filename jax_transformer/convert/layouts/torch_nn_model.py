@@ -42,7 +42,7 @@ POSITIONS = get_args(inspect.get_annotations(TransformerConfig, eval_str=True)["
 SINUSOIDS = tuple(kind for kind in POSITIONS if kind.startswith("sinusoidal"))
 
 
-class TorchModel(NamedTuple):
+class ModuleDescription(NamedTuple):
     """A module's config, and the names and shapes of its state_dict."""
 
     config: TransformerConfig
@@ -57,7 +57,7 @@ class _Part(NamedTuple):
     tensor: torch.Tensor
 
 
-def torch_nn_model(module: nn.Module, **fields: Any) -> TorchModel:
+def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     """Return the config and the layout of a module that holds one torch.nn.Transformer.
 
     It finds the tables of tokens (one that both sides share, or two), learned tables of positions,
@@ -107,7 +107,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> TorchModel:
     rows = _head_rows(parts, head, found)
     layout = transformer(prefix, **names)
     layout = Layout(type(module).__name__, (*layout.rows, *learned_rows, *rows), tuple(buffers))
-    return TorchModel(config, _with_copies(module, layout, config))
+    return ModuleDescription(config, _with_copies(module, layout, config))
 
 
 def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
