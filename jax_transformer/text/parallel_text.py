@@ -85,14 +85,6 @@ class FileFacts:
     sha256: str  # of the bytes of the file, as hexadecimal digits
     lines: int  # of its text, after decompression
 
-    @classmethod
-    def from_json(cls, attributes: dict[str, Any]) -> FileFacts:
-        """Return the facts whose attributes JSON contained."""
-        types = {"path": str, "bytes": int, "mtime_ns": int, "sha256": str, "lines": int}
-        if {name: type(value) for name, value in dict(attributes).items()} != types:
-            raise InputError(f"{attributes!r} are not the facts of a file; prepare the text again")
-        return cls(**attributes)
-
 
 @dataclasses.dataclass(frozen=True)
 class Text:

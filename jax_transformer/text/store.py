@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 from rich.console import Console
@@ -53,7 +54,7 @@ def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFile
     with locked(entry.parent, console):
         earlier = []
         if entry.exists():
-            earlier = [FileFacts.from_json(fact) for fact in _read_entry(entry)]
+            earlier = _read_entry(entry, list[FileFacts])
         with console.status("reading the text"):
             text = text.with_facts(earlier)
         if text.facts != tuple(earlier):
@@ -79,8 +80,8 @@ def held_out(
             write_whole(
                 entry, json.dumps([numbers.tolist(), pairs.sources, pairs.targets]).encode()
             )
-        numbers, *sides = _read_entry(entry)
-    return np.array(numbers, np.int64), Text(*map(tuple, sides))
+        numbers, *sides = _read_entry(entry, tuple[list[int], tuple[str, ...], tuple[str, ...]])
+    return np.array(numbers, np.int64), Text(*sides)
 
 
 def _chosen_by_seed(
@@ -223,13 +224,9 @@ def corpus_folder(store: Path, key: str) -> Path:
     return store / "corpora" / key[:32]
 
 
-def _read_entry(entry: Path) -> list[Any]:
-    """Return the list that `write_whole` has written as JSON."""
-    content = read_bytes(entry, DAMAGED, MAX_HELD_OUT)
+def _read_entry(entry: Path, declared: Any) -> Any:
+    """Return a value that `write_whole` has written as JSON."""
     try:
-        value = json.loads(content)
-        if not isinstance(value, list):
-            raise ValueError("not a list")
-        return value
-    except (ValueError, RecursionError) as error:
+        return msgspec.json.decode(read_bytes(entry, DAMAGED, MAX_HELD_OUT), type=declared)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{entry}: is damaged ({error}); delete it") from error

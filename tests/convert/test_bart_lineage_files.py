@@ -56,6 +56,15 @@ def bart():
     return from_huggingface(foreign_model("bart"))
 
 
+@pytest.mark.parametrize("kept", TIED)
+def test_one_of_the_four_tied_names_is_enough(kept, bart, folder):
+    def only(tensors):
+        for name in set(TIED) - {kept}:
+            del tensors[name]
+
+    assert_same_params(from_huggingface(folder("bart", only))[1], bart[1])
+
+
 def test_an_absent_output_bias_means_zeros_and_versions_are_not_read(bart, folder):
     def old(tensors):
         del tensors["final_logits_bias"]
@@ -192,3 +201,17 @@ def test_without_a_start_id_targets_begin_with_bos(name, start):
     assert (
         config_to_json(family, dataclasses.replace(config, bos_id=7))["decoder_start_token_id"] == 7
     )
+
+
+def test_generation_defaults_of_a_folder_without_an_origin(bart):
+    expected = {
+        "decoder_start_token_id": 2,
+        "eos_token_id": 2,
+        "forced_eos_token_id": 2,
+        "max_length": 37,
+        "pad_token_id": 1,
+    }
+    for name in ("bart", "mbart", "plbart", "mvp"):
+        assert FAMILIES[name].generation(bart[0]) == expected
+    del expected["forced_eos_token_id"]  # no file of M2M100 or NLLB has it
+    assert FAMILIES["m2m_100"].generation(bart[0]) == expected

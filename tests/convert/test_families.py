@@ -98,14 +98,7 @@ def both(config, params, src, tgt):
     return memory, decode(params, config, tgt, memory, src_mask=source_mask(src, config))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "dtype"),
-    tiered_rows(
-        [(*row, "float64") for row in SHAPES] + [(*row, "float32") for row in QUICK_SHAPES],
-        lambda name, shape, dtype: (name, shape) in QUICK_SHAPES and dtype == "float64",
-    ),
-    indirect=["dtype"],
-)
+@pytest.mark.parametrize(("name", "shape"), TIERED)
 def test_the_same_numbers(name, shape, dtype):
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
@@ -135,7 +128,7 @@ def test_the_same_numbers(name, shape, dtype):
     tiered_rows(
         [
             *((name, shape, "float32") for name, shape in SHAPES),
-            *((name, None, half) for name in ("marian", "t5") for half in ("float16", "bfloat16")),
+            *((name, None, half) for name in FAMILIES for half in ("float16", "bfloat16")),
         ],
         lambda name, shape, dtype: (name, shape) in QUICK_SHAPES or name == "marian",
     ),
@@ -318,6 +311,40 @@ def test_unusable_sources_are_refused(usual, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"holds none of model\.safetensors.*pytorch_model\.bin"):
         from_huggingface(folder)
+
+
+class Model:
+    """What `from_huggingface` uses of a model, with any tensors."""
+
+    def __init__(self, config, tensors):
+        self.config, self.tensors = config, tensors
+
+    def state_dict(self):
+        return self.tensors
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("source", ["float64", "int32", "complex64"])
+def test_no_type_is_changed_unasked(usual, source):
+    """float64 would become float32 in jax unasked; numbers of other kinds are no weights."""
+    state_dict = usual.model.state_dict()
+    tensors = {name: tensor.numpy().astype(source) for name, tensor in state_dict.items()}
+    with pytest.raises(InputError, match=r"float64 tensors need|wrong dtype"):
+        from_huggingface(Model(usual.model.config, tensors))
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("source", ["float16", "bfloat16", "float64"])
+def test_types_are_changed_on_request(usual, source):
+    state_dict = usual.model.state_dict()
+    tensors = {name: tensor.to(getattr(torch, source)) for name, tensor in state_dict.items()}
+    names = list(tensors)
+    _, params = from_huggingface(Model(usual.model.config, tensors), dtype="float32")
+    assert list(tensors) == names  # the conversion empties a dict of its own
+    expected = jax.tree.map(
+        lambda leaf: np.asarray(leaf).astype(jnp.dtype(source)).astype(np.float32), usual.params
+    )
+    assert_same_params(params, expected)
 
 
 def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):

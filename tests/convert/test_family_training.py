@@ -16,7 +16,7 @@ from jax_transformer.training.objective import cross_entropy
 from tests.convert.families.case import as_inputs, case_of, foreign_model, ragged_tokens
 from tests.parity.ladder import bound, error
 from tests.parity.measure import gradient_errors, worst
-from tests.tiers import tiered_rows
+from tests.tiers import tiered
 
 STEPS, LENGTH, RATE = 20, 9, 1e-3
 
@@ -82,15 +82,7 @@ def run_in_torch(model, config, src, tgt_in):
     return model(**as_inputs(config, src), decoder_input_ids=torch.tensor(tgt_in).long()).logits
 
 
-# Of each kind of norms, positions and outputs one family; in float32 one of all.
-ROWS = [(name, "float64") for name in ("bart", "m2m_100", "marian", "mbart", "t5", "umt5")]
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    tiered_rows([*ROWS, ("bart", "float32")], lambda name, _: name == "umt5"),
-    indirect=["dtype"],
-)
+@pytest.mark.parametrize("name", tiered(FAMILIES, ["umt5"]))
 def test_gradients_and_twenty_steps_of_adam(name, dtype):
     shape = [*case_of(name).shapes][-1]
     model = foreign_model(name, shape, getattr(torch, dtype))

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.convert import Layout, Operation, Row, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
-from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.presets import PRESETS
 from jax_transformer.storage import weights as files
@@ -171,6 +172,78 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     options = ["--scores", "--beam", 3, "--length-penalty", 0, "--max-new-tokens", 12]
     assert run("translate", own, *options, text=text) == (0, translations)
     assert len(translations.splitlines()) == len(LINES)
+
+
+def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
+    write = partial(to_huggingface, trained.params, trained.config, tokenizer=trained.tokenizer)
+    write(tmp_path / "toy")  # the only family that has models of this config
+    _, params, tokenizer, generation = load_folder(tmp_path / "toy")
+    assert_same_params(params, trained.params)
+    assert tokenizer.digest() == trained.tokenizer.digest()
+    power = {"length_normalization": "power"}
+    assert generation == {"beam_size": 3, "length_penalty": 0.0, "max_new_tokens": 12} | power
+    assert load_folder(tmp_path / "toy", ignore_generation_config=True)[3] == {}
+
+    # A tokenizer's file is not overwritten either, and a link is replaced, not followed.
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / "toy" / name).unlink()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "toy" / "tokenizer.json").unlink()
+    (tmp_path / "toy" / "tokenizer.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"already holds tokenizer\.json"):
+        write(tmp_path / "toy")
+    write(tmp_path / "toy", overwrite=True)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_absent_keys_have_the_meaning_that_the_family_gives_them(toy, trained, tmp_path):
+    to_huggingface(trained.params, trained.config, tmp_path / "toy", tokenizer=trained.tokenizer)
+    path = tmp_path / "toy" / "config.json"
+    whole = json.loads(path.read_text())
+    assert whole == {
+        "architectures": ["ToyForTranslation"],
+        "model_type": "toy",
+        "version": 2,
+        "tied": True,
+        "vocabulary": 12,
+        "width": 8,
+        "heads": 2,
+        "inner_width": 9,
+        "layers": 1,
+        "decoder_layers": 2,
+        "positions": 23,
+        "dropout_rate": 0.1,
+        "activation": "relu",
+        "scaled": True,
+    }
+
+    def read(**changes):
+        values = {key: value for key, value in (whole | changes).items() if value != "absent"}
+        path.write_text(json.dumps(values))
+        return from_huggingface(tmp_path / "toy")[0]
+
+    assert read(version=1) == read(version="absent", tied="absent", scaled="absent") == read()
+    assert read(positions="absent").max_length == 512
+    assert read(scaled=False).embedding_scale == "none"
+    refused = {
+        r"version=3 must be one of 2, 1": {"version": 3},
+        r"tied=False must be true": {"tied": False},
+        r"scaled=1 must be one of true, false": {"scaled": 1},
+        r"has no 'layers'": {"layers": "absent"},
+        r"does not fit.* unexpected": {"decoder_layers": None},  # one layer, as the encoder
+    }
+    for message, changes in refused.items():
+        with pytest.raises(InputError, match=message):
+            read(**changes)
+    # Where both stacks have one layer, the absent or null key says so.
+    one = tiny_model(["abc cab üß"], 12, **PRESETS["vaswani2017"])
+    to_huggingface(one.params, one.config, tmp_path / "one")
+    path, whole = tmp_path / "one" / "config.json", json.loads(path.read_text())
+    for value in ("absent", None):
+        values = whole | {"decoder_layers": value}
+        values = {key: value for key, value in values.items() if value != "absent"}
+        path.write_text(json.dumps(values))
+        assert from_huggingface(tmp_path / "one")[0].num_decoder_layers == 1
 
 
 def test_the_registry_is_asked_everywhere(toy, trained, own, run, tmp_path, monkeypatch):

@@ -10,13 +10,14 @@ import torch
 
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert import Layout, Operation, Row, transpose
-from jax_transformer.convert.table import Pair
+from jax_transformer.convert.table import Pair, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.attention import attention_of_both, chosen_row
 from jax_transformer.porting.compare import BlockError, Comparison, compare_record
 from jax_transformer.porting.html_report import (
     MOST_BARS,
     errors_section,
+    grouped,
     number,
     operation,
     weights_section,
@@ -218,6 +219,15 @@ def test_weights_of_all_layers_stand_in_one_row(agreeing):
     )
     assert re.search(row, text)
     assert text.count("qkv_proj.weight") == 2
+
+
+def test_every_tensor_is_in_one_group_of_the_weights(agreeing):
+    pairs = expand(agreeing[3], agreeing[2])
+    groups = grouped(pairs)
+    assert sorted(p.foreign for _, group in groups for p in group) == sorted(
+        p.foreign for p in pairs
+    )
+    assert len(groups) < len(pairs)
 
 
 def test_operations_are_told_in_words():

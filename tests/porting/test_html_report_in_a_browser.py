@@ -111,8 +111,8 @@ def open_page(browser, reports):
     """Return a function that opens a report and asserts that it was loaded in peace."""
     contexts = []
 
-    def open_page(name, width):
-        context = browser.new_context(viewport={"width": width, "height": 900})
+    def open_page(name, width, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.messages, page.asked = [], []
@@ -200,3 +200,31 @@ def test_the_picture_of_the_documents_can_be_taken(tmp_path, x64):
     assert sizes == [(porting_report.WIDTH, porting_report.HEIGHT)] * 2
     assert 50_000 < shown.stat().st_size < 200_000
     assert 50_000 < taken.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_both_modes(open_page, scheme):
+    """Against the card that it lies on, as the guidelines for accessible text ask: 4.5."""
+    page = open_page("differs", 1280, scheme)
+    colours = page.evaluate(
+        "['h1', '.lead', '.foreign', '.value', 'section > p', 'th', '.beyond .value', 'dt', "
+        "'figcaption', '.kicker', 'svg text'].map(selector => {"
+        "const element = document.querySelector(selector), style = getComputedStyle(element);"
+        "const card = getComputedStyle(element.closest('section, header')).backgroundColor;"
+        "return [selector, selector.startsWith('svg') ? style.fill : style.color, card] })"
+    )
+    for selector, ink, card in colours:
+        assert contrast(luminance(ink), luminance(card)) >= 4.5, selector
+    cards = {luminance(card) > 0.5 for _, _, card in colours}
+    assert cards == {scheme == "light"}
+
+
+def luminance(colour):
+    """Return the relative luminance of "rgb(r, g, b)", from 0 to 1."""
+    channels = np.array([float(part) for part in colour[4:-1].split(",")]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import tracemalloc
 from itertools import chain
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
-from jax_transformer.text.parallel_text import FileFacts, TextFiles
+from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.text_files import LONGEST_LINE, count_lines
 from tests.text.compression import PACK, read_lines
 
@@ -169,7 +168,6 @@ def test_facts_are_those_of_the_file(write, kind):
     assert (source.bytes, source.mtime_ns) == (len(content), status.st_mtime_ns)
     assert source.lines == count_lines(path) == 3
     assert source.sha256 == hashlib.sha256(content).hexdigest()
-    assert FileFacts.from_json(json.loads(json.dumps(dataclasses.asdict(source)))) == source
 
 
 def test_only_files_that_may_have_changed_are_read_again(write, monkeypatch):
@@ -227,12 +225,3 @@ def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
         with pytest.raises(InputError) as refusal:
             TextFiles((path,), (path,)).with_facts()
         assert str(refusal.value).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize(
-    "change", [{"lines": "3"}, {"lines": None}, {"sha256": 1}, {"more": 1}, {"bytes": True}]
-)
-def test_facts_of_other_attributes_are_refused(change):
-    facts = FileFacts("/text", 1, 2, "00", 3)
-    with pytest.raises(InputError, match="not the facts of a file"):
-        FileFacts.from_json({**dataclasses.asdict(facts), **change})
