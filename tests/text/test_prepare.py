@@ -434,3 +434,24 @@ def test_what_is_written_is_as_long_as_what_occurs_whatever_the_limit(tmp_path):
     manifest = prepared.parts[0].folder / MANIFEST
     assert manifest.stat().st_size < 1000
     assert len(prepared) == prepared.length_counts.sum() == 9
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['[{"path": 1}]', "[[1, [2], [3]]]", "{}", "[" * 100_000, "[1", '["1", [], []]', "\xff"],
+)
+def test_a_damaged_entry_is_one_line_and_remedy(tmp_path, content):
+    store, text = tmp_path / "store", write(tmp_path, ["a", "b", "c"], ["d", "e", "f"])
+    reads = {
+        "texts": lambda: with_known_facts(store, text, quiet()),
+        "held_out": lambda: held_out(store, with_known_facts(store, text, quiet()), 1, 0, quiet()),
+    }
+    for name, read in reads.items():
+        read()
+        (entry,) = (store / name).glob("*.json")
+        whole = entry.read_bytes()
+        entry.write_text(content, "latin-1")
+        with pytest.raises(InputError, match="delete it") as refusal:
+            read()
+        one_line(refusal)
+        entry.write_bytes(whole)
