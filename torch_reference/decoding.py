@@ -58,7 +58,6 @@ def generate(
 
     Args:
         model: The model, in `eval()` mode, with token ids going in and logits coming out.
-        src: Source ids [B, S].
         max_new_tokens: Largest number of tokens of a target, EOS included: L of the result.
         beam_size: Number of open hypotheses; 1 takes the most likely token at each step.
         length_penalty: Exponent of the divisor; 0 compares plain sums.

@@ -17,7 +17,6 @@ def sinusoidal_positions(
     """Return the float64 table of sinusoidal positions (section 3.5).
 
     Args:
-        length: Rows, positions `offset` to offset + length - 1.
         d_model: Columns; even, except for "sinusoidal_tensor2tensor".
         kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
             10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
@@ -25,7 +24,6 @@ def sinusoidal_positions(
             "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
-        offset: Position of the first row.
     """
     position = torch.arange(offset, offset + length, dtype=torch.float64)[:, None]
     if kind == "sinusoidal_tensor2tensor":
@@ -51,7 +49,6 @@ def relative_position_buckets(
     """Return the bucket of each distance between a query and a key (Raffel et al. 2020).
 
     Args:
-        distance: Position of the key minus position of the query [*shape].
         max_distance: The distance from which on all distances share a bucket.
         bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
             all have bucket 0, as in a decoder, whose mask hides them.
@@ -171,11 +168,7 @@ def dot_product_attention(
     """Return the values averaged by their attention weights (section 3.2.1).
 
     Args:
-        query: Queries [B, H, T, K].
-        key: Keys [B, H, S, K].
-        value: Values [B, H, S, K].
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
-        dropout: Applied to the weights, where given.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
 

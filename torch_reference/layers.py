@@ -81,15 +81,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return what each query gathers from the values that it may attend to.
-
-        Args:
-            query: Vectors that attend [B, T, D].
-            key: Vectors that the queries are compared with [B, S, D].
-            value: Vectors that are gathered [B, S, D].
-            mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
-            position_bias: Added to the scores [1, H, T, S]; None adds nothing.
-        """
+        """Return what each query gathers from the values that it may attend to."""
         heads = functional.dot_product_attention(
             self.project(self.query, query),
             self.project(self.key, key),
@@ -144,12 +136,7 @@ class Residual(nn.Module):
         x: Float[Tensor, "B L D"],
         sublayer: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
     ) -> Float[Tensor, "B L D"]:
-        """Return the residual stream after the sublayer.
-
-        Args:
-            x: The residual stream, to which the sublayer's output is added.
-            sublayer: A function of `sublayer_input(x)`.
-        """
+        """Return the residual stream after the sublayer."""
         y = sublayer(self.sublayer_input(x))
         if self.config.norm_placement == "pre":
             return x + self.dropout(y)
@@ -184,8 +171,6 @@ class EncoderLayer(nn.Module):
         """Return the layer's output.
 
         Args:
-            x: Source stream [B, S, D].
-            mask: Which position attends to which position.
             position_bias: Bias of the scores that all layers share [1, H, S, S].
         """
         if self.config.has_relative_bias_per_layer:
@@ -224,8 +209,6 @@ class DecoderLayer(nn.Module):
         """Return the layer's output.
 
         Args:
-            x: Target stream [B, T, D].
-            memory: Encoder output [B, S, D].
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
             position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].

@@ -111,13 +111,7 @@ class Transformer(nn.Module):
             self.output_projection = OutputProjection(config)
 
     def encode(self, src: Source, src_mask: SourceMask | None = None) -> Float[Tensor, "B S D"]:
-        """Return the memory of the sources [B, S, D].
-
-        Args:
-            src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
-            src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides
-                `config.pad_id` (nothing, where the sources are vectors).
-        """
+        """Return the memory of the sources [B, S, D]; arguments as `jax_transformer.encode`."""
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         x = self.add_positions(self.embed(src, "source"), "source")
@@ -133,17 +127,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Return the logits of each target position's successor [B, T, V].
 
-        Args:
-            tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
-            memory: What `encode` returned [B, S, D].
-            tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later
-                positions and `config.pad_id`.
-            src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the
-                whole memory.
-
-        Returns:
-            Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is
-            "none".
+        Arguments and result as `jax_transformer.decode`.
         """
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)

@@ -90,11 +90,7 @@ def train_step(
     """Make one step in place; return the loss before it, in nats a target token.
 
     Args:
-        model: The model whose parameters move.
-        optimizer: The optimizer that `adam` returned for them.
-        steps_made: Steps before this one.
         batch: Source ids, target ids that begin with BOS, target ids that end with EOS.
-        training_config: The settings of the run.
     """
     config = model.config
     count = max(int((batch[2] != config.pad_id).sum()), 1)

@@ -36,11 +36,7 @@ def choose(
     the backward pass in cuDNN's support matrix of scaled dot product attention.
 
     Args:
-        backend: Platform of the device, as `jax.Device.platform`.
         compute_capability: Of an NVIDIA GPU, as in "9.0".
-        dtype: Of queries, keys and values.
-        head_dim: Their length.
-        dropped: Whether dropout is applied to the attention weights.
     """
     if backend == "tpu":
         return _choose_on_tpu(dtype, head_dim, dropped)

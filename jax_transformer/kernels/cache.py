@@ -91,7 +91,7 @@ def attend_to_cache(
     bias: Float[Array, "#B #H #N S"] | None = None,
     scaled: bool = True,
 ) -> Float[Array, "B H N K"]:
-    """Return attention over a cache of either layout; arguments as `joined_attention`."""
+    """Return attention over a cache of either layout."""
     attend = joined_attention if cache_layout(keys) == "joined_heads" else cached_attention
     return attend(query, keys, values, mask, bias, scaled)
 
@@ -134,14 +134,6 @@ def joined_attention(
     the values each head keeps its own columns. The products have H times as many terms, but a
     matrix unit computes them in the time that it needs for a single row. Sums are in at least
     float32.
-
-    Args:
-        query: Queries of the N hypotheses of each source [B, H, N, K].
-        keys: Keys [B, S, D], finite everywhere.
-        values: Values [B, S, D], finite everywhere.
-        mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
-        bias: Added to the scores, broadcastable to [B, H, N, S]; None adds nothing.
-        scaled: Whether the scores are divided by sqrt(K), before the bias.
     """
     _, num_heads, _, head_dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)

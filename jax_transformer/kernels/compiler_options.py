@@ -25,9 +25,6 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int]:
     devices, so a mesh of several axes gets no options. The options are arguments of the
     compilation: other programs of the process are compiled as before. CPUs and GPUs need none:
     their compilers refuse TPU options, and XLA reduces asynchronously on NVIDIA GPUs by default.
-
-    Args:
-        mesh: The devices, of one platform.
     """
     one_axis = mesh.size > 1 and mesh.size in (mesh.shape["data"], mesh.shape["fsdp"])
     return dict(TPU_OPTIONS) if one_axis and mesh.devices.flat[0].platform == "tpu" else {}

@@ -16,8 +16,6 @@ def dropout(
     The probability is exact to 2**-17.
 
     Args:
-        x: Values [*batch, D].
-        rate: Probability of 0, from 0 to 1.
         key: Random key; the same key and shape give the same mask.
         mask: Where the random bits come from and what the backward pass keeps of them, as
             `Execution.dropout_mask`.

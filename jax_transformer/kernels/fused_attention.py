@@ -63,11 +63,6 @@ def flash_attention(
     computes its own rows and heads.
 
     Args:
-        query: Queries [B, H, T, K].
-        key: Keys [B, H, S, K].
-        value: Values [B, H, S, K].
-        mask: Which query attends to which key; None attends to everything.
-        scaled: Whether the scores are divided by sqrt(head_dim).
         interpret: Whether XLA computes what the kernels say, which needs no TPU.
     """
     batch, _, num_queries, head_dim = query.shape
@@ -93,12 +88,7 @@ def flash_attention(
 
 
 def block_length(length: int, longest: int) -> int:
-    """Return the length of the blocks that a length, padded to a multiple of it, is cut into.
-
-    Args:
-        length: Number of queries or keys, from 1.
-        longest: Length of the longest block.
-    """
+    """Return the length of the blocks that a length, padded to a multiple of it, is cut into."""
     blocks = -(-length // longest)
     step = LANES if length <= 2 * KEYS_AT_ONCE else 2 * LANES  # fewer parts of an odd length
     return -(-length // (blocks * step)) * step

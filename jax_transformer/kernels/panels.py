@@ -35,7 +35,6 @@ class Panels(NamedTuple):
 
     Attributes:
         kernels: The panels [panels, inputs, width] of each module, by its path.
-        one: The number 1.
     """
 
     kernels: dict[str, Float[Array, "panels inputs width"]]
@@ -45,12 +44,7 @@ class Panels(NamedTuple):
 def arrange_for_steps(
     params: Params, config: TransformerConfig, execution: Execution, num_rows: int
 ) -> tuple[Params, TransformerConfig, Panels | None]:
-    """Return the same model, arranged for the steps of a search, and the panels of its kernels.
-
-    Args:
-        execution: Says which copies are made.
-        num_rows: As for `cut_panels`.
-    """
+    """Return the same model, arranged for the steps of a search, and the panels of its kernels."""
     panels = None
     if execution.copied_kernels:
         params, config = _untie(params, config)

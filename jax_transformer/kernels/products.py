@@ -25,9 +25,6 @@ def linear(
     """Return `x @ kernel + bias`.
 
     Args:
-        x: Vectors [*batch, inputs].
-        kernel: Matrix [inputs, outputs].
-        bias: Vector [outputs]; None adds nothing.
         product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
             gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
             "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with

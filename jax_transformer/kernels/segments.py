@@ -64,7 +64,6 @@ def segment_mask(
 
     Args:
         queries: Segment of each query, from 1; 0 is padding, which attends to nothing.
-        keys: Segment of each key.
     """
     same = queries[:, :, None] == keys[:, None, :]
     return (same & (queries > 0)[:, :, None])[:, None]
@@ -73,9 +72,5 @@ def segment_mask(
 def dense(
     mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
 ) -> Bool[Array, "#batch #heads _ _"] | None:
-    """Return a mask as a boolean array; one that is none by segments stays as it is.
-
-    Args:
-        mask: A mask of attention, or None.
-    """
+    """Return a mask as a boolean array; one that is none by segments stays as it is."""
     return mask.dense(queries, keys) if isinstance(mask, SegmentMask) else mask

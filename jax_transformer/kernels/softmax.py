@@ -25,7 +25,6 @@ def softmax(
     which halves the float32 error of the gradients of queries and keys.
 
     Args:
-        scores: Any finite numbers [*batch, S].
         attends: Which rows have weights at all [*batch, 1]; the others are 0. None is all rows.
         kept: The dtype that the exponentials are rounded to, after they are summed; None is that
             of the scores.

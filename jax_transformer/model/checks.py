@@ -45,7 +45,6 @@ def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
     """Refuse what is no array of whole numbers.
 
     Args:
-        array: The argument, of any type.
         meaning: What the numbers are, for the message.
     """
     check_array(name, array)
@@ -66,13 +65,7 @@ def check_floats(name: str, array: Any) -> None:
 
 
 def check_rows(name: str, array: Any, batch: int, other: str) -> None:
-    """Refuse an array whose first axis is not the batch's: one row is not repeated.
-
-    Args:
-        array: The argument [batch, ...].
-        batch: Number of rows of the other argument.
-        other: Name of the other argument.
-    """
+    """Refuse an array whose first axis is not the batch's: one row is not repeated."""
     if array.shape[0] != batch:
         raise InputError(
             f"{name} has {array.shape[0]} rows and {other} {batch}: row n of one belongs to row n "
@@ -103,12 +96,7 @@ def check_key(name: str, key: Any) -> None:
 
 
 def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
-    """Refuse what is no whole number, or one that is too small or that no int32 holds.
-
-    Args:
-        value: The argument, of any type.
-        least: The smallest number; None is any.
-    """
+    """Refuse what is no whole number, or one that is too small or that no int32 holds."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
     try:
@@ -129,13 +117,7 @@ def check_ids(
     vocab_size: int,
     of: str = "the vocabulary",
 ) -> None:
-    """Refuse token ids outside the vocabulary.
-
-    Args:
-        ids: Token ids [batch, length] of any integer type, before they are cast to int32.
-        vocab_size: Number of ids; the valid ones are 0 to vocab_size - 1.
-        of: What the ids name, for the message.
-    """
+    """Refuse token ids outside the vocabulary."""
     if ids.size == 0 or (ids.min() >= 0 and ids.max() < vocab_size):
         return
     row, column = np.argwhere((ids < 0) | (ids >= vocab_size))[0]
@@ -148,13 +130,7 @@ def check_ids(
 def check_positions(
     name: str, positions: Any, shape: tuple[int, int], max_length: int | None
 ) -> None:
-    """Refuse positions that are not one for each token, or outside the position table.
-
-    Args:
-        positions: The positions [batch, length]; their values are read where they are concrete.
-        shape: (batch, length) of the tokens.
-        max_length: Rows of the table; None where the model has no table and reads no position.
-    """
+    """Refuse positions that are not one for each token, or outside the position table."""
     check_whole(name, positions, "positions")
     if positions.shape != shape:
         raise InputError(
@@ -191,12 +167,7 @@ def check_length(name: str, length: int, max_length: int) -> None:
 
 
 def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
-    """Refuse token ids that are not a batch, or vectors that are not a batch of the right width.
-
-    Args:
-        tokens: Ids [batch, length]; vectors [batch, length, d_model] where
-            `config.token_embeddings` is "none".
-    """
+    """Refuse token ids that are not a batch, or vectors that are not a batch of the right width."""
     if config.token_embeddings == "none":
         check_floats(name, tokens)
         if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
@@ -219,13 +190,7 @@ def check_id_batch(name: str, ids: Any) -> None:
 def check_inputs(
     name: str, tokens: Any, vocab_size: int, positions: Any | None, config: TransformerConfig
 ) -> None:
-    """Refuse tokens or positions that the model cannot read; values only where they are concrete.
-
-    Args:
-        tokens: As for `check_tokens`.
-        vocab_size: Number of ids.
-        positions: Position of each token [batch, length]; None is 0 to length - 1.
-    """
+    """Refuse tokens or positions that the model cannot read; values where they are concrete."""
     check_tokens(name, tokens, config)
     if positions is not None:
         table = config.max_length if config.has_position_table else None
@@ -245,13 +210,7 @@ def check_source(
     positions: Any | None,
     tgt: Any | None = None,
 ) -> None:
-    """Refuse a source batch, its mask or its positions where the model cannot read them.
-
-    Args:
-        src: As for `check_tokens`.
-        positions: As for `check_inputs`.
-        tgt: The targets of the sources, where the decoder reads the mask too; None is none.
-    """
+    """Refuse a source batch, its mask or its positions where the model cannot read them."""
     check_inputs("src", src, config.src_vocab_size, positions, config)
     batch, queries = src.shape[:2]
     if tgt is not None:
@@ -264,7 +223,7 @@ def check_source(
 def check_target(
     config: TransformerConfig, tgt: Any, mask: Any | None, positions: Any | None
 ) -> None:
-    """Refuse a target batch, its mask or its positions; arguments as for `check_source`."""
+    """Refuse a target batch, its mask or its positions where the model cannot read them."""
     check_inputs("tgt", tgt, config.tgt_vocab_size, positions, config)
     batch, length = tgt.shape[:2]
     check_mask("tgt_mask", mask, (batch, config.num_heads, length, length))
@@ -273,12 +232,7 @@ def check_target(
 def check_memory(
     config: TransformerConfig, memory: Any, mask: Any | None, tgt: Any | None = None
 ) -> None:
-    """Refuse a memory that is not [batch, length, d_model], or its mask.
-
-    Args:
-        memory: What `encode` returned.
-        tgt: The targets that attend to the memory; None is one position of each row.
-    """
+    """Refuse a memory that is not [batch, length, d_model], or its mask."""
     check_floats("memory", memory)
     if memory.ndim != 3 or memory.shape[2] != config.d_model:
         raise InputError(
@@ -294,12 +248,7 @@ def check_memory(
 
 
 def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) -> None:
-    """Refuse a mask that is not boolean, or that does not broadcast to the attention weights.
-
-    Args:
-        mask: The mask, of numpy or jax, or by segments; None is accepted.
-        shape: (batch, heads, queries, keys) of the attention weights.
-    """
+    """Refuse a mask that is not boolean, or that does not broadcast to the attention weights."""
     if mask is None:
         return
     if isinstance(mask, SegmentMask):

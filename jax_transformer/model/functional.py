@@ -45,7 +45,6 @@ def sinusoidal_positions(
     """Return the float64 table of sinusoidal positions (section 3.5).
 
     Args:
-        length: Rows, positions `offset` to offset + length - 1.
         d_model: Columns; even, except for "sinusoidal_tensor2tensor".
         kind: A value of `TransformerConfig.positions`. Column c of "sinusoidal" has the frequency
             10000**(-2 (c // 2) / d_model), of "sinusoidal_per_column" 10000**(-2 c / d_model);
@@ -53,7 +52,6 @@ def sinusoidal_positions(
             "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
-        offset: Position of the first row.
     """
     position = np.arange(offset, offset + length)[:, None]
     if kind == "sinusoidal_tensor2tensor":
@@ -82,8 +80,6 @@ def relative_position_buckets(
     bucket grow by a constant factor; from `max_distance` on, all distances share the last bucket.
 
     Args:
-        distance: Position of the key minus position of the query [distances].
-        max_distance: The distance that ends the growing buckets.
         bidirectional: Whether later keys have half of the buckets, as in an encoder; else they
             all have bucket 0, as in a decoder, whose mask hides them.
     """
@@ -107,7 +103,6 @@ def toeplitz(by_distance: Float[Array, "distances H"], queries: int) -> Float[Ar
 
     Args:
         by_distance: Rows for the distances -(queries - 1) to keys - 1, so T + S - 1 of them.
-        queries: Number T of queries.
     """
     distances, num_heads = by_distance.shape
     # Rows one longer than they are read: each row that is read begins one element later.
@@ -157,10 +152,6 @@ def clear_unattended(
     Such a position is padding: its numbers change no other position's output. But the gradients
     of products multiply them by 0, and 0 * NaN is NaN. A number is very large if its square
     overflows. Other numbers stay, so the outputs at padded positions are defined as well.
-
-    Args:
-        x: Vectors that enter a stack of layers [B, L, D].
-        mask: Which query attends to which of them, True = attend; None attends to everything.
     """
     if mask is None:
         return x
@@ -205,11 +196,7 @@ def dot_product_attention(
     no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
 
     Args:
-        query: Queries [B, H, T, K].
-        key: Keys [B, H, S, K].
-        value: Values [B, H, S, K].
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
-        dropout: Applied to the attention weights, where given.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
     """

@@ -27,8 +27,6 @@ def kernel(
     """Return the initializer of an (inputs, outputs) kernel.
 
     Args:
-        inputs: Rows of the kernel, the fan-in.
-        outputs: Columns of the kernel, the fan-out.
         fused: Kernels that the scheme "xavier_uniform_fused" draws as one matrix: query, key and
             value have a fan-out of 3 * outputs there.
         query: Whether the kernel is that of queries. The scheme "t5" divides it by sqrt(head_dim),

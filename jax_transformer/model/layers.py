@@ -43,10 +43,6 @@ class Linear(nn.Module):
     """A product with a kernel (inputs, outputs), plus a bias.
 
     Attributes:
-        config: Names the initialization.
-        features: Number of outputs.
-        use_bias: Whether a bias is added.
-        execution: Names the way to compute the product.
         attention: Whether this is a projection of an attention block, for the initialization.
         fused: Number of kernels that torch.nn.MultiheadAttention draws as one matrix with this
             one, for the initialization.
@@ -192,16 +188,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return what each query gathers from the values that it may attend to.
-
-        Args:
-            query: Vectors that attend [B, T, D].
-            key: Vectors that the queries are compared with [B, S, D].
-            value: Vectors that are gathered [B, S, D].
-            mask: True = attend, broadcastable to [B, H, T, S], or by segments; None attends to
-                everything.
-            position_bias: Added to the scores [1, H, T, S]; None adds nothing.
-        """
+        """Return what each query gathers from the values that it may attend to."""
         projected = (
             self.project(self.query, query),
             self.project(self.key, key),
@@ -239,12 +226,9 @@ class MultiHeadAttention(nn.Module):
         """Return what each query gathers from keys and values that are projected already.
 
         Args:
-            query: Vectors that attend [B, N, D].
             keys: Projected keys, in columns [B, H, K, S], or joined [B, S, H * K], finite
                 everywhere.
             values: Projected values [B, H, S, K] or [B, S, H * K], finite everywhere.
-            mask: True = attend, broadcastable to [B, H, N, S]; None attends to everything.
-            position_bias: Added to the scores [1, H, 1, S]; None adds nothing.
         """
         scaled = self.config.attention_scale == "head_dim"
         queries = self.project(self.query, query)
@@ -293,12 +277,7 @@ class Residual(nn.Module):
         x: Float[Array, "B L D"],
         sublayer: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
     ) -> Float[Array, "B L D"]:
-        """Return the residual stream after the sublayer.
-
-        Args:
-            x: The residual stream, to which the sublayer's output is added.
-            sublayer: A function of `sublayer_input(x)`.
-        """
+        """Return the residual stream after the sublayer."""
         y = sublayer(self.sublayer_input(x))
         if self.config.norm_placement == "pre":
             return x + self.dropout(y)
@@ -336,8 +315,6 @@ class EncoderLayer(nn.Module):
         """Return the layer's output.
 
         Args:
-            x: Source stream [B, S, D].
-            mask: Which position attends to which position.
             position_bias: Bias of the scores that all layers share [1, H, S, S].
         """
         if self.config.has_relative_bias_per_layer:
@@ -379,8 +356,6 @@ class DecoderLayer(nn.Module):
         """Return the layer's output.
 
         Args:
-            x: Target stream [B, T, D].
-            memory: Encoder output [B, S, D].
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
             position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
@@ -430,11 +405,7 @@ class DecoderLayer(nn.Module):
         """Return the layer's output at one position, and the cache with that position written.
 
         Args:
-            x: Target stream of the N hypotheses of each source [B, N, D].
-            cache: What the layer kept of earlier positions.
-            position: Index of the position, from 0.
             tgt_mask: The slots, this position's included, that each hypothesis attends to.
-            src_mask: The positions of the memory that are attended to.
             position_bias: Bias of the self-attention's scores that all layers share.
         """
         if self.config.has_relative_bias_per_layer:

@@ -40,12 +40,7 @@ def check_cache(
     beam_size: int,
     bytes_of_a_number: int,
 ) -> None:
-    """Refuse a cache whose slots no int32 counts, or that this machine cannot hold.
-
-    Args:
-        max_new_tokens: Positions of a target.
-        bytes_of_a_number: Of the keys and values.
-    """
+    """Refuse a cache whose slots no int32 counts, or that this machine cannot hold."""
     if is_symbolic_dim(batch) or is_symbolic_dim(source_length):
         return  # a program for any size (`jax.export`) allocates nothing here
     named = f"max_new_tokens={max_new_tokens} with beam_size={beam_size}"

@@ -39,7 +39,6 @@ class Parameter(NamedTuple):
     """A parameter of some config, or that parameter of every layer of a stack.
 
     Attributes:
-        path: Its path.
         lengths: A field or property of the config, or a key of `LENGTHS`, for each axis.
         needs: The fields, and their values, of the configs that have it.
         axes: The mesh axis that splits each axis; () is replicated, as all small parameters are.

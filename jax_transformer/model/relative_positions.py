@@ -17,9 +17,7 @@ from jax_transformer.model import functional, initialization
 class RelativeAttentionBias(nn.Module):
     """A learned bias of the scores for each head and each bucket of distances (Raffel et al. 2020).
 
-    Attributes:
-        config: Names the buckets.
-        bidirectional: Whether queries attend to later keys: in the encoder.
+    Queries attend to later keys where it is bidirectional: in the encoder.
     """
 
     config: TransformerConfig
@@ -68,8 +66,6 @@ def slot_bias(
     """Return the bias of a query at a position for each slot of the cache.
 
     Args:
-        bias: The decoder's relative bias.
-        position: Position of the query.
         tgt_mask: The slots that each hypothesis attends to, none of a later position.
     """
     hypotheses, slots = tgt_mask.shape[2:]

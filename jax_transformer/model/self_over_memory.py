@@ -26,7 +26,6 @@ class OverMemoryCache(NamedTuple):
     """What the layer keeps of the memory between two decoding steps.
 
     Attributes:
-        memory: The encoder's output [B, S, D].
         keys: Keys of the self-attention, in columns [B, H, K, S].
         values: Values of the self-attention [B, H, S, K].
         memory_keys: Keys of the second attention, in columns [B, H, K, S], or joined [B, S, D].

@@ -23,12 +23,7 @@ def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
 def run_layers(
     layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | SegmentMask | None
 ) -> Float[Array, "B L D"]:
-    """Return the output of the last layer; each layer reads the output of the one before.
-
-    Args:
-        x: Input of the first layer [B, L, D].
-        *rest: Further inputs, the same for every layer.
-    """
+    """Return the output of the last layer; each layer reads the output of the one before."""
     for layer in layers:
         x = shard_rows(layer(x, *rest))
     return x

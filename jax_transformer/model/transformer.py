@@ -116,8 +116,6 @@ class Decoder(nn.Module):
         """Return what each layer keeps before the first token.
 
         Args:
-            memory: Encoder output [B, S, D].
-            src_mask: The positions of the memory that are attended to.
             slots: Target positions times hypotheses of a source.
         """
         memory = functional.clear_unattended(memory, src_mask)
@@ -248,11 +246,7 @@ class Transformer(nn.Module):
         """Return the logits after one more position, and the cache with that position written.
 
         Args:
-            tokens: Ids of the N hypotheses of each source [B, N], or vectors [B, N, D].
-            cache: What each decoder layer kept of earlier positions.
             position: Index of the position, from 0; past the last slot the logits are NaN.
-            tgt_mask: The slots, this position's included, that each hypothesis attends to.
-            src_mask: The positions of the memory that are attended to.
         """
         length = tgt_mask.shape[-1] // tokens.shape[1]
         x = self.embed(tokens, "target")
@@ -315,8 +309,6 @@ class Transformer(nn.Module):
         """Return vectors plus their rows of the position table.
 
         Args:
-            x: Vectors [B, L, D].
-            side: Which side's table, where it is learned.
             positions: Position of each vector, broadcastable to [B, L]; None is 0 to L - 1. A
                 position outside the table gives NaN.
             length: Rows of the table; None is `config.max_length`, or L without `positions`.
@@ -493,13 +485,7 @@ def run_module(
     dropout_key: PRNGKeyArray | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return `Transformer(config, execution).apply` with these parameters.
-
-    Args:
-        params: Parameters, as from `init_params`; NumPy arrays are welcome.
-        *args: Arguments of the method; NumPy arrays are welcome.
-        **kwargs: Further arguments of `apply`.
-    """
+    """Return `Transformer(config, execution).apply` with these parameters."""
     checks.check_execution(execution)
     if dropout_key is not None:
         checks.check_key("dropout_key", dropout_key)

@@ -33,8 +33,6 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
     """Return a value as the declared type: NumPy's numbers as Python's, lists as tuples.
 
     Args:
-        name: What a message calls the value.
-        value: The value.
         declared: The type, with its range.
         text: Whether a text may stand for a number or for None, as in a flag.
     """
@@ -77,10 +75,7 @@ def checked_fields(
     Whether they fit together is checked on construction.
 
     Args:
-        settings: The dataclass.
-        values: The mapping.
         prefix: What stands before each name in a message.
-        text: As for `checked`.
     """
     declared = declarations(settings)
     for name, value in check_mapping(values, prefix).items():

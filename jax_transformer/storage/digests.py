@@ -14,10 +14,6 @@ def json_digest(content: Any) -> str:
 
 
 def file_digest(path: Path, largest: int | None = None) -> str:
-    """Return the sha256 of a regular file.
-
-    Args:
-        largest: Most bytes of the file; None sets no limit.
-    """
+    """Return the sha256 of a regular file."""
     with open_regular(path, "cannot be read", largest) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

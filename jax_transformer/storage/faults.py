@@ -28,10 +28,8 @@ def faults_named(
     """Turn errors of these kinds into an input error, with the original error as its cause.
 
     Args:
-        path: The file at fault.
         fault: What is wrong with it.
         *kinds: Errors that the called libraries raise for it; their messages name no file.
-        error: The class of the error that is raised.
     """
     try:
         yield
@@ -46,7 +44,6 @@ def check_path(path: Path, suffix: str = "") -> None:
     """Refuse a file or folder that the disk cannot hold by its name; changes nothing on the disk.
 
     Args:
-        path: The file or folder; it and its parents need not exist.
         suffix: What the writer adds to the name while it writes.
     """
     parents = path.absolute().parents

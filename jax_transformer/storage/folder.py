@@ -31,12 +31,7 @@ def model_folder_of(folder: Path) -> Path:
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder that a trained model may not be written to; changes nothing on the disk.
-
-    Args:
-        folder: The folder of the trained model.
-        overwrite: Whether a trained model that is already there may be replaced.
-    """
+    """Refuse a folder that a trained model may not be written to; changes nothing on the disk."""
     if os.path.lexists(folder):
         if not overwrite:
             raise InputError(f"{folder}: exists already; name another output or overwrite it")
@@ -49,12 +44,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 
 def check_writable(folder: Path, names: Collection[str]) -> None:
-    """Refuse a folder that `staged` cannot write; changes nothing on the disk.
-
-    Args:
-        folder: The folder; it and its parents need not exist.
-        names: Names of the files that will be written; existing files may be replaced.
-    """
+    """Refuse a folder that `staged` cannot write; changes nothing on the disk."""
     with faults_named(folder, "cannot be written; name another folder", OSError):
         if os.path.lexists(folder):
             if folder.is_symlink() or not folder.is_dir() or os.path.ismount(folder):
@@ -80,12 +70,6 @@ def staged(folder: Path) -> Iterator[Path]:
     Other files of an existing folder are in the new one as well: a link is not followed. If the
     block or the rename fails, or the process is killed, the folder is as it was before.
     `check_writable` finds most reasons to refuse a folder before any work.
-
-    Args:
-        folder: The folder to write; it and its parents are created.
-
-    Yields:
-        A folder for the new files.
 
     Raises:
         InputError: The folder cannot be written, or another process is writing it.

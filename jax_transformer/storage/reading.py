@@ -42,8 +42,6 @@ def open_regular(
 
     Args:
         fault: What the message says of a file that cannot be opened, as "cannot be read".
-        largest: Most bytes of the file; None sets no limit.
-        error: The class of the error.
     """
     path = Path(path)
     with faults_named(path, fault, OSError, ValueError, error=error):
@@ -66,7 +64,6 @@ def read_bytes(
     """Return the content of a regular file of at most `largest` bytes.
 
     Args:
-        fault: What the message says of a file that cannot be read, as "cannot be read".
         largest: Most bytes; no more are read, even if the file grows or names another size.
     """
     with (
@@ -87,12 +84,7 @@ def read_text(
     fault: str,
     largest: int = MAX_SIZE,
 ) -> str:
-    """Return the UTF-8 text of a regular file, without a byte-order mark at its start.
-
-    Args:
-        fault: What the message says of a file that cannot be read, as "is no readable JSON".
-        largest: Most bytes.
-    """
+    """Return the UTF-8 text of a regular file, without a byte-order mark at its start."""
     content = read_bytes(path, fault, largest)
     with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig")
@@ -107,7 +99,6 @@ def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, 
     """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float.
 
     Args:
-        content: The JSON, as text or UTF-8.
         name: What it is the content of, for messages.
     """
     path = Path(name)

@@ -26,10 +26,6 @@ def json_bytes(values: Mapping[str, Any]) -> bytes:
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file, or replace the one that is there; a symbolic link is replaced, not followed.
 
-    Args:
-        path: The file; its folder exists.
-        content: What it is to hold.
-
     Raises:
         InputError: The file cannot be written, or another process is writing it; the old file is
             as it was.
@@ -44,12 +40,6 @@ def staged_file(path: Path) -> Iterator[Path]:
 
     If the block or the renaming fails, the old file is as it was. A symbolic link is replaced, not
     followed.
-
-    Args:
-        path: The file to write; its folder exists.
-
-    Yields:
-        A path in the same folder, with the same ending.
     """
     path = path.absolute()
     scratch = path.with_name(WRITING + path.name)
@@ -75,8 +65,6 @@ def locked(descriptor: int, scratch: Path, path: Path) -> bool:
 
     Args:
         descriptor: Opened at `scratch`; closed if it is not locked.
-        scratch: The name under which it is written.
-        path: Its name when it is whole, for the message.
 
     Returns:
         Whether `scratch` still has this name; another process may have finished it in the meantime.
@@ -92,12 +80,7 @@ def locked(descriptor: int, scratch: Path, path: Path) -> bool:
 
 
 def lock(descriptor: int, busy: str) -> None:
-    """Lock an open file or folder, until it is closed or its process ends.
-
-    Args:
-        descriptor: The file or folder.
-        busy: The message if another process has locked it.
-    """
+    """Lock an open file or folder, until it is closed or its process ends."""
     import fcntl  # not on every platform that can read weight files
 
     try:

@@ -20,11 +20,7 @@ MOST_VALUES = 2**16  # of a file, those of each alias included; a file without a
 
 
 def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
-    """Return the value in a YAML file of at most `MAX_YAML` bytes.
-
-    Args:
-        fault: What the message says of a file that cannot be read.
-    """
+    """Return the value in a YAML file of at most `MAX_YAML` bytes."""
     text = read_text(path, fault, MAX_YAML)
     try:
         return _Loader(text).get_single_data()

@@ -22,9 +22,6 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 def as_numpy(value: Any) -> np.ndarray:
     """Return a numpy array of the same bits, without a copy where the value lies on the host.
 
-    Args:
-        value: A numpy, jax or torch array of any strides and byte order; it may be read-only.
-
     Returns:
         The array in native byte order; torch's bfloat16 becomes the type of ml_dtypes. It may
         share memory with `value` and may be strided: copy it before keeping it.

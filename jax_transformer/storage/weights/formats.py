@@ -33,7 +33,6 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
     are verified. torch is imported only for .pt, .pth and .bin.
 
     Args:
-        path: A .safetensors file, or a .pt, .pth or .bin file of torch.save (torch 1.6 or newer).
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
 
     Returns:
@@ -92,7 +91,6 @@ def write(
     Args:
         path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
             followed.
-        tensors: Arrays of numpy, jax or torch by name, of any strides and byte order.
         metadata: Free text for the header of a .safetensors file.
 
     Raises:

@@ -31,11 +31,7 @@ _DIGEST = "sha256"
 
 
 def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the arrays of an open file; digests in the file are verified.
-
-    Raises:
-        WeightFileError: The file is damaged or hostile, or changes while it is read.
-    """
+    """Return the arrays of an open file; digests in the file are verified."""
     metadata, entries = _read_header(path, file)
     digests = _stored_digests(path, metadata, entries)
     arrays = {}

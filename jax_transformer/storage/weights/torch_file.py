@@ -51,7 +51,6 @@ class Checkpoint(NamedTuple):
     """A file of torch.save that holds more than tensors.
 
     Attributes:
-        path: The file.
         size: Its size in bytes.
         content: What was saved: dicts, lists, numbers, text, tensors and `Namespace`s.
     """
@@ -69,11 +68,7 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
     """Return the state_dict of a file; tied tensors are one array.
 
     Args:
-        file: The file, open for reading; the tensors must not be larger.
         key: The entry that holds the state_dict, where the file holds more.
-
-    Raises:
-        WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
     """
     torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
     # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
@@ -87,15 +82,7 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
 
 
 def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
-    """Return what a trainer saved: tensors, plain values, and settings of argparse.
-
-    Args:
-        file: The file, open for reading.
-        remedy: What to do about a file that holds objects of other classes, which are not read.
-
-    Raises:
-        WeightFileError: torch is too old, or the file is damaged, hostile or holds something else.
-    """
+    """Return what a trainer saved: tensors, plain values, and settings of argparse."""
     torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
     with faults_named(
         path, "is damaged or no file of torch.save", Exception, error=WeightFileError
