@@ -57,6 +57,14 @@ def test_verify_agrees_block_by_block(weights, run):
     assert said in " ".join(re.sub("[│\\s]+", " ", printed).split()).replace("This", "this")
 
 
+def test_verify_refuses_a_weight_that_is_not_finite(weights, run):
+    weights["encoder.layers.0.linear1.weight"][0, 0] = float("nan")
+    torch.save(weights, "weights.pt")
+    code, _ = run("verify", "weights.pt", *TORCH_NN)
+    assert "not finite" in code
+    assert "encoder.layers.0.linear1.weight" in code
+
+
 def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypatch):
     def split_heads(x, num_heads):
         return x.unflatten(-1, (-1, num_heads)).permute(0, 3, 1, 2)
@@ -67,6 +75,15 @@ def test_verify_leaves_with_code_1_where_a_block_differs(weights, run, monkeypat
     marked = [line for line in printed.splitlines() if "first to differ" in line]
     assert marked
     assert marked[0].startswith("encoder.layers.0.self_attention ")
+
+
+def test_verify_without_torch_names_the_extra(weights, run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _ = run("verify", "weights.pt", *TORCH_NN)
+    assert code == (
+        "error: jax-transformer verify needs torch, which is not installed: "
+        'pip install "jax-transformer[torch]"'
+    )
 
 
 REFUSED = {
@@ -105,6 +122,14 @@ def test_a_damaged_config_is_refused(weights, run, tmp_path, text, message):
     code, _ = run("convert", "weights.pt", "out.pt", *TORCH_NN)
     assert code.startswith("error: config.json")
     assert message in code
+
+
+def test_a_config_that_contradicts_the_recorded_one_is_refused(weights, run, tmp_path):
+    run("convert", "weights.pt", "own.safetensors", *TORCH_NN)
+    fields = {"preset": "torch_nn", **FIELDS, "num_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    code, _ = run("verify", "own.safetensors", "--config=config.json")
+    assert "saved with the weights: num_heads=3 (saved: 2)" in code
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
     ("options", "named"),
     [
         (["--max-ratio=0.5"], "max_ratio=0.5"),
+        (["--max-ratio=inf"], "max_ratio=inf"),
         (["--longest-side=0"], "longest_side=0"),
         (["--source=nowhere"], "nowhere"),
         (["--bpe-dropout=1"], "bpe_dropout=1 "),

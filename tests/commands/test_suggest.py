@@ -91,12 +91,13 @@ def refusals(folder):
     yield (weights, "--output", "no/layout.toml"), "in a folder that exists"
     yield (str(folder),), "is a folder; suggest reads a file of weights"
     yield ("absent.pt",), "absent.pt cannot be read"
+    yield ("taken.toml",), "must end in .safetensors"
     yield (weights, "--against", weights), "is none of src, tgt, logits"
     yield (recorded,), "found 4 stacks of layers"
     yield (weights, "--against", str(folder / "rotary.recorded.safetensors")), "logits have 43"
 
 
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(9))
 def test_bad_input_is_one_line_and_writes_nothing(folder, run, tmp_path, index):
     (tmp_path / "taken.toml").write_text("kept")
     before = sorted(tmp_path.iterdir())

@@ -18,7 +18,7 @@ import yaml
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
-from jax_transformer.runs import evaluation
+from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text import number_words
@@ -227,6 +227,7 @@ BAD_FILES = {
     "validation line counts": ({"valid_source": b"a\n"}, "but have 1 and 6 lines"),
     "not UTF-8": ({"target": b"A\nB\xff\n" + b"A\n" * 4}, "target:2:2: byte 0xff is not UTF-8"),
     "empty": ({"source": b"", "target": b""}, "hold no pair with text on both sides"),
+    "blank": ({"source": b"\n", "target": b"A\n"}, "hold no pair with text on both sides"),
     "overlong": (
         {"valid_source": b"ab\n" * 5 + b"ab " * 200 + b"\n"},
         "max_length=128 is too short for 1 of 6 validation pairs",
@@ -248,7 +249,12 @@ BAD_ARGUMENTS = {
     "--scan-layers=no": "argument --scan-layers/--no-scan-layers: ignored explicit argument 'no'",
     "--stepss=3": "'--stepss=3' is not an argument of jax-transformer train; did you mean --steps?",
     "--steps": "argument --steps: expected one argument; see jax-transformer train --help",
+    "--compute-dtype=int8": "compute_dtype='int8' must be one of 'bfloat16', 'float32'",
+    "--steps=0": "steps=0 must be a whole number, at least 1",
+    "--label-smoothing=1": "label_smoothing=1 must be a finite number, at least 0 and below 1",
     "--num-heads=3": "num_heads=3 must divide d_model=8",
+    "--d-model=7": "num_heads=2 must divide d_model=7",
+    "--dropout=1.5": "dropout=1.5",
     "--vocab-size=5": "vocab_size=5 must be at least",
     "--max-length=2": "max_length=2 is too short for 5 of 6 validation pairs",
     "--preset=nonsense": "preset='nonsense' is unknown",
@@ -272,6 +278,26 @@ def test_files_come_in_pairs(corpus, monkeypatch, capsys, named):
         return
     line = refusal(capsys, *arguments(files))
     assert re.match(r"error: \w+=None: name the (file|training text) beside ", line)
+
+
+def test_overlong_and_empty_training_pairs_are_dropped_and_counted(corpus, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    Path("source").write_text("ab\n\nab\n" + "ab " * 200 + "\nab\n")
+    Path("target").write_text("AB\nAB\n \nAB\nAB\n")
+    with pytest.raises(SystemExit, match="enough"):
+        program(*arguments(corpus, "--output=model"))
+    shown = capsys.readouterr().out
+    read = "training: 5 pairs read, 1 dropped as too long, 2 dropped for an empty side; 2 pairs"
+    assert read in shown
+
+
+def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
+    command = [sys.executable, ROOT / "train.py", "--source=missing", "--target=missing"]
+    command += ["--valid-source=missing", "--valid-target=missing"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: missing: No such file or directory; .*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.exhaustive
@@ -318,6 +344,15 @@ def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, capsys):
         line = refusal(capsys, *arguments(corpus, "--output=model", "--overwrite"))
         assert line.endswith("is not overwritten; name another output, or delete it"), kept
         shutil.rmtree(begun / Path(kept).parts[0])
+
+
+def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(
+    begun, corpus, monkeypatch, capsys
+):
+    (begun / "metrics.jsonl").write_text('{"step": 10, "validation_loss": 5.5}\n')
+    line = refusal(capsys, *arguments(corpus, "--output=model"))
+    assert "model: exists already; name another output, overwrite it" in line
+    output.check_output(begun, overwrite=True)
 
 
 @pytest.mark.exhaustive

@@ -231,15 +231,34 @@ def test_one_tokenizer_may_be_a_file_or_a_folder(base):
     assert started("--init=base", "--tokenizer=other.json").tokenizer.digest() == tokenizer.digest()
 
 
+@pytest.mark.exhaustive
+def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
+    lines = ["one two " + "".join(map(chr, range(97, 123))) + " -äöüß"]
+    model = tiny_model(lines, 60, max_length=200)
+    save(Path("model"), model)
+    options = ["--init=model"]
+    named = named_settings(options)
+    found, start = train.new_arguments(named, named.arguments())
+    settings, corpora = train.prepare(found, start, quiet())
+    assert settings.config == model.config
+    assert len(corpora.training) > 1000
+
+
 REFUSED = {
     "d_model": (
         ["--d-model=16"],
         "d_model=16 is not that of the model in base, which has 8; leave",
     ),
+    "activation": (
+        ["--activation=gelu"],
+        "activation='gelu' is not that of the model in base, which has 'relu'",
+    ),
+    "padding": (["--pad-id=3"], "pad_id=3 is not that of the model in base, which has 0"),
     "preset": (
         ["--preset=pre_norm"],
         "preset='pre_norm' has final_norm=True, but the model in base has False; leave preset out",
     ),
+    "no preset": (["--preset=nonsense"], "preset='nonsense' is unknown"),
     "vocabulary": (["--vocab-size=17"], "vocab_size=17 is not that of the tokenizer, which has 1"),
     "tokenizer": (
         ["--tokenizer=other.json"],
@@ -260,7 +279,9 @@ REFUSED = {
         "broken: the weights are not those of config.json: encoder.0.up.w: wrong",
     ),
     "generation defaults": (["--init=sampling"], "do_sample=True cannot be honoured"),
+    "other text": (["--dropout=1.5"], "dropout=1.5"),
     "pattern": (["--freeze", "encodr/*"], "freeze='encodr/*' matches no parameter; the nearest"),
+    "everything": (["--freeze", "*"], "freeze='*' leaves no parameter to train"),
 }
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import jax
 import pytest
 import yaml
 
@@ -29,12 +30,27 @@ def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     assert set(steps) == {5, 10, 12, 15, 17}
 
 
+@pytest.mark.exhaustive
+def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
+    before = load(finished)
+    program("--output=model", "--resume")
+    assert "resumed at step 12 of 12" in capsys.readouterr().out
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (before.params, load(finished).params)), strict=True
+    ):
+        assert (ours == theirs).all()
+
+
 CONTRADICTIONS = {
     "--d-model=16": "d_model=16 is not the run's, which has 8",
     "--preset=pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
+    "--activation=gelu": "activation='gelu' is not the run's, which has 'relu'",
+    "--norm-placement=pre": "norm_placement='pre' is not the run's, which has 'post'",
+    "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
     "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
     "--seed=1": "seed=1 is not the run's, which has 0",
     "--warmup-steps=5": "warmup_steps=5 is not the run's, which has 4",
+    "--adam-beta2=0.9": "adam_beta2=0.9 is not the run's, which has 0.98",
     "--source=target": "text's sha256=",
     "--overwrite": "resume=True needs --output, the run's directory, and no --overwrite",
 }
@@ -53,6 +69,7 @@ def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
 CONTRADICTING_FILES = {
     "model: {d_model: 16}": "d_model=16 is not the run's, which has 8",
     "training: {warmup_steps: 5}": "warmup_steps=5 is not the run's, which has 4",
+    "vocab_size: 17": "vocab_size=17 is not the run's, which has 16",
     "preset: pre_norm": "preset='pre_norm' is not the run's, which has 'vaswani2017'",
     "training: {stepps: 3}": "stepps=3 is not a setting; did you mean steps?",
 }
@@ -85,6 +102,12 @@ def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
     capsys.readouterr()
     line = refusal(capsys, "--output=model", "--resume", "--bleu-tokenization=char")
     assert "bleu_tokenization='char' is not the run's, which has '13a'" in line
+
+
+def test_bleu_that_is_only_shown_may_change(finished, monkeypatch, capsys):
+    monkeypatch.setattr(train.loop, "train", mock.Mock(side_effect=InputError("enough")))
+    with pytest.raises(SystemExit, match="enough"):
+        program("--output=model", "--resume", "--bleu-tokenization=char")
 
 
 @pytest.mark.exhaustive

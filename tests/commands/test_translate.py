@@ -1,8 +1,10 @@
 """`jax-transformer translate` as a command and as a program."""
 
+import contextlib
 import gzip
 import io
 import os
+import pty
 import subprocess
 import sys
 
@@ -64,6 +66,28 @@ def test_a_program_writes_lines_to_standard_output_and_nothing_else(checkpoint, 
 
 
 @pytest.mark.exhaustive
+def test_progress_is_on_standard_error_where_that_is_a_terminal(checkpoint, directory):
+    terminal, its_end = pty.openpty()
+    program = subprocess.Popen(
+        command(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=its_end
+    )
+    os.close(its_end)
+    program.stdin.write(TEXT)
+    program.stdin.close()
+    shown = b""
+    with contextlib.suppress(OSError):  # what Linux says once the program has left
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    os.close(terminal)
+    out = program.stdout.read().decode()
+    program.stdout.close()
+    assert program.wait() == 0
+    assert b"translating" in shown
+    assert b"4/?" in shown  # nobody knows how long standard input is
+    assert out == "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, LINES))
+
+
+@pytest.mark.exhaustive
 def test_a_reader_that_leaves_early_ends_the_program_without_a_word(directory):
     program = subprocess.Popen(
         command(directory),
@@ -92,6 +116,16 @@ def test_n_best_lines_with_scores(run, checkpoint):
     for (score, text), one in zip(rows, expected, strict=True):
         assert text == one.text
         assert float(score) == pytest.approx(one.score, abs=1e-6)
+
+
+def test_blank_lines_stay_in_step_with_the_n_best_of_others(run):
+    code, out, _ = run(b"\n" + TEXT + b"\n \n", "--beam=4", "--nbest=3")
+    assert code == 0
+    lines = out[:-1].split("\n")
+    assert len(lines) == 3 * 6
+    assert not any(lines[:3] + lines[6:9] + lines[15:])
+    assert all(any(lines[start : start + 3]) for start in (3, 9, 12))
+    assert run(b"") == (0, "", "")
 
 
 def test_what_is_cut_is_said_on_standard_error(run):
@@ -157,6 +191,12 @@ def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, te
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_what_is_no_checkpoint_is_refused(run, tmp_path):
+    code, _, err = run(TEXT, checkpoint=tmp_path)
+    assert code == 1
+    assert err.startswith(f"error: {tmp_path}: is not the folder of a trained model")
 
 
 @pytest.fixture

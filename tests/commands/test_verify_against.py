@@ -78,6 +78,14 @@ def test_a_wrong_variant_is_caught(name, recorded, verify, monkeypatch):
     assert printed.splitlines()[-1] == "differs from your program: the bound is 1e-05"
 
 
+@pytest.mark.exhaustive
+def test_the_difference_is_explained(recorded, verify):
+    code, printed = verify(*mistaken("heads", recorded[0]))
+    assert code == 1
+    (line,) = (line for line in printed.splitlines() if line.startswith("explanation: "))
+    assert WRONG["heads"].cause in line
+
+
 def test_a_wrong_variant_agrees_with_itself(recorded, verify, run, monkeypatch):
     """Both sides of `verify` alone have the same fault."""
     monkeypatch.setattr("jax_transformer.porting.explain.explain", lambda *_: ())

@@ -137,6 +137,17 @@ def test_a_step_reads_the_layout_off_the_cache():
     assert jax.tree.map(jnp.shape, following) == jax.tree.map(jnp.shape, cache)
 
 
+@pytest.mark.parametrize("own", tiered([True, False], [True]))
+def test_a_step_knows_whether_the_decoder_has_a_final_norm_of_its_own(own):
+    fields = {"final_norm": not own, "decoder_final_norm": own}
+    config, params, src, tokens = setting("pre_norm", beam_size=1, **fields)
+    tokens = tokens[:, :, 0]
+    compare = jax.jit(lambda *args: (cached(config, *args), uncached(config, *args)))
+    with jax.default_matmul_precision("highest"):
+        found, expected = compare(params, src, tokens)
+    assert error(found, expected) <= bound("logits", "float32")
+
+
 def with_ancestors(config, params, src, tokens, parents):
     """Return each step's logits where hypotheses continue others: only the table moves."""
     memory, mask = remember(config, params, src)

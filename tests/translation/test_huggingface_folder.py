@@ -158,7 +158,9 @@ BAD = {
         "the tokenizer has src_vocab_size=5001, but config.json says",
     ),
     "half a sentencepiece model": (cut_off("source.spm", 0.5), "source.spm: is no"),
+    "half a vocabulary": (cut_off("vocab.json", 0.5), "vocab.json is no readable JSON"),
     "no vocabulary": (changed("vocab.json", a=[1]), "vocab.json: is not a vocabulary"),
+    "half a config": (cut_off("config.json", 0.5), "config.json: is damaged"),
     "half the defaults": (cut_off("generation_config.json", 0.5), "generation_config.json"),
     "a key that cannot be honoured": (
         changed("generation_config.json", num_beam_groups=2),

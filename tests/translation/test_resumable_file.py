@@ -64,6 +64,11 @@ def test_bytes_behind_the_last_commit_are_dropped(path):
     assert path.read_bytes() == whole()
 
 
+def test_resume_begins_an_output_that_is_not_there(path):
+    assert write(path, resume=True) == 0
+    assert path.read_bytes() == whole()
+
+
 def test_killed_before_anything_was_on_the_disk(path):
     Path(f"{path}.part").write_bytes(b"LINE 0\nLI")
     with pytest.raises(InputError, match="is an unfinished output"):
