@@ -311,9 +311,10 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
 
 def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
     """Return settings, progress, and dtype and shape of each array."""
-    for path in _files(step):
-        if not path.is_file():  # a FIFO would never end
-            raise ValueError(f"{path.relative_to(step)} is not a regular file")
+    for path in (*_files(step), *_files(step.parent / START)):
+        # A FIFO, which would never end, is a file for epath; an object store has none.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError(f"{path.relative_to(step.parent)} is not a regular file")
     content = verified(json.loads((step / RUN / "metadata").read_text()))
     version = content.get("format")
     if type(version) is not int or version != FORMAT:

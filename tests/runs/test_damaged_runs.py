@@ -83,6 +83,8 @@ DAMAGES = {
     "_METADATA gone": lambda step: (step / "arrays" / "_METADATA").unlink(),
     "number changed": lambda step: _count_fewer(step / "run" / "metadata"),
     "description gone": lambda step: shutil.rmtree(step / "run"),
+    "FIFO in place of the description": lambda step: _fifo(step / "run" / "metadata"),
+    "FIFO in place of an array": lambda step: _fifo(_newest_array(step)),
     "of another step": lambda step: (shutil.rmtree(step), shutil.copytree(step.parent / "0", step)),
     "empty directory": lambda step: (shutil.rmtree(step), step.mkdir()),
 }
@@ -104,6 +106,11 @@ def _flip(path):
     path.write_bytes(content)
 
 
+def _fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_run_goes_on_from_the_step_before_a_damaged_one(settings, directory, damage):
     damage(directory / "8")
@@ -116,6 +123,12 @@ def test_a_run_goes_on_from_the_step_before_a_damaged_one(settings, directory, d
     save(directory, settings, [8, 12])
     assert steps_in(directory) == [4, 8, 12]
     assert same_bits(restore(directory, shown).checkpoint, make_checkpoint(settings, 12))
+
+
+def test_a_fifo_among_the_files_of_the_start_is_refused(directory):
+    _fifo(next(path for path in (directory / "start").rglob("*") if path.is_file()))
+    with pytest.raises(InputError, match="all of its checkpoints are damaged"):
+        restore(directory, quiet())
 
 
 def test_where_no_step_is_whole_the_run_is_refused_and_nothing_is_moved(directory):
