@@ -15,7 +15,9 @@ from rich.table import Table
 
 from benchmarks.huggingface import run, translate_here
 from benchmarks.systems import processor, read_lines
+from jax_transformer.runs.checkpoints import steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.text import number_words
 from jax_transformer.translation.scores import bleu
 
@@ -32,7 +34,7 @@ class Recipe:
         average: Checkpoints whose mean translates; 0 for the model of the lowest validation loss.
         beams: Hypotheses of each search; 1 is greedy search.
         length_penalty: Of the searches with more than one hypothesis.
-        tokenization: sacrebleu's name of a tokenization.
+        tokenization: sacrebleu's name of a tokenization of the test text.
     """
 
     output: Path
@@ -48,13 +50,16 @@ class Recipe:
 def scores_of(recipe: Recipe, seed: int, arguments: list[str]) -> dict[str, float]:
     """Train with a seed and return what the run reached, by name."""
     output = model = recipe.output / f"seed-{seed}"
-    again = ["--resume"] if output.exists() else [*arguments, f"--seed={seed}"]
-    run("train", f"--output={output}", *again)
+    # Without a checkpoint, an interrupted run begins again.
+    begun = steps_in(output / CHECKPOINTS)
+    options = ["--resume"] if begun else [*arguments, f"--seed={seed}"]
+    run("train", f"--output={output}", *options)
     if recipe.average:
         model = recipe.output / f"seed-{seed}-mean"
-        run("average", output / "run", model, f"--last={recipe.average}", "--overwrite")
-    source = recipe.test_source
+        run("average", output, model, f"--last={recipe.average}", "--overwrite")
+    source, tokenization = recipe.test_source, recipe.tokenization
     if source is None:
+        tokenization = "char"  # a German number is one word, which has no n-grams of words
         held_out = number_words.corpus(seed)[1]
         source, references = recipe.output / f"seed-{seed}.source", held_out.targets
         source.write_text("".join(f"{line}\n" for line in held_out.sources))
@@ -66,7 +71,7 @@ def scores_of(recipe: Recipe, seed: int, arguments: list[str]) -> dict[str, floa
     for beam in recipe.beams:
         options = [f"--length-penalty={recipe.length_penalty}"] if beam > 1 else []
         translations = translate_here(model, source, f"--beam={beam}", *options)
-        score = bleu(translations, references, recipe.tokenization)
+        score = bleu(translations, references, tokenization)
         result[f"BLEU, beam {beam}"] = score.value
         Console().print(f"seed {seed}, beam {beam}: {score.report}")
     return result
