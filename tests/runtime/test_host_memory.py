@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -59,6 +60,8 @@ def test_the_steps_of_a_training_fault_few_pages(tmp_path):
     options = "--steps=99 --evaluation-interval=5 --d-ff=2048 --bucket-count=1"
     command = [sys.executable, "-c", TRAINING, *options.split(), f"--output={tmp_path / 'run'}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    _, *counts, last = map(int, done.stderr.split())
-    # About 200 pages a step with one kept heap, 25,000 where a thread has its own.
-    assert last - counts[0] < 10_000 or not sys.platform.startswith("linux")
+    _, *counts = map(int, done.stderr.split())
+    between = [after - before for before, after in pairwise(counts)]
+    # A heap of its own costs 25,000 pages in each of the five steps between two evaluations. A
+    # checkpoint that is written beside a step may make the one heap grow, once.
+    assert min(between) < 5_000 or not sys.platform.startswith("linux"), between
