@@ -17,7 +17,6 @@ Attention = Literal["plain", "cudnn", "flash"]
 Product = Literal["flattened", "batched", "wide_sums", "padded"]
 DropoutMask = Literal["packed", "generated"]
 NormForm = Literal["shifted", "fused"]
-TargetLogit = Literal["gathered", "selected"]
 Remat = Literal["none", "layers", "dots"]
 CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
@@ -49,8 +48,6 @@ class Execution:
         loss_parts: Parts of the target's length of whose logits the loss keeps one at a time: it
             computes value and gradient of one part after the other, and nothing twice. A mesh that
             divides more than the rows has one part.
-        target_logit: How the loss reads a target's logit: "gathered", or "selected" by comparing
-            every id with the target's, which saves a TPU a float32 copy of all logits.
         norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
             of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
             TPU then computes the sums of both inside the products next to the norm. It has no
@@ -82,7 +79,6 @@ class Execution:
     dropout_mask: DropoutMask = "packed"
     exponentials: Exponentials = "wide"
     loss_parts: int = 1
-    target_logit: TargetLogit = "gathered"
     norm: NormForm = "shifted"
     compute_dtype: Literal["bfloat16"] | None = None
     remat: Remat = "none"
@@ -120,7 +116,7 @@ class Execution:
             "gpu": {
                 "product": "batched",
                 "exponentials": "as_scores",
-                "loss_parts": 4,
+                "norm": "fused",
                 "step_product": "batched",
                 "copied_kernels": False,
             },
@@ -129,7 +125,6 @@ class Execution:
                 "dropout_mask": "generated",
                 "exponentials": "as_scores",
                 "loss_parts": 4,
-                "target_logit": "selected",
                 "norm": "fused",
                 "step_product": "padded",
                 "copied_kernels": False,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution, TargetLogit
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.checks import check_array, check_whole
 from jax_transformer.model.functional import segment_positions
@@ -50,9 +50,7 @@ def batch_loss(
     ) -> Float[Array, ""]:
         model = Transformer(config, execution)
         logits = model.apply({"params": head}, hidden, method="project")
-        return cross_entropy(
-            logits, targets, config.pad_id, label_smoothing, execution.target_logit
-        )[0]
+        return cross_entropy(logits, targets, config.pad_id, label_smoothing)[0]
 
     targets = jnp.asarray(batch.tgt_out)
     parts = min(execution.loss_parts, targets.shape[1])
@@ -206,7 +204,6 @@ def cross_entropy(
     targets: Int[Array | np.ndarray, "batch length"],
     pad_id: int,
     label_smoothing: float = 0.0,
-    target_logit: TargetLogit = "gathered",
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the summed cross-entropy of the targets and their number.
 
@@ -217,14 +214,63 @@ def cross_entropy(
     Returns:
         (sum, count): the loss in nats, and the number of targets that are not padding.
     """
-    logits = jnp.asarray(logits, jnp.promote_types(logits.dtype, jnp.float32))
-    ids = jnp.asarray(targets)[..., None]
-    if target_logit == "gathered":
-        gold = jnp.take_along_axis(logits, ids, axis=-1)[..., 0]
-    else:
-        gold = jnp.sum(logits, axis=-1, where=jnp.arange(logits.shape[-1]) == ids)
-    loss = jax.nn.logsumexp(logits, axis=-1) - (1 - label_smoothing) * gold
-    if label_smoothing:
-        loss -= label_smoothing * jnp.mean(logits, axis=-1)
+    loss = _losses(jnp.asarray(logits), jnp.asarray(targets), label_smoothing)
     counted = targets != pad_id
     return jnp.sum(loss, where=counted), jnp.sum(counted)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _losses(
+    logits: Float[Array, "batch length vocab"],
+    targets: Int[Array, "batch length"],
+    label_smoothing: float,
+) -> Float[Array, "batch length"]:
+    """Return the cross-entropy of each target, in at least float32.
+
+    The derivative is the softmax minus the target's distribution, in one pass over the logits. JAX
+    would derive a scatter of the targets' share into float32 zeros in the shape of all logits.
+    """
+    return _losses_and_normalizers(logits, targets, label_smoothing)[0]
+
+
+@_losses.defjvp
+def _derivative_of_losses(
+    targets: Int[Array, "batch length"],
+    label_smoothing: float,
+    primals: tuple[Float[Array, "batch length vocab"]],
+    tangents: tuple[Float[Array, "batch length vocab"]],
+) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+    (logits,), (tangent,) = primals, tangents
+
+    @partial(jax.checkpoint, prevent_cse=False)  # the backward pass keeps logits and no softmax
+    def derivative(
+        logits: Float[Array, "batch length vocab"],
+        normalizers: Float[Array, "batch length"],
+        tangent: Float[Array, "batch length vocab"],
+    ) -> Float[Array, "batch length"]:
+        vocabulary = logits.shape[-1]
+        right = jnp.arange(vocabulary) == targets[..., None]
+        target = jnp.where(right, 1 - label_smoothing, 0) + label_smoothing / vocabulary
+        softmax = jnp.exp(_widened(logits) - normalizers[..., None])
+        return jnp.sum((softmax - target) * _widened(tangent), axis=-1)
+
+    losses, normalizers = _losses_and_normalizers(logits, targets, label_smoothing)
+    return losses, derivative(logits, normalizers, tangent)
+
+
+def _losses_and_normalizers(
+    logits: Float[Array, "batch length vocab"],
+    targets: Int[Array, "batch length"],
+    label_smoothing: float,
+) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+    """Return the losses, and the logarithm of the sum of each position's exponentials."""
+    gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    normalizers = jax.nn.logsumexp(_widened(logits), axis=-1)
+    losses = normalizers - (1 - label_smoothing) * _widened(gold)
+    if label_smoothing:
+        losses -= label_smoothing * jnp.mean(_widened(logits), axis=-1)
+    return losses, normalizers
+
+
+def _widened(array: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))

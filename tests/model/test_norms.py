@@ -1,6 +1,5 @@
-"""The two forms of the norms, and cross-entropy's two ways to read a target's logit."""
+"""The two forms of the norms."""
 
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +7,10 @@ import numpy as np
 import pytest
 
 from jax_transformer.model import norms
-from jax_transformer.training.objective import cross_entropy
 from tests.parity.measure import error
 from tests.tiers import tiered
 
-ROWS, LENGTH, WIDTH, VOCAB = 3, 5, 14, 23
+ROWS, LENGTH, WIDTH = 3, 5, 14
 
 
 def draw(dtype):
@@ -76,19 +74,3 @@ def test_the_fused_form_keeps_half_precision_and_computes_in_float32(kind):
     for found, exact in zip((y, *transpose(cotangent)), (expected, *widely(wide[3])), strict=True):
         assert found.dtype == jnp.bfloat16
         assert error(np.float32(found), np.float32(exact)) < 2**-8  # one rounding, of the result
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_selected_logit_gives_the_loss_and_gradient_of_a_gathered_one(smoothing):
-    random = np.random.default_rng(1)
-    logits = jnp.asarray(random.normal(0, 3, (ROWS, LENGTH, VOCAB)), jnp.float32)
-    targets = random.integers(0, VOCAB, (ROWS, LENGTH))
-
-    def loss(target_logit, logits):
-        return cross_entropy(logits, targets, 0, smoothing, target_logit)[0]
-
-    gathered, selected = (
-        jax.value_and_grad(partial(loss, way))(logits) for way in ("gathered", "selected")
-    )
-    for ours, theirs in zip(selected, gathered, strict=True):
-        assert error(np.asarray(ours), np.asarray(theirs)) < 1e-6

@@ -40,6 +40,32 @@ def test_sum_count_and_gradient_are_torchs(x64, label_smoothing):
     np.testing.assert_allclose(gradient, theirs.grad, atol=1e-12)
 
 
+def test_derivatives_are_those_of_the_formula_forward_and_of_second_order(x64):
+    logits, targets = example()
+    tangent = np.random.default_rng(1).standard_normal(logits.shape)
+
+    def loss(logits):
+        return cross_entropy(logits, targets, PAD, 0.1)[0]
+
+    def formula(logits):
+        gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        losses = jax.nn.logsumexp(logits, axis=-1) - 0.9 * gold - 0.1 * jnp.mean(logits, axis=-1)
+        return jnp.sum(losses, where=targets != PAD)
+
+    for ours, theirs in ((loss, formula), (jax.grad(loss), jax.grad(formula))):
+        expected = jax.jvp(theirs, (logits,), (tangent,))
+        for one, other in zip(jax.jvp(ours, (logits,), (tangent,)), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_the_gradient_of_low_precision_logits_is_rounded_once():
+    logits, targets = example(dtype=np.float32)
+    rounded = jnp.asarray(logits, jnp.bfloat16)
+    differentiate = jax.grad(lambda logits: cross_entropy(logits, targets, PAD, 0.1)[0])
+    wide = differentiate(rounded.astype(jnp.float32))
+    np.testing.assert_array_equal(differentiate(rounded), wide.astype(jnp.bfloat16))
+
+
 def test_low_precision_logits_are_summed_in_float32():
     logits, targets = example(dtype=np.float32)
     rounded = jnp.asarray(logits, jnp.bfloat16)
