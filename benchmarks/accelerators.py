@@ -1,9 +1,10 @@
-"""Programs compiled for TPUs that are not there: python -m benchmarks.accelerators.
+"""Programs compiled for TPUs or GPUs that are not there: python -m benchmarks.accelerators.
 
-The training step of the base and the big model of Vaswani et al. 2017 on meshes of a TPU slice, and
-searches on one chip, as XLA compiles them: peak memory beside the computed budget, estimated cycles
-by kind of work, estimated utilisation, collectives. The numbers are XLA's estimates; nothing is
-timed. Needs the extra "tpu-compile". A step of 6 + 6 layers compiles in minutes of a processor.
+The training step of the base and the big model of Vaswani et al. 2017 on meshes of a TPU slice or a
+host with GPUs, and searches on one device, as XLA compiles them: peak memory beside the computed
+budget, kernels, estimated cycles by kind of work, estimated utilisation, collectives. The numbers
+are XLA's estimates; nothing is timed. Needs the extra "tpu-compile" or "cuda". A step of 6 + 6
+layers compiles in minutes of a processor for a TPU.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compiled import Report, report
+from benchmarks.compiled import GPU_CLOCK, Report, report
 from jax_transformer import TransformerConfig, generate
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.transformer import init_params
@@ -28,6 +29,7 @@ from jax_transformer.runtime.topologies import (
     OutOfMemory,
     compile_for_topology,
     data_sheet,
+    is_gpu,
     topology_devices,
 )
 from jax_transformer.training.budget import (
@@ -113,8 +115,13 @@ def compile_task(task: Task, topology: str) -> dict[str, Any]:
     return result | {
         "processor_seconds": time.process_time() - started,
         "report": found,
-        "utilisation": found.utilisation(flops, data_sheet(topology).flops_per_cycle),
+        "utilisation": found.utilisation(flops, data_sheet(topology).flops / clock_of(topology)),
     }
+
+
+def clock_of(topology: str) -> float:
+    """Return the cycles a second of the estimates."""
+    return GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
 
 
 def compile_search(beam_size: int, topology: str) -> Report:
@@ -132,7 +139,8 @@ def compile_search(beam_size: int, topology: str) -> Report:
 
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
     params = jax.tree.map(lambda leaf: place(leaf.shape, jnp.bfloat16), params)
-    return report(compile_for_topology(jax.jit(run).lower(params, place((32, 64), jnp.int32))))
+    lowered = jax.jit(run).lower(params, place((32, 64), jnp.int32))
+    return report(compile_for_topology(lowered, topology))
 
 
 def show(console: Console, result: dict[str, Any], clock: float) -> None:
@@ -148,8 +156,9 @@ def show(console: Console, result: dict[str, Any], clock: float) -> None:
         f"{found.arguments / 1e9:.2f}, temporary {found.temporary / 1e9:.2f}); computed "
         f"{result['computed'] / 1e9:.2f} GB, {result['computed'] / found.peak:.2f} of it\n"
         f"{total:,} cycles ({total / clock * 1000:.1f} ms), {total / result['tokens']:,.0f} a "
-        f"token; estimated utilisation {result['utilisation']:.1%}; without an estimate: "
-        f"{found.unestimated or 'nothing'}; compiled in {result['processor_seconds']:.0f} s"
+        f"token; estimated utilisation {result['utilisation']:.1%}; {found.kernels} kernels; "
+        f"without an estimate: {found.unestimated or 'nothing'}; compiled in "
+        f"{result['processor_seconds']:.0f} s"
     )
     console.print(cycles_table(found.cycles))
     for one in found.collectives:
@@ -177,22 +186,23 @@ def main(topology: str = "v5e:2x4", quick: bool = False, json_file: Path | None 
     """
     jax.config.update("jax_platforms", "cpu")
     console = Console(width=120)
-    device, chips = data_sheet(topology), len(topology_devices(topology))
+    clock, chips = clock_of(topology), len(topology_devices(topology))
     console.print(
         f"{topology}, bfloat16, {ROWS} rows of {LENGTH} a device, vocabulary {VOCABULARY:,}; "
-        f"compiled by jax {jax.__version__}, estimated at {device.clock / 1e9:g} GHz, not timed"
+        f"compiled by jax {jax.__version__}, estimated at {clock / 1e9:g} GHz, not timed"
     )
     results = []
     for task in tasks(chips, quick):
         results.append(compile_task(task, topology))
-        show(console, results[-1], device.clock)
+        show(console, results[-1], clock)
     for name, beam_size in (("greedy", 1), ("beam of 4", 4)):
         found = compile_search(beam_size, topology)
         (loop,) = found.loops
         total = sum(loop.cycles.values())
         console.print(
             f"\n{name}, base 2+2, one chip, 32 rows, 64 + 64 tokens: {total:,} cycles a step, "
-            f"{found.total_cycles - total:,} before; peak {found.peak / 1e6:,.0f} MB"
+            f"{found.total_cycles - total:,} before; {loop.kernels} kernels a step; "
+            f"peak {found.peak / 1e6:,.0f} MB"
         )
         console.print(cycles_table(loop.cycles))
         results.append({"task": name, "report": found})

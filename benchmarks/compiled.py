@@ -1,7 +1,8 @@
-"""What XLA says of a program that it has compiled for a TPU: memory, cycles and communication.
+"""What XLA says of a program compiled for a TPU or a GPU: memory, cycles and communication.
 
-XLA writes its estimate of the cycles of each operation into the text of the compiled program.
-Collectives, sorts, gathers and Pallas kernels carry none; nothing here is timed.
+XLA writes its estimate of each operation into the text of the compiled program: cycles for a TPU,
+times for a GPU, which are cycles here by the GPU's clock. Collectives, sorts, gathers, Pallas
+kernels and those of cuDNN carry none; nothing here is timed.
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 
+GPU_CLOCK = 1.98e9  # cycles a second of an H100; of other GPUs too, as a unit of time
 BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "token": 0}
 COLLECTIVES = (
     "all-gather",
@@ -25,11 +27,17 @@ COLLECTIVES = (
 REDUCE_SCATTER = "all-reduce-scatter"
 ASYNC_START = 'custom_call_target="AsyncCollectiveStart"'
 PALLAS = 'custom_call_target="tpu_custom_call"'
+CUBLAS, CUDNN = 'custom_call_target="__cublas', 'custom_call_target="__cudnn'
 UNESTIMATED = ("gather", "rng-bit-generator", "scatter", "sort")
 # A computation of these operations alone moves, casts or repeats numbers and computes none.
 MOVES = (
     *("bitcast", "broadcast", "concatenate", "constant", "convert", "copy", "dynamic-slice"),
     *("get-tuple-element", "pad", "parameter", "reshape", "slice", "transpose", "tuple"),
+)
+
+NOT_LAUNCHED = (
+    *("after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element", "parameter"),
+    *("tuple", "while"),
 )
 
 # Kinds of work by the path that JAX gives an operation; the first pattern that is found counts.
@@ -70,10 +78,12 @@ class Loop(NamedTuple):
     Attributes:
         path: The path that JAX gives the loop.
         cycles: Estimated cycles of an iteration, by kind of work.
+        kernels: Operations that an iteration launches.
     """
 
     path: str
     cycles: dict[str, int]
+    kernels: int
 
 
 class Report(NamedTuple):
@@ -90,6 +100,8 @@ class Report(NamedTuple):
             inside fusions do not count.
         collectives: Exchanges between devices, by kind, dtype and whether they are asynchronous.
         donated: Number of arguments whose memory a result takes.
+        kernels: Operations that are launched: those that read or write memory. A loop's body counts
+            once.
     """
 
     peak: int
@@ -100,6 +112,7 @@ class Report(NamedTuple):
     unestimated: dict[str, int]
     collectives: tuple[Collective, ...]
     donated: int
+    kernels: int
 
     @property
     def total_cycles(self) -> int:
@@ -140,7 +153,7 @@ class Instruction(NamedTuple):
     def cycles(self) -> int | None:
         """XLA's estimate, if it has one."""
         found = _group(r'"estimated_cycles":"(\d+)"', self.line)
-        return None if found is None else int(found)
+        return _cycles_of_gpu(self.line) if found is None else int(found)
 
     @property
     def num_bytes(self) -> int:
@@ -151,8 +164,21 @@ class Instruction(NamedTuple):
 Module = dict[str, list[Instruction]]
 
 
+def _cycles_of_gpu(line: str) -> int | None:
+    """Return the estimate of a GPU's kernel, by the best of the models that XLA names.
+
+    "sol" is a table of measured products, "indexing-cost-model" the model of Triton's kernels.
+    """
+    costs = {}
+    for entry in re.findall(r"\{[^{}]*\}", _group(r'"reification_cost":\[(.*?)\]', line) or ""):
+        name, time = (_group(rf'"{field}":"?([^",]*)', entry) for field in ("name", "exec_time_us"))
+        costs[name] = float(time)
+    best = next((name for name in ("indexing-cost-model", "sol", "") if name in costs), None)
+    return None if best is None else round(costs[best] * 1e-6 * GPU_CLOCK)
+
+
 def report(compiled: jax.stages.Compiled) -> Report:
-    """Return what XLA says of a program that is compiled for a TPU."""
+    """Return what XLA says of a program that is compiled for a TPU or a GPU."""
     memory = compiled.memory_analysis()
     text = compiled.as_text()
     module, entry = parse(text)
@@ -167,6 +193,7 @@ def report(compiled: jax.stages.Compiled) -> Report:
         unestimated=unestimated(module, entry),
         collectives=collectives(module, entry),
         donated=donated(text),
+        kernels=kernels(module, entry),
     )
 
 
@@ -203,7 +230,8 @@ def cycles_by_kind(module: Module, computation: str, loops: list[Loop]) -> Count
             count = _iterations(module, computation, instruction)
             iteration = sum(called, Counter())
             if count is None:
-                loops.append(Loop(instruction.path, dict(iteration.most_common())))
+                launched = sum(kernels(module, name) for name in _calls(instruction))
+                loops.append(Loop(instruction.path, dict(iteration.most_common()), launched))
             for name, number in iteration.items():
                 cycles[name] += number * (1 if count is None else count)
         elif instruction.opcode == "conditional":
@@ -216,8 +244,10 @@ def cycles_by_kind(module: Module, computation: str, loops: list[Loop]) -> Count
 def _iterations(module: Module, computation: str, loop: Instruction) -> int | None:
     """Return how often a loop runs, if it counts up by one from a constant to a constant.
 
-    The loops of `jax.lax.scan` do so.
+    The loops of `jax.lax.scan` do so. XLA for GPUs writes the number itself.
     """
+    if known := _group(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
+        return int(known)
     condition = {one.name: one for one in module[_group(r"condition=%?([\w.\-]+)", loop.line)]}
     test = next(one for one in condition.values() if one.line.lstrip().startswith("ROOT"))
     if test.opcode != "compare" or "direction=LT" not in test.line:
@@ -242,7 +272,7 @@ def kind(module: Module, instruction: Instruction) -> str:
     """
     inside = [one.opcode for name in _calls(instruction) for one in module.get(name, ())]
     opcodes = inside or [instruction.opcode]
-    if "convolution" in opcodes or "dot" in opcodes:
+    if "convolution" in opcodes or "dot" in opcodes or CUBLAS in instruction.line:
         path = instruction.path
         own = re.search(r"(self|cross)_attention[/.]", path) and not re.search(KERNELS, path)
         return "attention" if own else "products"
@@ -332,9 +362,17 @@ def unestimated(module: Module, entry: str) -> dict[str, int]:
         for instruction in module[name]:
             if PALLAS in instruction.line:
                 counts["pallas"] += 1
+            elif CUDNN in instruction.line:
+                counts["cudnn"] += 1
             elif instruction.opcode in UNESTIMATED and instruction.cycles is None:
                 counts[instruction.opcode] += 1
     return dict(counts)
+
+
+def kernels(module: Module, entry: str) -> int:
+    """Return how many operations are launched; arguments as `unestimated`."""
+    operations = (one for name in scheduled(module, entry) for one in module[name])
+    return sum(one.opcode not in NOT_LAUNCHED for one in operations)
 
 
 def scheduled(module: Module, entry: str) -> Iterator[str]:

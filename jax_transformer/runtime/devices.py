@@ -30,6 +30,8 @@ DEVICES = {
     # 1,979 teraFLOPS with sparsity, twice as many.
     "H100": Device(989e12, 80e9),
     "H200": Device(989e12, 141e9),
+    # "NVIDIA HGX B200" data sheet; it prints 36 petaFLOPS of 8 GPUs with sparsity.
+    "B200": Device(2250e12, 180e9),
     # Google Cloud, "TPU versions": peak compute of a chip. The memory is what XLA leaves a program
     # of the 32, 16, 95 and 32 GB there, as its message RESOURCE_EXHAUSTED names it. The clock is
     # the peak over the FLOPs that the matrix units finish in a cycle: 2 * 128 * 128 in each of 8, 4

@@ -1,7 +1,8 @@
-"""The devices of a TPU slice on a machine that has none, to compile programs for them.
+"""The devices of a TPU slice or of a host with GPUs, to compile for them where there are none.
 
-The compiler is in libtpu, a library that works without a TPU. A program is lowered and compiled
-for shapes that are sharded over these devices; it cannot be run.
+The compiler for TPUs is in libtpu, a library that works without a TPU; that for GPUs is described
+in `gpu_topologies`. A program is lowered and compiled for shapes that are sharded over these
+devices; it cannot be run.
 """
 
 import importlib.util
@@ -16,6 +17,7 @@ from jax.experimental import topologies
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.devices import DEVICES, Device
+from jax_transformer.runtime.gpu_topologies import GPUS, gpu_compiler_options, gpu_devices
 
 
 class Generation(NamedTuple):
@@ -54,7 +56,7 @@ ENVIRONMENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:2x4, v5p:2x2x1 and v6e:2x4"
+EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:2x4, v5p:2x2x1, v6e:2x4 and H100:8"
 
 # "(26.84G) exceeds available HBM (15.75G)" or "Used 20.30G of 15.75G hbm".
 OVERFLOW = r"\b([\d.]+)([KMGT])\b"
@@ -74,15 +76,21 @@ class OutOfMemory(Exception):
         self.needed, self.available = needed, available
 
 
-def compile_for_topology(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program that is lowered for the devices of a topology.
+def is_gpu(name: str) -> bool:
+    """Return whether a topology is one of GPUs."""
+    return name.partition(":")[0] in GPUS
+
+
+def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.stages.Compiled:
+    """Compile a program that is lowered for the devices of a topology of this name.
 
     It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
     """
+    options = gpu_compiler_options(name) if is_gpu(name) else None
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
-        return lowered.compile()
+        compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         sizes = [float(size) * UNITS[unit] for size, unit in re.findall(OVERFLOW, str(error))]
         if "RESOURCE_EXHAUSTED" not in str(error) or len(sizes) < 2:
@@ -90,18 +98,27 @@ def compile_for_topology(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         raise OutOfMemory(" ".join(str(error).split()), *sizes[:2]) from error
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    if is_gpu(name):  # whose compiler refuses nothing
+        needed = float(compiled.memory_analysis().peak_memory_in_bytes)
+        available = data_sheet(name).memory
+        if needed > available:
+            raise OutOfMemory(f"{name}: {needed:,} of {available:,} bytes", needed, available)
+    return compiled
 
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
-    """Return the devices of a TPU slice, one for each chip, without a TPU.
+    """Return the devices of a TPU slice, one for each chip, or the GPUs of a host, without them.
 
     Args:
-        name: Generation and chips along each dimension, as in "v5e:2x4" or "v4:2x2x1".
+        name: Generation and chips along each dimension, as in "v5e:2x4" or "v4:2x2x1"; or GPU and
+            number, as in "H100:8".
 
     Raises:
-        InputError: The generation is unknown, its slices have other dimensions, there is no such
-            slice, or libtpu is not installed.
+        InputError: The name is unknown, slices of the generation have other dimensions, there is
+            no such slice, or libtpu is not installed; or as `gpu_devices`.
     """
+    if is_gpu(name):
+        return gpu_devices(name)
     generation, sizes = _parse(name)
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
@@ -125,7 +142,9 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
 
 
 def data_sheet(name: str) -> Device:
-    """Return what one chip of a slice can do."""
+    """Return what one chip of a slice, or one GPU, can do."""
+    if is_gpu(name):
+        return DEVICES[name.partition(":")[0]]
     _parse(name)
     return DEVICES[f"TPU-{name.partition(':')[0]}"]
 
@@ -134,7 +153,7 @@ def _parse(name: str) -> tuple[Generation, tuple[int, ...]]:
     """Return the generation of a topology and its chips along each dimension."""
     word, _, sizes = name.partition(":")
     if word not in GENERATIONS:
-        known = ", ".join(GENERATIONS)
+        known = ", ".join((*GENERATIONS, *GPUS))
         raise InputError(f"topology={name!r}: {word!r} must be one of {known}; as in {EXAMPLES}")
     generation = GENERATIONS[word]
     pattern = "x".join(["[1-9][0-9]*"] * generation.dimensions)

@@ -28,6 +28,7 @@ from jax_transformer.runtime.topologies import (
     OutOfMemory,
     compile_for_topology,
     data_sheet,
+    is_gpu,
     topology_devices,
 )
 from jax_transformer.text.batches import Batch
@@ -229,7 +230,7 @@ def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConf
 def compile_step(
     config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
 ) -> jax.stages.Compiled:
-    """Compile `training.step.sharded_train_step` for a slice of TPUs; nothing is run.
+    """Compile `training.step.sharded_train_step` for a slice of TPUs or GPUs; nothing is run.
 
     The compute dtype is that of `training_config`. Rows are added as training adds them.
     """
@@ -241,7 +242,7 @@ def compile_step(
     segments = ids if training_config.batching == "packed" else None
     batch = Batch(ids, ids, ids, segments, segments)
     step = sharded_train_step(mesh, config, training_config)
-    return compile_for_topology(step.lower(state_shapes(config, training_config), batch))
+    return compile_for_topology(step.lower(state_shapes(config, training_config), batch), topology)
 
 
 def show_compiled(
@@ -256,11 +257,13 @@ def show_compiled(
             f"{gigabytes(error.available)} ({gigabytes(error.needed - error.available)} too much)"
         )
     memory, device = compiled.memory_analysis(), data_sheet(topology)
+    counted = ""
+    if not is_gpu(topology):
+        counted = f"XLA counts {compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; "
     return (
         f"{topology}: the step fits: XLA's peak is {gigabytes(memory.peak_memory_in_bytes)} of "
         f"{gigabytes(device.memory)} (arguments {gigabytes(memory.argument_size_in_bytes)}, "
-        f"temporary {gigabytes(memory.temp_size_in_bytes)}); XLA counts "
-        f"{compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; nothing was timed"
+        f"temporary {gigabytes(memory.temp_size_in_bytes)}); {counted}nothing was timed"
     )
 
 

@@ -183,3 +183,44 @@ def test_products_with_kernels_are_apart_from_those_of_attention(path, kind):
     line = f'  %x = f32[8]{{0}} convolution(%y, %z), metadata={{op_name="{path}"}}'
     instruction = compiled.Instruction("x", (("f32", (8,)),), "convolution", line)
     assert compiled.kind({}, instruction) == kind
+
+
+# As XLA for GPUs writes it: the first model's entry has no name.
+COST = (
+    '"reification_cost":[{"end_to_end_cycles":99.5,"exec_time_us":0.5,"name":""},'
+    '{"end_to_end_cycles":0,"exec_time_us":2.5,"name":"sol"}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "cycles"),
+    [
+        (COST, 2.5e-6 * compiled.GPU_CLOCK),
+        (COST.replace("sol", "indexing-cost-model"), 2.5e-6 * compiled.GPU_CLOCK),
+        (COST.replace("sol", "another"), 0.5e-6 * compiled.GPU_CLOCK),
+        ("", None),
+    ],
+)
+def test_the_estimate_of_a_gpus_kernel_is_that_of_the_best_model(line, cycles):
+    assert compiled.Instruction("x", (), "fusion", line).cycles == cycles
+
+
+def test_only_what_is_launched_counts_as_a_kernel():
+    text = """
+%body (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%fused
+}
+
+%fused (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %a = f32[8]{0} add(%q, %q)
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %c = f32[8]{0} copy(%x)
+  ROOT %w = f32[8]{0} while(%c), condition=%fused, body=%body
+}
+"""
+    assert compiled.kernels(*compiled.parse(text)) == 3  # copy, fusion, and the condition's add

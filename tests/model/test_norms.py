@@ -1,6 +1,5 @@
 """The two forms of the norms."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -51,7 +51,10 @@ def test_variables_that_the_user_has_set_stay():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v9:2x4", "topology='v9:2x4': 'v9' must be one of v4, v5e, v5p, v6e; as in"),
+        (
+            "v9:2x4",
+            "topology='v9:2x4': 'v9' must be one of v4, v5e, v5p, v6e, A100, H100, H200, B200",
+        ),
         ("v5e", "topology='v5e': a slice of v5e has 2 dimensions, each at least 1; as in"),
         ("v5e:0x4", "topology='v5e:0x4': a slice of v5e has 2 dimensions, each at least 1"),
         ("v4:2x2", "topology='v4:2x2': a slice of v4 has 3 dimensions, each at least 1"),

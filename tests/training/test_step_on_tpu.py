@@ -119,8 +119,8 @@ COLLECTIVES = {
     "data=2,fsdp=2,tensor=2": {
         ("all-gather", "bf16", False): (2, 163_840),
         ("all-gather", "bf16", True): (31, 966_656),
-        ("all-reduce", "bf16", False): (15, 2_978_564),
-        ("all-reduce", "f32", False): (5, 6_288),
+        ("all-reduce", "bf16", False): (15, 2_979_588),
+        ("all-reduce", "f32", False): (5, 4_240),
         ("all-reduce", "s32", False): (1, 4),
         ("reduce-scatter", "bf16", False): (1, 491_520),
     },

@@ -1,17 +1,20 @@
 """The training step, compiled for NVIDIA GPUs without one."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compiled, gpu_topologies
-from benchmarks.gpu_topologies import gpu_devices
+from benchmarks import compiled
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.runtime import gpu_topologies
+from jax_transformer.runtime.devices import DEVICES
+from jax_transformer.runtime.gpu_topologies import GPUS, gpu_devices
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.topologies import compile_for_topology
+from jax_transformer.runtime.topologies import OutOfMemory, compile_for_topology, data_sheet
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
@@ -34,9 +37,9 @@ CONFIG = TransformerConfig.preset(
 SETTINGS = TrainingConfig(compute_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("name", ["H100", "H100:", "H100:0", "H100:16", "B200:8", "v5e:2x4"])
+@pytest.mark.parametrize("name", ["H100", "H100:", "H100:0", "B200:16", "V100:8", "v5e:2x4"])
 def test_an_unknown_gpu_or_number_is_refused(name):
-    with pytest.raises(InputError, match=r"topology='.*' must be one of H100 and a number from 1"):
+    with pytest.raises(InputError, match=r"topology='.*' must be one of A100, .* and a number"):
         gpu_devices(name)
 
 
@@ -57,7 +60,7 @@ def test_a_training_step_for_two_gpus_has_cudnns_attention_and_asynchronous_redu
     lowered = sharded_train_step(mesh, CONFIG, SETTINGS).lower(
         state_shapes(CONFIG, SETTINGS), Batch(ids, ids, ids)
     )
-    program = compile_for_topology(lowered)
+    program = compile_for_topology(lowered, "H100:2")
     text = program.as_text()
     kernels = re.findall(r'custom_call_target="__cudnn\$fmha(\w+)"', text)
     assert sum(kernel.endswith("Backward") for kernel in kernels) == ATTENTIONS
@@ -66,3 +69,29 @@ def test_a_training_step_for_two_gpus_has_cudnns_attention_and_asynchronous_redu
     assert {one.kind for one in reductions} == {"all-reduce"}
     assert all(one.asynchronous for one in reductions)
     assert program.memory_analysis().temp_size_in_bytes > 0
+    found = compiled.report(program)
+    assert found.total_cycles > 0
+    assert found.unestimated == {"cudnn": 2 * ATTENTIONS}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_has_a_data_sheet_and_compiles(name):
+    assert data_sheet(f"{name}:1") == DEVICES[name]
+    pytest.importorskip(gpu_topologies.CUDA)
+    (device,) = gpu_devices(f"{name}:1")
+    x = jax.ShapeDtypeStruct(
+        (8, 8), jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(device)
+    )
+    program = compile_for_topology(jax.jit(jnp.matmul).lower(x, x), f"{name}:1")
+    assert program.memory_analysis().peak_memory_in_bytes > 0
+
+
+def test_a_program_that_a_gpu_cannot_hold_is_refused_because_xla_does_not(monkeypatch):
+    lowered = jax.jit(jnp.sin).lower(1.0)  # any program, whose memory is:
+    memory = SimpleNamespace(peak_memory_in_bytes=int(79e9))
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda _: memory)
+    assert compile_for_topology(lowered, "A100:1")
+    memory.peak_memory_in_bytes = int(81e9)
+    with pytest.raises(OutOfMemory) as refused:
+        compile_for_topology(lowered, "A100:1")
+    assert (refused.value.needed, refused.value.available) == (81e9, 80e9)
