@@ -1,7 +1,38 @@
 """A pure-functional Flax encoder-decoder Transformer whose weights travel to torch and back.
 
-Every public name is imported at its first use: `import torch_reference`, which shares only the
-configuration, needs neither jax nor flax.
+    config = TransformerConfig.preset("vaswani2017", d_model=64, num_heads=4, d_ff=128)
+    params = init_params(jax.random.key(0), config)
+    logits = apply(params, config, src, tgt)
+
+The model is a function of its parameters, a nested dict of arrays:
+
+    TransformerConfig        the shape of a model; TransformerConfig.presets() names some
+    init_params              fresh parameters
+    apply, encode, decode    logits; the memory of sources; logits from a memory
+    Execution                how it is computed: dtype, attention, memory; an argument of each call
+    Transformer              the Flax module behind these functions
+
+Decoding:
+
+    generate                 greedy search, beam search or sampling; returns Hypotheses
+    score                    log-probabilities of given targets; also cross_attention_weights
+    init_cache, decode_step  one token at a time, with a Cache; also select_hypotheses
+
+Training:
+
+    pad, Batch               ragged ids as an array; the arrays that a step reads
+    cross_entropy            the loss, with label smoothing
+    make_train_step          a step for any optimizer of optax
+    make_mesh, parameter_shardings    devices, and where the parameters lie on them
+
+Models on disk, and errors:
+
+    load                     a trained model, of this library or of Hugging Face; its tokenizer
+    convert                  (import jax_transformer.convert) weights from torch, and back
+    InputError               what cannot be used, and the remedy, in one line
+
+`jax-transformer --help` names the commands; README.md and docs/ say more. Every name is imported
+at its first use.
 """
 
 import importlib
@@ -18,21 +49,32 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.decoding import score as score
     from jax_transformer.decoding import select_hypotheses as select_hypotheses
     from jax_transformer.errors import InputError as InputError
+    from jax_transformer.kernels.execution import Execution as Execution
+    from jax_transformer.model.parameters import parameter_shardings as parameter_shardings
     from jax_transformer.model.transformer import Transformer as Transformer
     from jax_transformer.model.transformer import apply as apply
     from jax_transformer.model.transformer import decode as decode
     from jax_transformer.model.transformer import encode as encode
     from jax_transformer.model.transformer import init_params as init_params
+    from jax_transformer.runtime.sharding import make_mesh as make_mesh
+    from jax_transformer.text.batch import Batch as Batch
+    from jax_transformer.text.batch import pad as pad
+    from jax_transformer.training.objective import cross_entropy as cross_entropy
+    from jax_transformer.training.step import make_train_step as make_train_step
     from jax_transformer.translation.model_folder import load as load
 
+__version__ = "0.1.0"
 _MODULE_OF = {
+    "Batch": "text.batch",
     "Cache": "decoding",
+    "Execution": "kernels.execution",
     "Hypotheses": "decoding",
     "InputError": "errors",
     "Transformer": "model.transformer",
     "TransformerConfig": "config",
     "apply": "model.transformer",
     "cross_attention_weights": "decoding",
+    "cross_entropy": "training.objective",
     "decode": "model.transformer",
     "decode_step": "decoding",
     "encode": "model.transformer",
@@ -40,6 +82,10 @@ _MODULE_OF = {
     "init_cache": "decoding",
     "init_params": "model.transformer",
     "load": "translation.model_folder",
+    "make_mesh": "runtime.sharding",
+    "make_train_step": "training.step",
+    "pad": "text.batch",
+    "parameter_shardings": "model.parameters",
     "score": "decoding",
     "select_hypotheses": "decoding",
 }
@@ -49,7 +95,11 @@ __all__ = list(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    from jax_transformer.extras import extras_named
+
+    with extras_named(f"{__name__}.{name}"):
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from jax_transformer.commands.command_line import call
-from jax_transformer.commands.extras import missing_library
 from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.extras import EXTRA_OF, extras_named
 from jax_transformer.runtime.host_memory import use_one_heap
 
 # Each command is a function in the module of the same name beside this one. Only the module of the
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_closed_descriptors()
     use_one_heap()  # before `interruptible` starts a thread
     try:
-        with interruptible():
+        with interruptible(), extras_named(name):
             check_arguments(arguments)
             if not arguments or arguments[0] in ("-h", "--help"):
                 print(usage())
@@ -48,10 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
-        missing = missing_library(name, error)
-        if missing is None:
+        if error.name not in EXTRA_OF:
             raise
-        sys.exit(f"error: {missing}")
+        sys.exit(f"error: {error}")
     except BrokenPipeError:  # the reader of standard output has left, as `head` does
         _drop_output()
         sys.exit(1)

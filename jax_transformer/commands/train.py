@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer.commands.extras import check_installed
 from jax_transformer.commands.train_arguments import (
     NO_START,
     Arguments,
@@ -30,6 +29,7 @@ from jax_transformer.commands.train_arguments import (
 )
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.extras import check_installed
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora

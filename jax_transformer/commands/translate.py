@@ -10,6 +10,7 @@ from typing import Literal
 import jax
 from rich.console import Console
 
+from jax_transformer import __version__
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.errors import InputError
@@ -18,7 +19,7 @@ from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
-from jax_transformer.translation.model_folder import library_version, load, model_digest
+from jax_transformer.translation.model_folder import load, model_digest
 from jax_transformer.translation.resumable_file import check_output, resumable_file
 from jax_transformer.translation.source_batches import (
     FIRST_WINDOW,
@@ -143,7 +144,7 @@ def translate(
             _write(found, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores, window, 0)
         else:
             facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
-            facts |= {"model": model_digest(model), "library": library_version()}
+            facts |= {"model": model_digest(model), "library": __version__}
             with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
                 rest, done = file.rest(lines), file.lines
                 if done:

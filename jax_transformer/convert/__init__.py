@@ -39,6 +39,7 @@ from jax_transformer.convert.transfer import (
     to_tensors,
 )
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.extras import extras_named
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
@@ -146,10 +147,12 @@ def to_torch(
         ConversionError: The parameters are not those of the config; its report lists every
             fault.
         InputError: The layout is unknown.
+        ModuleNotFoundError: torch is not installed.
     """
     options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}
     arrays, _ = to_tensors(params, config, get_layout(layout), **options)
-    tensors = {id(array): as_torch(array) for array in arrays.values()}
+    with extras_named("convert.to_torch"):
+        tensors = {id(array): as_torch(array) for array in arrays.values()}
     return {name: tensors[id(array)] for name, array in arrays.items()}
 
 

@@ -26,6 +26,7 @@ from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
 from jax_transformer.model import functional, masks
 from jax_transformer.model.checks import (
+    check_execution,
     check_id_batch,
     check_inputs,
     check_mask,
@@ -112,6 +113,7 @@ def generate(
     options |= {"beam_size": beam_size, "length_penalty": length_penalty}
     chosen = GenerationConfig(max_new_tokens, **options)
     check_params(params, config)
+    check_execution(execution)
     check_generates(config)
     check_id_batch("src", src)
     check_not_empty("src", src)

@@ -79,8 +79,8 @@ def _check(
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     """Refuse what cannot be scored; return the ids as int32."""
-    check_generates(config)
     check_params(params, config)
+    check_generates(config)
     for name, ids, vocab_size in (
         ("src", src, config.src_vocab_size),
         ("tgt", tgt, config.tgt_vocab_size),

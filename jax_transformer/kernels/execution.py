@@ -89,6 +89,12 @@ class Execution:
     cache: CacheLayout = "split_heads"
     top_k: TopK = "batched"
 
+    def __repr__(self) -> str:
+        """Return the fields that differ from the defaults: signatures show an `Execution`."""
+        named = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        shown = (f"{field.name}={value!r}" for field, value in named if value != field.default)
+        return f"Execution({', '.join(shown)})"
+
     def __post_init__(self) -> None:
         for name, kinds in _kinds().items():
             value = getattr(self, name)

@@ -299,8 +299,22 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
         )
 
 
+def check_config(config: Any) -> None:
+    """Refuse what is not a `TransformerConfig`, whose fields are checked where it is made."""
+    if not isinstance(config, TransformerConfig):
+        raise InputError(
+            f"config of type {type(config).__qualname__} must be a TransformerConfig, for example "
+            'TransformerConfig.preset("vaswani2017")'
+        )
+
+
 def check_params(params: Any, config: TransformerConfig) -> None:
     """Refuse parameters that are not a nested dict of arrays, or that have other layers."""
+    if isinstance(params, TransformerConfig):
+        raise InputError("params is a TransformerConfig: the order is (params, config, ...)")
+    check_config(config)
+    if isinstance(params, Mapping) and set(params) == {"params"}:
+        raise InputError("params has one key, 'params', as flax returns it: give params['params']")
     if not isinstance(params, Mapping):
         raise InputError(
             f"params of type {type(params).__qualname__} must be the nested dict of arrays that "

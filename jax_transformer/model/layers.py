@@ -451,7 +451,7 @@ class OutputProjection(nn.Module):
             draw = initialization.bias(config, config.d_model)
             bias = self.param("bias", draw, (config.tgt_vocab_size,))
         if self.execution.compute_dtype is not None:
-            return mixed_linear(x, kernel, bias)
+            return mixed_linear(x, table if tied else kernel, bias, by_rows=tied)
         if tied and self.execution.product == "wide_sums":
             return linear_by_rows(x, table, bias)
         return linear(x, kernel, bias, self.execution.product)

@@ -212,22 +212,45 @@ def decayed(params: Mapping[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: _found(path).decayed, params)
 
 
-def shardings(tree: Any, mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Any:
-    """Return the sharding of every array of a tree, a tree of the same structure.
+def parameter_shardings(
+    mesh: Mesh | AbstractMesh, params: Any, config: TransformerConfig | None = None
+) -> Any:
+    """Return where each array of a tree lies on a mesh, a tree of the same structure.
+
+        mesh = jax_transformer.make_mesh("data=2,fsdp=2")
+        params = jax.device_put(params, jax_transformer.parameter_shardings(mesh, params, config))
+        with jax.set_mesh(mesh):
+            logits = jax_transformer.apply(params, config, src, tgt)
 
     A dimension that its mesh axis does not divide is not split.
 
     Args:
-        tree: Arrays, or their shapes: parameters, the optimizer's state, all of a training state.
-    """
+        mesh: The devices, as `make_mesh` returns them.
+        params: Arrays, or their shapes: parameters, the optimizer's state, all of a training state.
+        config: The shape of the model: the axis "tensor" then splits whole heads only. None splits
+            by the lengths of the arrays alone.
 
-    def place(path: tuple[Any, ...], _: Any) -> NamedSharding:
+    Raises:
+        InputError: The mesh has other axes than those of `make_mesh`.
+    """
+    if not has_our_axes(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
+        raise InputError(
+            f"mesh with the axes {mesh.axis_names} and {mesh.axis_types} must be one of "
+            'jax_transformer.make_mesh, as make_mesh("data=-1")'
+        )
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         parameter = _found(path)
-        units = parameter.units(config) if parameter else []
+        if parameter is None:
+            units = []
+        elif config is None:
+            units = list(zip(parameter.axes, leaf.shape, strict=False))
+        else:
+            units = parameter.units(config)
         axes = [axis if count % mesh.shape[axis] == 0 else None for axis, count in units]
         return NamedSharding(mesh, PartitionSpec(*axes))
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(place, params)
 
 
 def undivided(mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[str]:
@@ -246,7 +269,7 @@ def undivided(mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[
 
 
 def shard_parameters(params: Any, config: TransformerConfig) -> Any:
-    """Return parameters, cast ones for example, split as `shardings` places them.
+    """Return parameters, cast ones for example, split as `parameter_shardings` places them.
 
     Without this, XLA may gather a parameter before its cast, at twice the bytes. Without a mesh of
     `make_mesh` this function is the identity.
@@ -254,7 +277,7 @@ def shard_parameters(params: Any, config: TransformerConfig) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if not has_our_axes(mesh):
         return params
-    places = shardings(params, mesh, config)
+    places = parameter_shardings(mesh, params, config)
     return jax.tree.map(jax.lax.with_sharding_constraint, params, places)
 
 

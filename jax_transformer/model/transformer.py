@@ -343,6 +343,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
         InputError: `key` is no random key, or this machine's memory cannot hold the parameters.
     """
     checks.check_key("key", key)
+    checks.check_config(config)
     check_parameters(config, key)
     return _draw(key, config)
 

@@ -9,31 +9,11 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from jax_transformer.model.checks import check_ids
+from jax_transformer.text.batch import Batch
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
 
 READ_AHEAD = 16  # batches that a thread has ready
-
-
-class Batch(NamedTuple):
-    """Pairs as rows of one length, padded at the right; a row may be all padding.
-
-    A row contains one pair. In a packed batch it contains several pairs side by side: its segments
-    1, 2, ... of source and of target; padding is segment 0.
-
-    Attributes:
-        src: Source ids, then EOS [batch, length].
-        tgt_in: BOS, then target ids [batch, length].
-        tgt_out: Target ids, then EOS [batch, length].
-        src_segments: Segment of each source token [batch, length]; None if it is not packed.
-        tgt_segments: Segment of each target token [batch, length]; None if it is not packed.
-    """
-
-    src: Int32[np.ndarray, "batch length"]
-    tgt_in: Int32[np.ndarray, "batch length"]
-    tgt_out: Int32[np.ndarray, "batch length"]
-    src_segments: Int32[np.ndarray, "batch length"] | None = None
-    tgt_segments: Int32[np.ndarray, "batch length"] | None = None
 
 
 class NumberedBatch(NamedTuple):

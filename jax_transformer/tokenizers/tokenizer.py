@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Array, Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.languages import ARGUMENT, FLAG, Languages
@@ -222,7 +222,7 @@ class Tokenizer:
                     raise LineError(row, f"has the token {token!r}, which the model lacks")
         return [[*prefix, *ids[:most], *suffix] for ids in rows]
 
-    def decode(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> str:
+    def decode(self, ids: Sequence[int] | Integer[Array | np.ndarray, "length"]) -> str:
         """Return the text of a target [length], without special tokens.
 
         Tokens after an EOS are decoded too: the caller cuts them off.

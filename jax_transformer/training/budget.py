@@ -19,7 +19,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.parameters import shardings
+from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
@@ -31,7 +31,7 @@ from jax_transformer.runtime.topologies import (
     is_gpu,
     topology_devices,
 )
-from jax_transformer.text.batches import Batch
+from jax_transformer.text.batch import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_sizes
 from jax_transformer.training.step import sharded_train_step, state_shapes
@@ -129,7 +129,7 @@ class Budget(NamedTuple):
 def budget(config: TransformerConfig, workload: Workload) -> Budget:
     """Return the cost of training a model.
 
-    Parameters, gradients and moments are counted as `sharding.shardings` places them: a dimension
+    Parameters, gradients and moments are counted as `parameter_shardings` places them: a dimension
     that its mesh axis does not divide is whole on each device. That is about
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
     vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count, nor do
@@ -269,7 +269,7 @@ def show_compiled(
 
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
     """Return how many numbers of these parameters a device holds."""
-    laid = jax.tree.leaves(shardings(params, mesh, config))
+    laid = jax.tree.leaves(parameter_shardings(mesh, params, config))
     leaves = zip(laid, jax.tree.leaves(params), strict=True)
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
 

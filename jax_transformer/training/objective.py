@@ -10,14 +10,20 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.segments import SegmentMask
-from jax_transformer.model.checks import check_array, check_whole
+from jax_transformer.model.checks import (
+    check_array,
+    check_floats,
+    check_id_batch,
+    check_ids,
+    check_whole,
+)
 from jax_transformer.model.functional import segment_positions
 from jax_transformer.model.transformer import Params, Transformer, apply, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
-from jax_transformer.text.batches import Batch
+from jax_transformer.text.batch import Batch
 
 
 def batch_loss(
@@ -60,6 +66,14 @@ def batch_loss(
     else:
         total = loss(head, hidden, targets)
     return total, jnp.sum(targets != config.pad_id)
+
+
+def check_label_smoothing(label_smoothing: float) -> None:
+    """Refuse a share of the targets' probability that is none."""
+    if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
+        raise InputError(
+            f"label_smoothing={shorten(label_smoothing)} must be a number from 0 to below 1"
+        )
 
 
 def check_batch(batch: Batch) -> None:
@@ -211,9 +225,32 @@ def cross_entropy(
     evenly over the vocabulary. The loss is logsumexp - (1 - s) * gold logit - s * mean logit, in
     at least float32. Padding is excluded by selection, not by multiplication with 0.
 
+        total, count = jax_transformer.cross_entropy(logits, targets, config.pad_id, 0.1)
+        loss = total / count
+
+    Args:
+        logits: What `apply` returns [B, T, V].
+        targets: The ids that these logits predict [B, T]: BOS is not among them, EOS is.
+        pad_id: `config.pad_id`, the id of targets that do not count.
+        label_smoothing: From 0 to below 1.
+
     Returns:
         (sum, count): the loss in nats, and the number of targets that are not padding.
+
+    Raises:
+        InputError: An argument has another type than this, or logits and targets do not belong
+            together; where targets are concrete (not traced), one is outside the vocabulary.
     """
+    check_floats("logits", logits)
+    check_id_batch("targets", targets)
+    if logits.shape[:-1] != targets.shape:
+        raise InputError(
+            f"targets of shape {targets.shape} must be [batch, length] as logits, which are "
+            f"{list(logits.shape)}"
+        )
+    check_label_smoothing(label_smoothing)
+    if not isinstance(targets, jax.core.Tracer):
+        check_ids("targets", np.asarray(targets), logits.shape[-1])
     loss = _losses(jnp.asarray(logits), jnp.asarray(targets), label_smoothing)
     counted = targets != pad_id
     return jnp.sum(loss, where=counted), jnp.sum(counted)

@@ -16,16 +16,18 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import Choice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model.parameters import shard_parameters, shardings
+from jax_transformer.model.checks import check_config, check_execution
+from jax_transformer.model.parameters import parameter_shardings, shard_parameters
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime.sharding import replicated, row_sharding
-from jax_transformer.text.batches import Batch
+from jax_transformer.text.batch import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
-from jax_transformer.training.objective import batch_loss, check_batch
+from jax_transformer.training.objective import batch_loss, check_batch, check_label_smoothing
 from jax_transformer.training.optimizer import adam, learning_rate_schedule
 
 SPIKE_WINDOW = 32  # losses whose median a spike is measured against
@@ -153,6 +155,68 @@ def train_step(
     return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
 
 
+Step = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
+
+
+def make_train_step(
+    config: TransformerConfig,
+    optimizer: optax.GradientTransformation | optax.MultiSteps,
+    execution: Execution = DEFAULT_EXECUTION,
+    *,
+    label_smoothing: float = 0.0,
+) -> Step:
+    """Return a training step for any optimizer of optax: a pure function, for the caller to jit.
+
+        step = jax.jit(jax_transformer.make_train_step(config, optimizer, label_smoothing=0.1))
+        state = optimizer.init(params)
+        params, state, loss = step(params, state, batch, dropout_key)
+
+    The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
+    (None: no dropout). It returns the new parameters, the new state and the loss before the step:
+    the summed `cross_entropy` of the batch divided by its number of target tokens. On a mesh, call
+    it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`; gradients
+    are then added up over the mesh.
+
+    Args:
+        optimizer: `optax.adam(1e-3)` for example; accumulation and clipping are optax's too.
+        execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
+            keeps parameters, gradients and the optimizer's state in float32.
+        label_smoothing: From 0 to below 1 (section 5.4).
+
+    Raises:
+        InputError: An argument has another type than this. The step raises it where the fields of
+            its batch do not fit together.
+    """
+    check_config(config)
+    check_execution(execution)
+    check_label_smoothing(label_smoothing)
+    if not hasattr(optimizer, "update"):
+        raise InputError(
+            f"optimizer={shorten(optimizer)} must be one of optax, as optax.adam(1e-3)"
+        )
+
+    def step(
+        params: Params,
+        optimizer_state: optax.OptState,
+        batch: Batch,
+        dropout_key: PRNGKeyArray | None = None,
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """Return the parameters and the optimizer's state after a step, and the loss before it."""
+        check_batch(batch)
+
+        def mean_loss(params: Params) -> Float[Array, ""]:
+            total, count = batch_loss(
+                params, batch, config, label_smoothing, dropout_key, execution
+            )
+            return total / jnp.maximum(count, 1)  # a batch of padding alone has loss 0
+
+        loss, gradients = jax.value_and_grad(mean_loss)(params)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+        return optax.apply_updates(params, updates), optimizer_state, loss
+
+    return step
+
+
 def _squarable(gradients: Params) -> Bool[Array, ""]:
     """Return whether all gradients and their squares, which Adam needs, are finite.
 
@@ -264,7 +328,7 @@ def state_shardings(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainState:
     """Return the sharding of each array of the state."""
-    return shardings(state_shapes(config, training_config), mesh, config)
+    return parameter_shardings(mesh, state_shapes(config, training_config), config)
 
 
 def sharded_init_state(

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_transformer import __version__
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
@@ -67,6 +67,18 @@ class TrainedModel(NamedTuple):
     tokenizer: Tokenizer
     generation: Mapping[str, Any] = GENERATION
 
+    def __repr__(self) -> str:
+        """Return one line: a notebook would print every parameter."""
+        leaves = jax.tree.leaves(self.params)
+        dtypes = ", ".join(sorted({leaf.dtype.name for leaf in leaves}))
+        config, tokenizer = self.config, self.tokenizer
+        return (
+            f"TrainedModel({sum(leaf.size for leaf in leaves):,} parameters of {dtypes}, "
+            f"{config.num_encoder_layers} + {config.num_decoder_layers} layers, "
+            f"d_model={config.d_model}, vocabularies of {tokenizer.src_vocab_size:,} and "
+            f"{tokenizer.tgt_vocab_size:,} tokens; fields: {', '.join(self._fields)})"
+        )
+
 
 def load(
     folder: str | Path,
@@ -80,7 +92,7 @@ def load(
     Nothing is downloaded, and no code in the folder is run. The result unpacks:
 
         config, params, tokenizer, generation = jax_transformer.load("runs/0")
-        src = np.array(tokenizer.encode_source(["a line"]))
+        src = jax_transformer.pad(tokenizer.encode_source(["a line", "b"]), config.pad_id)
         best = jax_transformer.generate(params, config, src, **{"max_new_tokens": 50, **generation})
         print(tokenizer.decode(best.tokens[0, 0, : best.lengths[0, 0]]))
 
@@ -188,7 +200,7 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
         description = {
             "model_type": MODEL_TYPE,
             "format": FORMAT,
-            "library_version": library_version(),
+            "library_version": __version__,
             "config": model.config.to_dict(),
             "generation": dict(model.generation),
             "tokenizer": describe(model.tokenizer),
@@ -315,11 +327,3 @@ def _description_digest(description: dict[str, Any]) -> str:
     """Return the sha256 of everything in config.json except this digest itself."""
     content = {name: value for name, value in description.items() if name != "config_sha256"}
     return json_digest(content)
-
-
-def library_version() -> str:
-    """Return the version of this library, or "unknown" where it is not installed."""
-    try:
-        return version("jax-transformer")
-    except PackageNotFoundError:  # used from a checkout that is not installed
-        return "unknown"

@@ -16,7 +16,7 @@ from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.parameters import shardings
+from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
@@ -103,7 +103,7 @@ def translate(
         lines = list(lines)
         total = len(lines)
     mesh = mesh or make_mesh()
-    params = jax.device_put(params, shardings(params, mesh, config))
+    params = jax.device_put(params, parameter_shardings(mesh, params, config))
     return _translate(
         model._replace(params=params, generation=chosen),
         windows(lines, window, skip),

@@ -14,7 +14,7 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.commands.extras import EXTRA_OF
+from jax_transformer.extras import EXTRA_OF
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ WITHOUT_EXTRAS = """
 import json, sys
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.commands.extras import EXTRA_OF
+from jax_transformer.extras import EXTRA_OF
 
 sys.modules.update(dict.fromkeys(EXTRA_OF))  # their import then fails, as where there are none
 cli.main(["--help"])
@@ -95,7 +95,7 @@ def test_every_library_of_an_extra_is_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "tomli-w": "tomli_w"}
-    for extra in ("train", "tensorboard", "torch", "hf"):
+    for extra in ("train", "tensorboard", "torch", "hf", "export"):
         distributions = [re.match(r"[\w-]+", line)[0] for line in extras[extra]]
         modules = {names.get(name, name) for name in distributions}
         assert modules == {module for module, own in EXTRA_OF.items() if own == extra}

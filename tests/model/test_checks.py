@@ -29,7 +29,8 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_ids
-from jax_transformer.text.batches import Batch, make_batch
+from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
@@ -249,6 +250,23 @@ WRONG_CALLS = {
     "no execution": (
         lambda: apply(PARAMS, SMALL, SRC, TGT, execution=None),
         "execution=None must be an Execution, for example Execution.for_platform",
+    ),
+    "an execution by its fields": (
+        lambda: generate(PARAMS, SMALL, SRC, max_new_tokens=3, execution={"remat": "none"}),
+        r"execution={'remat': 'none'} must be an Execution",
+    ),
+    "swapped arguments": (
+        lambda: apply(SMALL, PARAMS, SRC, TGT),
+        r"params is a TransformerConfig: the order is \(params, config, ...\)",
+    ),
+    "a config as a dict": (
+        lambda: score(PARAMS, SMALL.to_dict(), SRC, TGT),
+        "config of type dict must be a TransformerConfig",
+    ),
+    "fresh parameters of a dict": (lambda: init_params(KEY, {}), "config of type dict must be"),
+    "the variables of flax": (
+        lambda: encode({"params": PARAMS}, SMALL, SRC),
+        r"params has one key, 'params', as flax returns it: give params\['params'\]",
     ),
     "an additive target mask": (
         lambda: apply(PARAMS, SMALL, SRC, TGT, None, np.zeros((1, 1, 11, 11))),

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax, numpy as np
 from jax_transformer import apply, generate, init_params, score
 from jax_transformer.convert import to_torch
-from jax_transformer.model.parameters import shardings
+from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.translation.model_folder import TrainedModel, model_digest, save
 from tests.runs.runs import make_settings
@@ -29,7 +29,7 @@ from tests.runs.runs import make_settings
 settings = make_settings()
 config = settings.config
 params = jax.device_get(init_params(jax.random.key(0), config))
-split = jax.device_put(params, shardings(params, make_mesh("tensor=2,fsdp=2"), config))
+split = jax.device_put(params, parameter_shardings(make_mesh("tensor=2,fsdp=2"), params, config))
 both = (params, split)
 src = np.array([[6, 7, 2], [5, 6, 2]], np.int32)
 logits = [np.asarray(apply(one, config, src, src)) for one in both]

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jax_transformer import InputError, apply, init_params
-from jax_transformer.model.parameters import shardings, undivided
+from jax_transformer.model.parameters import parameter_shardings, undivided
 from jax_transformer.runtime import sharding
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import state_shapes
@@ -29,7 +29,7 @@ def abstract(*sizes):
 
 def specs(tree, mesh, config):
     """Return the spec of each array by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(shardings(tree, mesh, config))
+    leaves = jax.tree_util.tree_leaves_with_path(parameter_shardings(mesh, tree, config))
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec for path, leaf in leaves
     }

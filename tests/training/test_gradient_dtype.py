@@ -8,7 +8,7 @@ import pytest
 
 from jax_transformer.kernels import products
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.text.batches import Batch
+from jax_transformer.text.batch import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import _loss_and_gradients
 from tests.models import random_params, random_tokens, small_config
@@ -63,8 +63,13 @@ def test_a_mixed_product_has_the_gradients_of_an_ordinary_one(x64):
     )
     cotangent = jnp.asarray(random.normal(size=(2, 3, 7)))
     results = []
-    for linear in (products.mixed_linear, products.linear):
+
+    def by_rows(x, kernel, bias):
+        return products.mixed_linear(x, kernel.T, bias, by_rows=True)
+
+    for linear in (products.mixed_linear, by_rows, products.linear):
         y, transpose = jax.vjp(linear, x, kernel, bias)
         results.append((y, *transpose(cotangent)))
-    for ours, theirs in zip(*results, strict=True):
+    for ours, of_table, theirs in zip(*results, strict=True):
         assert error(np.asarray(ours), np.asarray(theirs)) < 1e-12
+        assert error(np.asarray(of_table), np.asarray(theirs)) < 1e-12

@@ -27,7 +27,7 @@ from rich.console import Console
 from jax_transformer import generate
 from jax_transformer.commands import train
 from jax_transformer.kernels.dropout import dropout
-from jax_transformer.model.parameters import shardings
+from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
@@ -39,7 +39,8 @@ from jax_transformer.runtime.sharding import (
     replicated,
     row_sharding,
 )
-from jax_transformer.text.batches import Batch, make_batch
+from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import make_batch
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step
@@ -110,7 +111,7 @@ def devices(sizes):
 
 
 def placed(tree, mesh):
-    return jax.device_put(jax.tree.map(jnp.copy, tree), shardings(tree, mesh, CONFIG))
+    return jax.device_put(jax.tree.map(jnp.copy, tree), parameter_shardings(mesh, tree, CONFIG))
 
 
 def losses_on(sizes, start, steps):
@@ -298,7 +299,7 @@ def compare_translations():
                 if not same or abs(one.score - many.score) > 1e-5:
                     found["unequal"].append([beam_size, sizes, one.text, many.text])
     mesh = make_mesh("data=8")
-    params = jax.device_put(model.params, shardings(model.params, mesh, model.config))
+    params = jax.device_put(model.params, parameter_shardings(mesh, model.params, model.config))
     src = np.full((16, 3), 5)
     with jax.set_mesh(mesh):
         hypotheses = generate(params, model.config, src, max_new_tokens=4)

@@ -109,7 +109,7 @@ def test_config_json_describes_the_model_and_every_other_file(trained, directory
     description = json.loads((directory / "config.json").read_text())
     assert description["model_type"] == "jax_transformer"
     assert description["format"] == 1
-    assert description["library_version"] == "0.1.0"
+    assert description["library_version"] == jax_transformer.__version__
     assert TransformerConfig.from_dict(description["config"]) == trained.config
     assert description["generation"] == dict(GENERATION)
     assert description["sha256"] == {
