@@ -5,10 +5,7 @@ recorded by the code that `suggest` prints, and searched with the outputs of its
 its logits alone. The last one has the size of opus-mt. Needs the extra test.
 """
 
-import contextlib
 import dataclasses
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,10 +14,12 @@ from torch import nn
 
 from jax_transformer import InputError, convert
 from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.record import Record, read_record, snippet
+from jax_transformer.porting.record import Record
 from jax_transformer.porting.suggest import Suggestion, suggest
 from tests.convert.foreign import randomized
-from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from tests.porting.foreign_models import MODELS, OUTSIDE
+from tests.porting.renamed import KINDS, renamed, run_snippet
+from tests.porting.renamed import recorded as model_record
 
 LARGE = "opus-mt's size"
 
@@ -59,17 +58,23 @@ class Settings:
 
     Attributes:
         models: Names of models; none means the twelve, the outside ones and the large one.
+        names: The twelve with every name replaced: by random words, by words of other languages,
+            by names of other parts. With `logits_alone`, by their logits alone.
         logits_alone: Whether the search without the outputs of modules is run too.
         minutes: The longest search.
     """
 
     models: tuple[str, ...] = ()
+    names: bool = False
     logits_alone: bool = True
     minutes: float = 30.0
 
 
 def main(settings: Settings) -> None:
     """Print a row for each model."""
+    if settings.names:
+        names(settings)
+        return
     print("| model | tensors | certain, likely, open | passes, seconds | logits | logits alone |")
     print("|---|---|---|---|---|---|")
     for name in settings.models or (*MODELS, *OUTSIDE, LARGE):
@@ -90,19 +95,31 @@ def main(settings: Settings) -> None:
         print(f"| {' | '.join(row)} |", flush=True)
 
 
+def names(settings: Settings) -> None:
+    """Print a row for each model: the effort with its names replaced in three ways."""
+    print(f"| model | {' | '.join(KINDS)} |", "|---|---|---|---|", sep="\n")
+    counts = dict.fromkeys(KINDS, 0)
+    for name in settings.models or MODELS:
+        row = [name]
+        for kind in KINDS:
+            tensors, record = renamed(name, kind)
+            batches = tuple(batch._replace(blocks={}) for batch in record.batches)
+            alone = record._replace(batches=batches)
+            one = record if not settings.logits_alone else alone
+            found = suggest(tensors, one, minutes=settings.minutes)
+            counts[kind] += found.fits
+            row.append(effort(found))
+        print(f"| {' | '.join(row)} |", flush=True)
+    print(counts)
+
+
 def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:
     """Return a model's weights, and what the printed code records of it."""
-    if name == LARGE:
-        module, pad_id, sizes = randomized(Marian()).eval(), 58100, (58101, 58101)
-    else:
-        model = (MODELS | OUTSIDE)[name]
-        module, pad_id, sizes = model.module(), model.pad_id, vocabularies(model)
+    if name != LARGE:
+        return model_record(name)
+    module = randomized(Marian()).eval()
     tensors = {key: value.numpy().copy() for key, value in module.state_dict().items()}
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        exec(snippet(pad_id, *sizes), {"model": module})
-        torch.set_default_dtype(torch.float32)
-        return tensors, read_record(Path(folder) / "recorded.safetensors")
+    return tensors, run_snippet(module, 58100, 58101, 58101)
 
 
 def effort(suggestion: Suggestion) -> str:

@@ -14,6 +14,8 @@ from jax_transformer.porting.suggest import Suggestion
 from jax_transformer.porting.suggest import suggest as suggest_layout
 from jax_transformer.storage import weights as files
 
+RECORDED = "recorded.safetensors"  # written by the code that is printed
+
 
 def suggest(
     weights: Path,
@@ -51,7 +53,12 @@ def suggest(
     tensors = files.read(weights)
     if known := layouts_of(tensors):
         print(f"note: these are the names of the layout {', '.join(known)}\n")
-    suggestion = _with_progress(tensors, record, minutes) if record else suggest_layout(tensors)
+    try:
+        suggestion = _with_progress(tensors, record, minutes) if record else suggest_layout(tensors)
+    except InputError:
+        if record is None:  # a layout by hand can be compared with a record too
+            print(f"Run this in your program; then: verify ... --against {RECORDED}\n\n{snippet()}")
+        raise
     print(suggestion)
     if record is not None and not suggestion.fits:
         sys.exit(1)
@@ -59,7 +66,7 @@ def suggest(
     print(f"{output} written; no weights tell bos_id and eos_id: set them there")
     if record is None:
         sizes = suggestion.config.src_vocab_size, suggestion.config.tgt_vocab_size
-        print("\nRun this in your program; then: suggest ... --against recorded.safetensors\n")
+        print(f"\nRun this in your program; then: suggest ... --against {RECORDED}\n")
         print(snippet(suggestion.config.pad_id, *sizes))
         return
     params = from_torch(tensors, suggestion.config, suggestion.layout, dtype="float32")

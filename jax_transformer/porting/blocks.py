@@ -78,28 +78,33 @@ class Group:
 
 
 def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
-    """Return the attentions and the feed-forward network of a layer."""
+    """Return the attentions and the feed-forward network of a layer.
+
+    Names are believed first, then the shapes alone.
+    """
     network = _rectangular_network(units, width)
-    found = _find(units, width, network)
-    if found[1] and network:
-        found = _find(units, width, None)  # it was the query and output of a wide attention
-    groups, rest = found
-    if rest:
-        shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in rest[:6])
-        raise InputError(
-            f"{len(rest)} products of a layer form no attention and no feed-forward network: "
-            f"{shown}"
-        )
-    return tuple(groups)
+    first: tuple[Unit, ...] = ()
+    # Without the network: it was the query and output of a wide attention.
+    for named, known in itertools.product((True, False), (network, None) if network else (None,)):
+        groups, rest = _find(units, width, known, named)
+        networks = sum(not group.is_attention for group in groups)
+        if not rest and networks == 1 and len(groups) in (2, 3):
+            return tuple(groups)
+        first = first or rest
+    shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in (first or units)[:6])
+    raise InputError(
+        f"{len(first or units)} products of a layer do not form one feed-forward network and one "
+        f"or two attentions: {shown}"
+    )
 
 
 def _find(
-    units: Sequence[Unit], width: int, network: Group | None
+    units: Sequence[Unit], width: int, network: Group | None, named: bool
 ) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups and the products that form none, given the feed-forward network."""
 
     def form(members: Sequence[Unit]) -> Group | None:
-        group = classify(members, width)
+        group = classify(members, width, named)
         return group if group and (network is None or group.is_attention) else None
 
     known = network.units if network else ()
@@ -114,7 +119,11 @@ def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
         shape = matrix_shape(unit, width) or ()
         if len(shape) == 2 and width in shape and shape[0] != shape[1]:
             shapes.setdefault(_other(shape, width), []).append(unit)
-    groups = [classify(members, width) for members in shapes.values() if len(members) in (2, 3)]
+    groups = [
+        classify(members, width, named=False)
+        for members in shapes.values()
+        if len(members) in (2, 3)
+    ]
     networks = [group for group in groups if group and not group.is_attention]
     return networks[0] if len(networks) == 1 else None
 
@@ -140,23 +149,28 @@ def _walk(before: str, units: tuple[Unit, ...], form: Form) -> tuple[list[Group]
     return [*groups, *split], rest
 
 
-def classify(units: Sequence[Unit], width: int) -> Group | None:
-    """Return the group that exactly these products form, or None."""
+def classify(units: Sequence[Unit], width: int, named: bool) -> Group | None:
+    """Return the group that exactly these products form, or None.
+
+    `named`: squares that are named as an attention's projections are no feed-forward network.
+    """
     shapes = [matrix_shape(unit, width) for unit in units]
     if any(shape is None or (width not in shape and min(shape) > width) for shape in shapes):
         return None
     if len(units) == 2:
-        return _classify_two(units, shapes, width)
+        return _classify_two(units, shapes, width, named)
     if len(units) == 3 and (found := _classify_key_value(units, shapes, width)):
         return found
     if len(units) == 3:
-        return _classify_gated(units, shapes)
+        return _classify_gated(units, shapes, named)
     if len(units) == 4:
         return _classify_four(units, shapes, width)
     return None
 
 
-def _classify_two(units: Sequence[Unit], shapes: Sequence[Shape], width: int) -> Group | None:
+def _classify_two(
+    units: Sequence[Unit], shapes: Sequence[Shape], width: int, named: bool
+) -> Group | None:
     one, other = shapes
     if one == other[::-1] and one != other:
         return _feed_forward(units)
@@ -168,9 +182,7 @@ def _classify_two(units: Sequence[Unit], shapes: Sequence[Shape], width: int) ->
             inner = _other(shapes[plain], width)
             if sorted(shapes[fused]) == sorted((times * inner, width)) and width in shapes[plain]:
                 return Group(kind, (units[fused], units[plain]), roles, True)
-    if one == other == (width, width) and not any(
-        _role(unit) in ("query", "key", "value") for unit in units
-    ):
+    if one == other == (width, width) and not (named and _is_named_attention(units)):
         return _feed_forward(units)
     return None
 
@@ -196,9 +208,11 @@ def _classify_key_value(units: Sequence[Unit], shapes: Sequence[Shape], width: i
     return None
 
 
-def _classify_gated(units: Sequence[Unit], shapes: Sequence[Shape]) -> Group | None:
-    if any(_role(unit) in ("query", "key", "value") for unit in units):
-        return None
+def _is_named_attention(units: Sequence[Unit]) -> bool:
+    return any(_role(unit) in ("query", "key", "value") for unit in units)
+
+
+def _classify_gated(units: Sequence[Unit], shapes: Sequence[Shape], named: bool) -> Group | None:
     counts = Counter(shapes)
     if len(counts) == 2:
         pair = next(shape for shape, count in counts.items() if count == 2)
@@ -206,7 +220,7 @@ def _classify_gated(units: Sequence[Unit], shapes: Sequence[Shape]) -> Group | N
         if shapes[single] != pair[::-1]:
             return None
         outer = units[single]
-    elif len(counts) == 1:
+    elif len(counts) == 1 and not (named and _is_named_attention(units)):
         outer = next((u for u in units if set(words(u.matrix)) & OUTER_WORDS), units[-1])
     else:
         return None

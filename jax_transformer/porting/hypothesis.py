@@ -57,7 +57,7 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
     rows = [*_outside_rows(structure, answers, fields)]
     for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
         rows += _layer_rows(structure, layer, side, answers, fields)
-    fields |= {name: answer for name, answer in answers.items() if name in FIELDS}
+    fields = {name: answer for name, answer in answers.items() if name in FIELDS} | fields
     fields |= {"d_model": structure.width, "pad_id": pad_id}
     if fields["positions"] not in ("learned", "sinusoidal_tensor2tensor"):
         fields["position_offset"] = 0
@@ -125,7 +125,7 @@ def _layer_rows(
     for block, group in blocks.items():
         pairs += _group_pairs(structure.width, shapes, block, group, answers, fields)
     norms = answers[f"the norms of an {side} layer"]
-    for norm, block in zip(layer.norms, norms, strict=True):
+    for norm, block in zip(_norms(layer.norms, answers), norms, strict=True):
         path = block if block == "memory_norm" else f"{block}_residual/norm"
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         pairs.append((norm.scale, f"{path}/scale", Operation(), "rows"))
@@ -153,6 +153,13 @@ def _layer_rows(
                 yield Row(layer.stack.name(index, layer.relative), f"{side}/layers_{index}/{table}")
         else:
             yield Row(layer.stack.name(0, layer.relative), f"{side}/{table}")
+
+
+def _norms(norms: tuple[Unit, ...], answers: Answers) -> Iterable[Unit]:
+    """Yield norms, the scale and bias of each exchanged where the answers say so."""
+    for norm in norms:
+        exchanged = norm.bias and answers.get("scale and bias of the norms", False)
+        yield Unit(scale=norm.bias, bias=norm.scale) if exchanged else norm
 
 
 def _group_pairs(
@@ -225,7 +232,7 @@ def _bias_field(role: str) -> str:
 
 def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]) -> Iterable[Row]:
     """Yield the rows of what stands outside the layers; adds their fields."""
-    source, target, output = answers["the tables"]
+    source, target, output, positions = answers["the tables"]
     tables = structure.tables
     tied = {original: [] for original in structure.copies.values()}
     for copy, original in structure.copies.items():
@@ -254,10 +261,6 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
             fields["output_projection"] = "linear"
             vocabulary = fields["tgt_vocab_size"]
             transposed = head.shape == (vocabulary, structure.width)
-            if not transposed and head.shape != (structure.width, vocabulary):
-                raise InputError(
-                    f"{head.matrix} {list(head.shape)} projects no {vocabulary} tokens"
-                )
             yield from rows(head.matrix, "output_projection/kernel", Operation(transposed))
         biases = [*structure.output_biases, *([head.bias] if head.bias else [])]
         if len(biases) > 1:
@@ -269,7 +272,7 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
                 bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1))
             )
     slots = answers["the norms outside the layers"]
-    for norm, slot in zip(structure.norms, slots, strict=True):
+    for norm, slot in zip(_norms(structure.norms, answers), slots, strict=True):
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         yield Row(norm.scale, f"{slot}/scale")
         if norm.bias:
@@ -278,18 +281,17 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
     fields["final_norm"] = "encoder/norm" in slots
     if ("decoder/norm" in slots) != fields["final_norm"]:
         fields["decoder_final_norm"] = "decoder/norm" in slots
-    if structure.learned:
-        offset = answers["position_offset"]
-        order = answers["the position tables"]
-        for side, index in zip(("source", "target"), order, strict=True):
-            name = structure.learned[index]
-            shape = structure.shapes[name]
-            _agree(fields, "max_length", _rows(shape, structure.width) - offset, name)
+    if positions:
+        fields["positions"] = "learned"
+        for side, index in zip(("source", "target"), positions, strict=True):
+            name, shape = tables[index].matrix, tables[index].shape
+            length = _rows(shape, structure.width) - answers["position_offset"]
+            _agree(fields, "max_length", length, name)
             operation = Operation()
             if len(shape) > 2:
                 inner = tuple(-1 if length > 1 else 1 for length in shape[:-1])
                 operation = Operation(shape=(*inner, "d_model"))
-            yield Row(name, f"{side}_positions/embedding", operation)
+            yield from rows(name, f"{side}_positions/embedding", operation)
     elif structure.sinusoids:
         fields["max_length"] = _rows(structure.sinusoids[0].shape, structure.width)
 

@@ -11,13 +11,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jax_transformer.convert.table import Shape
 from jax_transformer.errors import InputError
 
-NUMBER = re.compile(r"(?<=[A-Za-z._])[0-9]{1,4}(?=[._]|$)")
+NUMBER = re.compile(r"(?<=[^0-9])[0-9]{1,4}(?=[._]|$)")
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 SCALE_NAMES = ("weight", "scale", "gamma", "alpha", "gain", "g", "a_2", "w")
 BIAS_NAMES = ("bias", "beta", "shift", "offset", "b", "b_2")
@@ -158,9 +158,15 @@ def most_common_width(shapes: Iterable[Shape]) -> int:
 
 def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
     """Group tensors, of one layer or of what stands outside the layers, by product and norm."""
-    groups: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for name in sorted(shapes, key=natural_key):
-        groups.setdefault(_key(name, shapes), []).append(name)
+        modules.setdefault(name.rpartition(".")[0], []).append(name)
+    groups: dict[str, list[str]] = {}
+    for module, names in modules.items():
+        is_leaf = not any(other.startswith(f"{module}.") for other in modules if module != other)
+        alone = _is_unit([shapes[name] for name in names], width, is_leaf and bool(module))
+        for name in names:
+            groups.setdefault(f"{module}." if alone else _key(name, shapes), []).append(name)
     products: list[Unit] = []
     norms: list[Unit] = []
     other: list[str] = []
@@ -168,19 +174,39 @@ def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
         matrices = [name for name in names if len(shapes[name]) > 1]
         vectors = [name for name in names if len(shapes[name]) == 1]
         other += [name for name in names if not shapes[name]]
-        biases = [name for name in vectors if _split_leaf(name)[1] not in SCALE_NAMES]
         if len(matrices) == 1 and len(vectors) <= 1:
             bias = vectors[0] if vectors else ""
             products.append(Unit(matrices[0], shapes[matrices[0]], bias))
             continue
         products += [Unit(name, shapes[name]) for name in matrices]
+        biases = [name for name in vectors if _split_leaf(name)[1] not in SCALE_NAMES]
         scales = [name for name in vectors if name not in biases] or biases[:1]
-        biases = [name for name in biases if name not in scales]
+        if len(scales) == 2 == len(vectors):
+            scales = scales[:1]
+        biases = [name for name in vectors if name not in scales]
         if len(scales) == 1 and len(biases) <= 1 and shapes[scales[0]] == (width,):
             norms.append(Unit(scale=scales[0], bias="".join(biases)))
         else:
             other += vectors
     return Units(tuple(products), tuple(norms), tuple(other))
+
+
+def is_named(norm: Unit) -> bool:
+    """Return whether names say which tensor of a norm is its scale."""
+    named = _split_leaf(norm.scale)[1] in SCALE_NAMES
+    return not norm.bias or (named and _split_leaf(norm.bias)[1] in BIAS_NAMES)
+
+
+def _is_unit(shapes: Sequence[Shape], width: int, is_leaf: bool) -> bool:
+    """Return whether the tensors of one module are one product or one norm, however named."""
+    matrices = [shape for shape in shapes if len(shape) > 1]
+    vectors = [shape for shape in shapes if len(shape) == 1]
+    if len(matrices) + len(vectors) != len(shapes):
+        return False
+    if len(matrices) == 1 and len(vectors) <= 1:
+        # A vector as long as the model is wide may be a norm's, where a module holds others.
+        return is_leaf or any(n in matrices[0] and n != width for (n,) in vectors)
+    return is_leaf and not matrices and len(vectors) <= 2 and set(vectors) == {(width,)}
 
 
 def _key(name: str, shapes: Mapping[str, Shape]) -> str:

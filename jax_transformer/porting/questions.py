@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Shape
@@ -21,7 +22,7 @@ from jax_transformer.porting.blocks import (
     matrix_shape,
     vote,
 )
-from jax_transformer.porting.names import Unit, words
+from jax_transformer.porting.names import Unit, is_named, words
 from jax_transformer.porting.structure import Layer, Structure
 
 Certainty = Literal["certain", "likely", "open"]
@@ -29,6 +30,8 @@ Certainty = Literal["certain", "likely", "open"]
 SIDES = ("encoder", "decoder")
 SOURCE_WORDS = {"src", "source", "enc", "encoder", "input", "in", "x"}
 TARGET_WORDS = {"tgt", "trg", "target", "dec", "decoder", "y"}
+SIDE_WORDS = (SOURCE_WORDS, TARGET_WORDS)
+POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
 HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", "lm", "logits"}
 TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
@@ -77,8 +80,9 @@ def find_questions(structure: Structure) -> dict[str, Question]:
         questions += _group_questions(places, structure.width, orientation)
     questions.append(_self_or_cross(structure.decoder))
     questions += [_norm_order(layer, side) for layer, side in zip(layers, SIDES, strict=True)]
-    questions += [_outside_norms(structure), _tables(structure), *_positions(structure)]
-    questions += _fields(structure)
+    questions += [_outside_norms(structure), *_scale_and_bias(structure)]
+    questions.append(tables := _tables(structure))
+    questions += _fields(structure, {bool(answer.positions) for answer in tables.answers})
     return {question.name: question for question in questions}
 
 
@@ -311,35 +315,45 @@ def _outside_norms(structure: Structure) -> Question:
     return Question("the norms outside the layers", tuple(answers), certainty, about, texts)
 
 
+class Tables(NamedTuple):
+    """Which table embeds the source, the target, and projects the output; which are positions.
+
+    `positions` are the tables of source and target, or () where positions are not learned.
+    """
+
+    source: int | None
+    target: int | None
+    output: int | None
+    positions: tuple[int, ...] = ()
+
+
 def _tables(structure: Structure) -> Question:
-    """Return the question which table embeds the source, the target, and projects the output."""
-    tables, width = structure.tables, structure.width
-    count = len(tables)
-    answers: list[tuple[int | None, ...]] = []
-    if count == 0:
-        answers = [(None, None, None)]
-    for source, target in itertools.product(range(count), repeat=2):
-        for output in (*range(count), None):
-            used = {source, target, output} - {None}
-            plain = all(
-                tables[i].shape[1] == width and not tables[i].bias for i in (source, target)
-            )
-            if len(used) != count or not plain:
-                continue
-            if output == source != target:
-                continue  # an output tied to the source's table is no config
-            answers.append((source, target, output))
+    """Return the question what each table outside the layers holds."""
+    tables, everyone = structure.tables, range(len(structure.tables))
+    answers = [Tables(None, None, None)] if not tables else []
+    pairs = [() if structure.encoder.relative else pair for pair in _position_pairs(structure)]
+    for source, target, positions in itertools.product(everyone, everyone, pairs):
+        for output in (*everyone, None):
+            answer = Tables(source, target, output, positions)
+            if _is_possible(answer, structure) and answer not in answers:
+                answers.append(answer)
     if not answers:
         names = ", ".join(f"{table.matrix} {list(table.shape)}" for table in tables)
-        raise InputError(f"the tables {names} are not those of a source, a target and an output")
+        raise InputError(
+            f"the tables {names} are not those of a source, a target and an output, with or "
+            "without two of positions"
+        )
 
-    def score(answer: tuple[int | None, ...]) -> int:
-        source, target, output = answer
+    def score(answer: Tables) -> int:
+        source, target, output, positions = answer
         if source is None:
             return 0
         total = vote(tables[source], SOURCE_WORDS, TARGET_WORDS | HEAD_WORDS)
         total += vote(tables[target], TARGET_WORDS, SOURCE_WORDS | HEAD_WORDS)
         total += vote(tables[source], TABLE_WORDS, ()) + vote(tables[target], TABLE_WORDS, ())
+        total += 5 * sum(vote(tables[i], POSITION_WORDS, ()) > 0 for i in positions)
+        for index, own, other in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
+            total += vote(tables[index], own, other) > 0
         if output is None:
             return total - 3
         own = output not in (source, target)
@@ -352,41 +366,69 @@ def _tables(structure: Structure) -> Question:
     gap = sure or score(answers[0]) > score(answers[1])
     certainty: Certainty = "certain" if sure else "likely" if gap else "open"
     about = tuple(name for table in tables for name in (table.matrix, table.bias) if name)
-    names = ("source", "target", "output")
-    texts = tuple(
-        _pairs(names, ["none" if i is None else tables[i].matrix for i in answer])
-        for answer in answers
-    )
+    texts = tuple(_tables_text(answer, structure) for answer in answers)
     return Question("the tables", tuple(answers), certainty, about, texts)
+
+
+def _position_pairs(structure: Structure) -> list[tuple[int, ...]]:
+    """Return the pairs of tables that may be positions of source and target, and no pair."""
+    width, tables = structure.width, structure.tables
+    rows = [
+        math.prod(table.shape) // width if table.shape[-1] == width and not table.bias else None
+        for table in tables
+    ]
+    pairs = itertools.permutations(range(len(tables)), 2)
+    return [(), *((i, j) for i, j in pairs if rows[i] == rows[j] is not None)]
+
+
+def _is_possible(answer: Tables, structure: Structure) -> bool:
+    """Return whether the shapes of tables allow an answer, and it uses each of them."""
+    tables, width = structure.tables, structure.width
+    tokens = {answer.source, answer.target, answer.output} - {None}
+    if tokens | {*answer.positions} != {*range(len(tables))} or tokens & {*answer.positions}:
+        return False
+    sides = [tables[answer.source], tables[answer.target]]
+    if any(len(t.shape) != 2 or t.shape[1] != width or t.bias for t in sides):
+        return False
+    if answer.output in (None, answer.target):
+        return True
+    head = tables[answer.output].shape
+    size = sides[1].shape[0]
+    # An output tied to the source's table is no config.
+    return answer.output != answer.source and head in ((size, width), (width, size))
+
+
+def _tables_text(answer: Tables, structure: Structure) -> str:
+    names = ["none" if i is None else structure.tables[i].matrix for i in answer[:3]]
+    text = _pairs(("source", "target", "output"), names)
+    if answer.positions:
+        own = [structure.tables[i].matrix for i in answer.positions]
+        text += ", " + _pairs(("positions of the source", "of the target"), own)
+    return text
 
 
 def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
 
 
-def _positions(structure: Structure) -> Iterable[Question]:
-    learned = structure.learned
-    if learned:
-        if len(learned) != 2:
-            raise InputError(
-                f"found {len(learned)} learned position tables ({', '.join(learned[:6])}); this "
-                "library has one for the source and one for the target"
-            )
-        first = (0, 1)
-        if set(words(learned[0])) & TARGET_WORDS and not set(words(learned[0])) & SOURCE_WORDS:
-            first = (1, 0)
-        named = any(set(words(name)) & (SOURCE_WORDS | TARGET_WORDS) for name in learned)
-        yield Question(
-            "the position tables",
-            (first, first[::-1]),
-            "likely" if named else "open",
-            learned,
-            tuple(f"source {learned[i]}" for i in first),
-        )
+def _scale_and_bias(structure: Structure) -> Iterable[Question]:
+    """Return the question whether the vectors of a norm are taken for each other, if it is one."""
+    norms = [(norm, "{}") for norm in structure.norms]
+    for layer in (structure.encoder, structure.decoder):
+        norms += [(norm, layer.stack.template("{}")) for norm in layer.norms]
+    if all(is_named(norm) for norm, _ in norms):
+        return
+    about = [place.replace("{}", n) for norm, place in norms for n in (norm.scale, norm.bias) if n]
+    first = next(norm for norm, _ in norms if norm.bias)
+    texts = tuple(
+        f"scale {one}, bias {other}"
+        for one, other in itertools.permutations((first.scale, first.bias))
+    )
+    yield Question("scale and bias of the norms", (False, True), "likely", tuple(about), texts)
 
 
-def _fields(structure: Structure) -> Iterable[Question]:
-    """Return the fields of the config that no shape shows."""
+def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
+    """Return the fields of the config that no shape shows; `learned`: whether positions may be."""
     width = structure.width
     hints = inspect.get_annotations(TransformerConfig, eval_str=True)
 
@@ -409,7 +451,7 @@ def _fields(structure: Structure) -> Iterable[Question]:
     if structure.encoder.relative:
         yield Question("positions", ("relative",), "certain")
         yield Question("relative_attention_max_distance", (128, 64, 256, 32), "likely")
-    elif structure.learned:
+    elif learned == {True}:
         yield Question("positions", ("learned",), "certain")
         yield Question("position_offset", (0, 2, 1), "open")
     elif structure.sinusoids:

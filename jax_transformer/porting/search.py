@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis, build
-from jax_transformer.porting.questions import Question, find_questions
+from jax_transformer.porting.questions import Question, Tables, find_questions
 from jax_transformer.porting.record import Record
 from jax_transformer.porting.simulate import Fit, Point, Tensors, simulate
 from jax_transformer.porting.structure import Structure
@@ -302,12 +303,16 @@ def _fitting_tables(question: Question, structure: Structure, record: Record) ->
         for side in zip(*((batch.src, batch.tgt) for batch in record.batches), strict=True)
     ]
 
-    def fits(answer: tuple[int | None, ...]) -> bool:
-        source, target, output = answer
+    longest = max(max(batch.src.shape[1], batch.tgt.shape[1]) for batch in record.batches)
+
+    def fits(answer: Tables) -> bool:
+        source, target, output, positions = answer
         if source is None:
             return vocabulary == structure.width
         rows = [structure.tables[source].shape[0], structure.tables[target].shape[0]]
         if any(size <= most for size, most in zip(rows, largest, strict=True)):
+            return False
+        if any(math.prod(structure.tables[i].shape) < longest * structure.width for i in positions):
             return False
         return vocabulary == (structure.width if output is None else rows[1])
 

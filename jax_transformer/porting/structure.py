@@ -22,7 +22,6 @@ from jax_transformer.porting.names import (
     find_units,
     most_common_width,
     natural_key,
-    words,
 )
 
 SINUSOIDS = (
@@ -31,9 +30,7 @@ SINUSOIDS = (
     "sinusoidal_tensor2tensor",
     "sinusoidal_per_column",
 )
-RELATIVE_WORDS = {"relative", "rel"}
-POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
-MOST_TABLES = 3  # source, target and output
+MOST_TABLES = 5  # source, target and output, and two of positions
 MOST_OUTSIDE = 100  # tensors outside the layers
 SHOWN = 6  # names in a message
 
@@ -71,7 +68,7 @@ class Structure:
     """The parts of a model.
 
     Attributes:
-        tables: Matrices with an axis of tokens: embeddings and the output projection.
+        tables: Embeddings of tokens and of positions, and the output projection.
         output_biases: Vectors as long as a vocabulary.
         copies: Name of the original by name of an equal copy.
     """
@@ -81,7 +78,6 @@ class Structure:
     encoder: Layer
     decoder: Layer
     tables: tuple[Unit, ...]
-    learned: tuple[str, ...]
     norms: tuple[Unit, ...]
     output_biases: tuple[str, ...]
     sinusoids: tuple[Positions, ...]
@@ -118,19 +114,10 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     if len(relative) == 1:
         name = relative[0].stack.name(0, relative[0].relative)
         raise InputError(_no_place([name], shapes))
-    learned = [u.matrix for u in units.products if _is_learned(u, width)]
-    tables = [u for u in units.products if u.matrix not in learned and _is_table(u, width)]
-    if len(tables) > MOST_TABLES and not learned:
-        learned = _smallest_pair(tables)
-        tables = [table for table in tables if table.matrix not in learned]
-    if relative and learned:
-        raise InputError(
-            f"{learned[0]} is a position table, and the layers have relative biases: a config has "
-            "one of the two"
-        )
+    tables = [u for u in units.products if _is_table(u, width)]
     if len(tables) > MOST_TABLES:
         raise InputError(_no_place([table.matrix for table in tables], shapes))
-    odd = [u for u in units.products if u.matrix not in learned and u not in tables]
+    odd = [u for u in units.products if u not in tables]
     vocabularies = {max(unit.shape) for unit in tables}
     loose = [*units.other, *(unit.matrix for unit in odd if not unit.bias)]
     biases = [
@@ -149,8 +136,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         encoder,
         decoder,
         tuple(tables),
-        tuple(learned),
-        units.norms,
+        tuple(_by_value(norm, tensors) for norm in units.norms),
         tuple(biases),
         sinusoids,
         copies,
@@ -191,7 +177,7 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
     products: list[Unit] = []
     relative: list[str] = []
     for unit in units.products:
-        if len(unit.shape) == 2 and RELATIVE_WORDS & set(words(unit.matrix)):
+        if len(unit.shape) == 2 and width not in unit.shape and unit.shape[0] != unit.shape[1]:
             relative.append(unit.matrix)
         elif not unit.bias and _is_constant(first[unit.matrix]):
             unused.append(unit.matrix)
@@ -213,18 +199,12 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
     except InputError as error:
         raise InputError(f"{stack.before}{_range(stack.indices)}: {error}") from error
     attentions = tuple(group for group in groups if group.is_attention)
-    networks = [group for group in groups if not group.is_attention]
-    if len(networks) != 1 or not 1 <= len(attentions) <= 2:
-        raise InputError(
-            f"{stack.before}{_range(stack.indices)}: found {len(attentions)} attentions and "
-            f"{len(networks)} feed-forward networks in a layer; an encoder's layer has one of "
-            "each, a decoder's two attentions"
-        )
+    (network,) = (group for group in groups if not group.is_attention)
     return Layer(
         stack,
         attentions,
-        networks[0],
-        units.norms,
+        network,
+        tuple(_by_value(norm, first) for norm in units.norms),
         "".join(relative),
         has_relative_per_layer,
         tuple(unused),
@@ -277,23 +257,19 @@ def _sinusoids(
             yield Positions(name, *found, shape)
 
 
-def _is_learned(unit: Unit, width: int) -> bool:
-    named = bool(set(words(unit.matrix)) & POSITION_WORDS) and not unit.bias
-    return named and unit.shape[-1] == width and sum(length > 1 for length in unit.shape) <= 2
-
-
-def _smallest_pair(tables: Iterable[Unit]) -> list[str]:
-    """Return two tables of one shape, those of the fewest rows: positions without a name."""
-    shapes: dict[Shape, list[str]] = {}
-    for table in tables:
-        if not table.bias:
-            shapes.setdefault(table.shape, []).append(table.matrix)
-    pairs = [shape for shape, names in shapes.items() if len(names) == 2]
-    return shapes[min(pairs)] if pairs else []
+def _by_value(norm: Unit, tensors: Mapping[str, np.ndarray]) -> Unit:
+    """Return a norm whose scale is the one of its two vectors that is nearer to ones."""
+    if not norm.bias:
+        return norm
+    far = [np.mean(np.abs(tensors[name] - 1.0)) for name in (norm.scale, norm.bias)]
+    return norm if far[0] <= far[1] else dataclasses.replace(norm, scale=norm.bias, bias=norm.scale)
 
 
 def _is_table(unit: Unit, width: int) -> bool:
-    return len(unit.shape) == 2 and width in unit.shape
+    """Return whether a matrix has rows or columns of the model's width, and no third axis."""
+    if len(unit.shape) == 2:
+        return width in unit.shape
+    return unit.shape[-1] == width and sum(length > 1 for length in unit.shape) == 2
 
 
 def _is_constant(array: np.ndarray) -> bool:

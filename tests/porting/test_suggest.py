@@ -1,8 +1,5 @@
 """Config and layout of models that nobody described, with and without a record of their numbers."""
 
-import functools
-import os
-
 import jax
 import numpy as np
 import pytest
@@ -13,37 +10,15 @@ from hypothesis import strategies as st
 
 from jax_transformer import apply, convert
 from jax_transformer.errors import InputError
-from jax_transformer.porting.record import Record, read_record, record_module, snippet
+from jax_transformer.porting.record import Record, record_module
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
-from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from tests.porting.foreign_models import MODELS
+from tests.porting.renamed import KINDS, recorded, renamed
 from tests.tiers import tiered
 
 # Models whose answers are found from logits alone in a few seconds.
 LOGITS_ALONE = ("fused_columns", "clones", "wrapped")
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """Return a function of a model's name: its weights, and the record that the snippet writes."""
-    folder = tmp_path_factory.mktemp("recorded")
-
-    @functools.cache
-    def run(name):
-        model = (MODELS | OUTSIDE)[name]
-        module = model.module()
-        weights = {key: value.numpy().copy() for key, value in module.state_dict().items()}
-        before, dtype = os.getcwd(), torch.get_default_dtype()
-        os.chdir(folder)
-        try:
-            torch.manual_seed(0)
-            exec(snippet(model.pad_id, *vocabularies(model)), {"model": module})
-        finally:
-            os.chdir(before)
-            torch.set_default_dtype(dtype)
-        return weights, read_record(folder / "recorded.safetensors")
-
-    return run
 
 
 class FromTransformers(torch.nn.Module):
@@ -108,13 +83,13 @@ def check_config(model, config):
 
 
 @pytest.fixture(scope="module", params=tiered(MODELS, ["letters"]))
-def case(request, recorded):
+def case(request):
     """Each model: its name, its weights, and what is suggested with its record."""
     weights, record = recorded(request.param)
     return request.param, weights, suggest(weights, record)
 
 
-def test_config_and_layout_are_found(case, recorded):
+def test_config_and_layout_are_found(case):
     name, weights, suggestion = case
     assert suggestion.fits
     check_config(MODELS[name], suggestion.config)
@@ -160,7 +135,7 @@ def test_what_is_certain_without_a_record_is_right(case):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LOGITS_ALONE)
-def test_logits_alone_settle_the_questions(recorded, name):
+def test_logits_alone_settle_the_questions(name):
     weights, record = recorded(name)
     suggestion = suggest(weights, without_blocks(record))
     assert suggestion.fits
@@ -172,7 +147,7 @@ def test_logits_alone_settle_the_questions(recorded, name):
     assert np.abs(np.asarray(logits) - batch.output).max() < 1e-5 * max(1, batch.output.max())
 
 
-def test_the_least_sure_question_decides_how_sure_a_tensor_is(recorded):
+def test_the_least_sure_question_decides_how_sure_a_tensor_is():
     suggestion = suggest(recorded("clones")[0])
     layer = "decoder.layers.1"
     levels = {
@@ -180,7 +155,7 @@ def test_the_least_sure_question_decides_how_sure_a_tensor_is(recorded):
         f"{layer}.src_attn.linears.0.bias": "open",
         f"{layer}.feed_forward.w_1.weight": "certain",  # its bias is as long as d_ff
         f"{layer}.sublayer.0.norm.a_2": "likely",  # numbers in the order of use
-        "src_embed.0.lut.weight": "likely",
+        "src_embed.0.lut.weight": "certain",  # its rows are not those of the output
         "src_embed.1.pe": "certain",  # sinusoids
     }
     assert {name: suggestion.certainty[name] for name in levels} == levels
@@ -189,6 +164,22 @@ def test_the_least_sure_question_decides_how_sure_a_tensor_is(recorded):
     )
     assert kernels.certainty == "likely"
     assert kernels.text(kernels.answers[0]) == "(inputs, outputs)"  # as its neighbours' biases say
+
+
+@pytest.mark.parametrize("kind", tiered(KINDS, ["misleading"]))
+@pytest.mark.parametrize("name", tiered(MODELS, ["letters"]))
+def test_names_decide_nothing(name, kind):
+    weights, record = renamed(name, kind)
+    suggest(weights)  # is not refused
+    suggestion = suggest(weights, record)
+    assert suggestion.fits
+    check_config(MODELS[name], suggestion.config)
+    params = convert.from_torch(weights, suggestion.config, suggestion.layout)
+    finding = suggestion.finding
+    print(f"{name} with {kind} names: {finding.passes} passes, {finding.seconds:.1f} s")
+    back = convert.to_torch(params, suggestion.config, suggestion.layout)
+    read = [key for key in back if key not in {b.foreign for b in suggestion.layout.buffers}]
+    assert all(np.array_equal(back[key].numpy(), weights[key]) for key in read)
 
 
 def is_certain(suggestion, template):
@@ -200,7 +191,7 @@ def is_certain(suggestion, template):
 
 
 @pytest.mark.exhaustive
-def test_rotary_positions_are_told_with_their_block(recorded):
+def test_rotary_positions_are_told_with_their_block():
     weights, record = recorded("rotary")
     suggestion = suggest(weights, record)
     assert not suggestion.fits
@@ -210,14 +201,14 @@ def test_rotary_positions_are_told_with_their_block(recorded):
     assert " would be " in text
 
 
-def test_a_convolution_has_no_place(recorded):
+def test_a_convolution_has_no_place():
     weights, record = recorded("convolution")
     with pytest.raises(InputError, match=r"convolution\.depthwise\.weight \[24, 1, 3\]: no place"):
         suggest(weights, record)
 
 
 @pytest.mark.exhaustive
-def test_the_nearest_miss_is_named(recorded):
+def test_the_nearest_miss_is_named():
     weights, record = recorded("clones")
     batches = tuple(
         batch._replace(blocks={}, output=1.3 * batch.output) for batch in record.batches
@@ -229,7 +220,7 @@ def test_the_nearest_miss_is_named(recorded):
     assert "the search was stopped: give it more --minutes" in str(suggestion)
 
 
-def test_a_record_of_another_model_is_refused(recorded):
+def test_a_record_of_another_model_is_refused():
     weights, _ = recorded("clones")
     _, record = recorded("letters")
     with pytest.raises(InputError, match="the record's logits have 67 entries"):
@@ -282,7 +273,7 @@ def is_refused_in_one_line(tensors):
 
 @pytest.mark.parametrize("change", ["drop", "rename", "reshape", "repeat"])
 @pytest.mark.parametrize("seed", tiered(range(25), [0, 1]))
-def test_a_damaged_model_is_refused_in_one_line_or_placed(recorded, change, seed):
+def test_a_damaged_model_is_refused_in_one_line_or_placed(change, seed):
     """Most random damage leaves a whole model around it: no error but an InputError escapes."""
     weights, _ = recorded("kernels" if seed % 2 else "wrapped")
     random, damaged = np.random.default_rng(seed), dict(weights)
