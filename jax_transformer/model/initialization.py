@@ -2,12 +2,25 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn.initializers import Initializer, glorot_uniform, normal, zeros
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+
+
+def parameter(
+    module: nn.Module, name: str, draw: Initializer, shape: tuple[int, ...]
+) -> Float[Array | np.ndarray, "..."]:
+    """Return a module's parameter, which `draw` makes where there is none yet.
+
+    `module.param` alone would trace `draw` in every call, to compare the shapes.
+    """
+    value = module.get_variable("params", name)
+    return value if np.shape(value) == shape else module.param(name, draw, shape)
 
 
 def uniform(limit: float) -> Initializer:

@@ -64,11 +64,11 @@ class Linear(nn.Module):
         draw = initialization.kernel(
             self.config, inputs, self.features, self.fused, query=self.query
         )
-        kernel = self.param("kernel", draw, (inputs, self.features))
+        kernel = initialization.parameter(self, "kernel", draw, (inputs, self.features))
         bias = None
         if self.use_bias:
             draw = initialization.bias(self.config, inputs, self.attention)
-            bias = self.param("bias", draw, (self.features,))
+            bias = initialization.parameter(self, "bias", draw, (self.features,))
         if self.execution.compute_dtype is not None:
             return mixed_linear(x, kernel, bias)
         return linear(x, kernel, bias, self.execution.product)
@@ -84,12 +84,12 @@ class Norm(nn.Module):
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         """Return the normed rows."""
         config = self.config
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        scale = initialization.parameter(self, "scale", nn.initializers.ones, x.shape[-1:])
         if config.norm == "rms_norm":
             return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
         bias = None
         if config.norm_bias:
-            bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+            bias = initialization.parameter(self, "bias", nn.initializers.zeros, x.shape[-1:])
         norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
         return norm(x, scale, bias, config.norm_epsilon, self.form)
 
@@ -132,7 +132,9 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         """Declare the table [V, D]."""
         shape = (self.vocab_size, self.config.d_model)
-        self.embedding = self.param("embedding", initialization.embedding(self.config), shape)
+        self.embedding = initialization.parameter(
+            self, "embedding", initialization.embedding(self.config), shape
+        )
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Return the scaled rows of `ids`."""
@@ -152,7 +154,9 @@ class PositionEmbedding(nn.Module):
         """Declare the table [max_length + position_offset, D]."""
         config = self.config
         shape = (config.max_length + config.position_offset, config.d_model)
-        self.embedding = self.param("embedding", initialization.embedding(config), shape)
+        self.embedding = initialization.parameter(
+            self, "embedding", initialization.embedding(config), shape
+        )
 
     def __call__(self, length: int) -> Float[Array, "L D"]:
         """Return the rows of the positions 0 to length - 1."""
@@ -445,11 +449,13 @@ class OutputProjection(nn.Module):
         if tied:
             kernel = table.T
         else:
-            kernel = self.param("kernel", initialization.output_kernel(config), shape)
+            kernel = initialization.parameter(
+                self, "kernel", initialization.output_kernel(config), shape
+            )
         bias = None
         if config.output_bias:
             draw = initialization.bias(config, config.d_model)
-            bias = self.param("bias", draw, (config.tgt_vocab_size,))
+            bias = initialization.parameter(self, "bias", draw, (config.tgt_vocab_size,))
         if self.execution.compute_dtype is not None:
             return mixed_linear(x, table if tied else kernel, bias, by_rows=tied)
         if tied and self.execution.product == "wide_sums":

@@ -27,7 +27,9 @@ class RelativeAttentionBias(nn.Module):
         """Declare the table [buckets, H]."""
         config = self.config
         shape = (config.relative_attention_num_buckets, config.num_heads)
-        self.embedding = self.param("embedding", initialization.relative_bias(config), shape)
+        self.embedding = initialization.parameter(
+            self, "embedding", initialization.relative_bias(config), shape
+        )
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
         """Return the bias of each query and key, both counted from position 0."""
