@@ -107,7 +107,10 @@ def resumed_arguments(
     saved = arguments_of_run(resumed.settings)
     arguments = named.replaced_in(saved)
     check_resumed(saved, arguments)
-    step = resumed.progress.step
+    step, settings = resumed.progress.step, resumed.settings
+    config = model_config(arguments.model, settings.config)
+    given = settings._replace(config=config, training_config=arguments.training)
+    check_same(settings, given, step)  # before the text is read
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
     return arguments, resumed
 
@@ -119,10 +122,9 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
     check_values(arguments, start)
     mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
 
-    settings, corpora = prepare(arguments, start, console)
+    expected = resumed.settings.data_sha256 if resumed else None
+    settings, corpora = prepare(arguments, start, console, expected)
     arguments = dataclasses.replace(arguments, output=arguments.output or first_free_run())
-    if resumed:
-        check_same(resumed.settings, settings, resumed.progress.step)
     distributed.check_agreement(facts(settings, start, mesh))
     show_settings(arguments, settings, mesh, console)
 
@@ -190,16 +192,19 @@ def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) 
     check_training(config, arguments.training)
 
 
-def prepare(arguments: Arguments, start: Start, console: Console) -> tuple[RunSettings, Corpora]:
+def prepare(
+    arguments: Arguments, start: Start, console: Console, expected_sha256: str | None = None
+) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text.
 
-    What an earlier run has prepared of the same text is used again.
+    What an earlier run has prepared of the same text is used again. Text other than the expected
+    one, of a run that is resumed, is refused.
     """
     text_settings = arguments.text_settings()
     corpora = read_corpora(text_settings, start.tokenizer, console)
     config = model_config(arguments.model, start.config or corpora.tokenizer)
     _check_memory(arguments, config, known=True)
-    encoded = encode_corpora(corpora, text_settings, console)
+    encoded = encode_corpora(corpora, text_settings, console, expected_sha256)
     for line in (*start.report, *encoded.report):
         console.print(line)
     settings = RunSettings(

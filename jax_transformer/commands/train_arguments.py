@@ -31,9 +31,10 @@ from jax_transformer.training.config import Count, TrainingConfig
 OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
 NOT_KEPT = (
     *OF_ONE_START,
-    *("output", "prepared", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
+    *("output", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
 )
-PATHS = (*Files._fields, "init", "tokenizer", "target_tokenizer")  # kept as absolute paths
+# Kept as absolute paths.
+PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
 TEXT_SIZES = {
@@ -358,7 +359,9 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
         for field in dataclasses.fields(arguments)
         if field.name not in NOT_KEPT
     }
-    return kept | {name: _absolute(kept[name]) for name in PATHS if kept[name]}
+    if kept["prepared"] == default_store():  # of this user on this machine
+        del kept["prepared"]
+    return kept | {name: _absolute(kept[name]) for name in PATHS if kept.get(name)}
 
 
 def arguments_of_run(settings: RunSettings) -> Arguments:

@@ -9,6 +9,7 @@ from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
+from jax_transformer.runs.state import check_equal
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters, encode_text
@@ -159,13 +160,18 @@ def read_corpora(
     return Preparation(texts, without, validation, tokenizer)
 
 
-def encode_corpora(preparation: Preparation, settings: TextSettings, console: Console) -> Corpora:
+def encode_corpora(
+    preparation: Preparation,
+    settings: TextSettings,
+    console: Console,
+    expected_sha256: str | None = None,
+) -> Corpora:
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
-    Overlong training pairs are dropped; so are those held out of them.
+    Overlong training pairs are dropped; so are those held out of them. A text that has not the
+    sha256 of the run that is resumed is refused before it is encoded.
     """
     tasks = _tasks(preparation, settings, console)
-    training = [prepared_corpus(settings.store, task, console) for task in tasks]
     max_length, text = settings.filters.max_length, preparation.validation
     validation = encode_text(text, preparation.tokenizer, max_length)
     overlong = validation.counts.dropped["dropped as too long"]
@@ -174,6 +180,13 @@ def encode_corpora(preparation: Preparation, settings: TextSettings, console: Co
             f"max_length={max_length} is too short for {overlong:,} of "
             f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
+    fitting = text
+    if overlong:
+        fitting = _without_overlong(text, preparation.tokenizer, max_length)
+    sha256 = digest([[task.key for task in tasks], settings.weights, fitting.sha256])
+    if expected_sha256 is not None:
+        check_equal("text's sha256", expected_sha256, sha256)
+    training = [prepared_corpus(settings.store, task, console) for task in tasks]
     origin = ""
     if len(preparation.held_out):
         origin = f"{text.pairs:,} pairs of the training text, chosen by the seed; "
@@ -181,11 +194,8 @@ def encode_corpora(preparation: Preparation, settings: TextSettings, console: Co
         *(f"training: {corpus.counts.report()}" for corpus in training),
         f"validation: {origin}{validation.counts.report()}",
     )
-    if overlong:
-        text = _without_overlong(text, preparation.tokenizer, max_length)
-    sha256 = digest([[task.key for task in tasks], settings.weights, text.sha256])
     pairs = Corpus.mixed(training, settings.weights) if settings.weights else training[0]
-    return Corpora(pairs, validation, text, preparation.tokenizer, report, sha256)
+    return Corpora(pairs, validation, fitting, preparation.tokenizer, report, sha256)
 
 
 def try_corpora(

@@ -1,5 +1,7 @@
 """`jax-transformer train --resume`: what goes on, what is refused, and what is lost on the way."""
 
+import dataclasses
+import json
 import re
 import shutil
 import time
@@ -12,7 +14,10 @@ import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import train
+from jax_transformer.commands.train_arguments import Arguments, kept_arguments
+from jax_transformer.runs import checkpoints, corpora
 from jax_transformer.runs.metrics import read_metrics
+from jax_transformer.text.store import default_store
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import arguments, program, refusal
 
@@ -58,8 +63,13 @@ CONTRADICTIONS = {
 
 def test_what_contradicts_the_run_is_refused(finished, monkeypatch, capsys):
     capsys.readouterr()
+    # The text is read only where it differs itself, and is not encoded then.
+    monkeypatch.setattr(corpora, "prepared_corpus", lambda *_: pytest.fail("text was encoded"))
     for argument, message in CONTRADICTIONS.items():
-        line = refusal(capsys, "--output=model", "--resume", argument)
+        with monkeypatch.context() as patched:
+            if not argument.startswith("--source"):
+                patched.setattr(train, "read_corpora", lambda *_: pytest.fail("text was read"))
+            line = refusal(capsys, "--output=model", "--resume", argument)
         assert message in line, argument
     assert "needs --output" in refusal(capsys, "--resume")
     line = refusal(capsys, "--resume", "--output=other")
@@ -94,6 +104,30 @@ def test_a_file_is_compared_with_the_resumed_run_as_flags_are(finished, monkeypa
         assert (written["output"], written["training"]["steps"]) == ("model", steps)
     with pytest.raises(SystemExit, match="enough"):  # its own file
         program("--config=model/settings.yaml", "--output=model", "--resume")
+
+
+def test_a_resumed_run_keeps_the_folder_of_its_encoded_text(finished, monkeypatch):
+    def resumed(named, *flags):
+        """Return the folder of a run that was started with one, and is resumed with flags."""
+        arguments = dataclasses.replace(Arguments(), prepared=named)
+        kept = json.loads(json.dumps(kept_arguments(arguments)))
+        monkeypatch.setattr(checkpoints, "settings_from_json", with_arguments(kept))
+        with pytest.raises(SystemExit, match="enough"):
+            program("--output=model", "--resume", *flags)
+        return store.call_args.args[0].store
+
+    def with_arguments(kept):
+        return lambda *read: settings_from_json(*read)._replace(arguments=kept)
+
+    settings_from_json = checkpoints.settings_from_json
+    store = mock.Mock(side_effect=InputError("enough"))
+    monkeypatch.setattr(train, "read_corpora", store)
+    assert resumed(Path("kept")) == Path("kept").absolute()
+    assert resumed(Path("kept"), "--prepared=other") == Path("other")
+    usual = default_store()
+    assert resumed(usual) == usual
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("another user").absolute()))
+    assert resumed(default_store()) == default_store() != usual
 
 
 @pytest.mark.exhaustive
