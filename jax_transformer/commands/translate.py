@@ -1,11 +1,14 @@
 """`jax-transformer translate`: lines in, translations out."""
 
 import contextlib
+import io
 import itertools
+import os
+import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from rich.console import Console
@@ -19,12 +22,13 @@ from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
-from jax_transformer.translation.model_folder import load, model_digest
+from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
 from jax_transformer.translation.resumable_file import check_output, resumable_file
 from jax_transformer.translation.source_batches import (
     FIRST_WINDOW,
     LARGEST_WINDOW,
     window_sizes,
+    with_pauses,
 )
 from jax_transformer.translation.translate import Translation
 from jax_transformer.translation.translate import translate as translate_lines
@@ -57,8 +61,9 @@ def translate(
 
     Line i gives the output lines from (i - 1) * nbest + 1 to i * nbest, best first; a blank line
     gives blank lines. With --scores each output line begins with its score and a tab. Lines are
-    translated in windows, small ones first, and are written in the order of the input. Progress is
-    shown on standard error if that is a terminal.
+    translated in windows, small ones first, and are written in the order of the input; where a pipe
+    pauses, what has come is translated at once. On a terminal, each line is translated when it is
+    entered, and Ctrl-D ends. Otherwise progress is shown on standard error if that is a terminal.
 
     With --output a translation can be killed at any moment: the same command with --resume goes
     on, and ends with the same bytes.
@@ -108,7 +113,14 @@ def translate(
     devices = make_mesh(mesh or "data=-1", jax.local_devices())
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as files:
-        text = sys.stdin.buffer if input is None else files.enter_context(open_stream(input))
+        text = sys.stdin.buffer if input is None else open_stream(input)
+        typed = input is None and output is None and sys.stdin.isatty()
+        pausing = output is None and not typed and _may_pause(text)
+        # To close what a thread still reads would wait for its end.
+        if input is None and pausing:
+            text = open(text.fileno(), "rb", closefd=False)  # noqa: SIM115
+        elif input is not None and not pausing:
+            files.enter_context(text)
         model = load(
             folder,
             ignore_generation_config=ignore_generation_config,
@@ -133,15 +145,21 @@ def translate(
             "max_tokens": max_tokens,
             "window": window,
         }
+        first: list[str] = []
         lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
-        first = list(itertools.islice(lines, FIRST_WINDOW)) if alignments else []
-        lines = itertools.chain(first, lines)
+        if alignments is not None:
+            lines = _keeping(lines, first, FIRST_WINDOW)
+        if pausing:
+            lines = with_pauses(lines)
         counted = input is not None and input.is_file() and console.is_terminal
         total = count_lines(input) if counted else None  # a FIFO can be read once only
         shown = {"console": console, "mesh": devices}
         if output is None:
-            found = translate_lines(model, lines, total=total, **chosen, **shown)
-            _write(found, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores, window, 0)
+            if typed:
+                found = _translated_when_entered(model, lines, **chosen, mesh=devices)
+            else:
+                found = translate_lines(model, lines, total=total, **chosen, **shown)
+            _write(found, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores, 1, 0)
         else:
             facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
             facts |= {"model": model_digest(model), "library": __version__}
@@ -155,6 +173,38 @@ def translate(
             best = list(translate_lines(model, first, **chosen, mesh=devices))
             drawn = alignment_plot.alignments(model, first, best)
             alignment_plot.draw(alignments, drawn, overwrite)
+
+
+def _may_pause(file: io.BufferedReader) -> bool:
+    """Return whether a file is a pipe or the like, whose lines come when somebody writes them."""
+    try:
+        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # a file in memory
+        return False
+
+
+def _keeping(lines: Iterable[str], kept: list[str], most: int) -> Iterator[str]:
+    """Yield lines, and append the first of them to a list."""
+    for line in lines:
+        if len(kept) < most:
+            kept.append(line)
+        yield line
+
+
+def _translated_when_entered(
+    model: TrainedModel, lines: Iterator[str], **options: Any
+) -> Iterator[list[Translation]]:
+    """Yield the translations of each line that is typed; one that is refused is told at once."""
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = next(lines, None)
+        if line is None:
+            print(file=sys.stderr)
+            return
+        try:
+            yield next(translate_lines(model, [line], **options))
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
 
 
 def _write(

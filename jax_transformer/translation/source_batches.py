@@ -1,6 +1,7 @@
 """Lines in windows, and the sources of a window in batches of few shapes."""
 
-import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jax_transformer.config import TransformerConfig
 FIRST_WINDOW = 64  # lines
 GROWTH = 4  # factor from one window to the next
 LARGEST_WINDOW = 8192  # lines
+PAUSE = 0.1  # seconds without another line
 SHORTEST_BATCH = 8  # tokens
 MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
@@ -46,25 +48,72 @@ def window_sizes(largest: int) -> Iterator[int]:
         size = min(GROWTH * size, largest)
 
 
-def windows(
-    lines: Iterable[str], largest: int | None, skip: int
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield the windows behind the first `skip` lines, each with the number of lines before it.
+class Window(NamedTuple):
+    """Lines that are translated together.
 
-    `lines` begins behind them, too.
+    Attributes:
+        start: Number of lines before it.
+        is_small: Whether there may be few lines: it is the first one, or a pause has ended it.
+    """
+
+    start: int
+    lines: list[str]
+    is_small: bool
+
+
+def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
+    """Yield lines as they arrive, and None after each `PAUSE` without one; a thread reads them."""
+    arrived: queue.Queue[tuple[str | None, BaseException | None]] = queue.Queue(LARGEST_WINDOW)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                arrived.put((line, None))
+            arrived.put((None, None))
+        except BaseException as error:
+            arrived.put((None, error))
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line, error = arrived.get(timeout=PAUSE)
+        except queue.Empty:
+            yield None
+            continue
+        if error is not None:
+            raise error
+        if line is None:
+            return
+        yield line
+
+
+def windows(lines: Iterable[str | None], largest: int | None, skip: int) -> Iterator[Window]:
+    """Yield the windows behind the first `skip` lines.
+
+    `lines` begins behind them, too. None among them ends a window, as `with_pauses` yields it.
     """
     lines, start = iter(lines), 0
     if largest is None:
-        if window := list(lines):
-            yield skip, window
+        if window := [line for line in lines if line is not None]:
+            yield Window(skip, window, skip == 0)
         return
     for size in window_sizes(largest):
-        if start >= skip:
-            window = list(itertools.islice(lines, size))
-            if not window:
-                return
-            yield start, window
-        start += size
+        if start < skip:
+            start += size
+            continue
+        window, paused = [], False
+        while len(window) < size and not paused:
+            try:
+                line = next(lines)
+            except StopIteration:
+                break
+            if line is not None:
+                window.append(line)
+            paused = line is None and len(window) > 0
+        if not window:
+            return
+        yield Window(start, window, start == 0 or paused)
+        start += len(window)
 
 
 def source_batches(
@@ -73,14 +122,14 @@ def source_batches(
     target_length: Callable[[int], int],
     most_tokens: int,
     shards: int,
-    is_first: bool,
+    is_small: bool,
 ) -> Iterator[SourceBatch]:
     """Yield the sources that are not empty, longest first, in few shapes.
 
     The length of a batch is a power of two or `config.max_length`, and its number of rows follows
     from the length, so that all windows share their shapes: a compilation takes longer than a
-    batch. Only the last batch of the first window may have fewer rows, because there may be no
-    second window.
+    batch. Only the last batch of a small window may have fewer rows: there may be no second window,
+    or somebody waits.
 
     Args:
         target_length: Returns the most tokens of a translation from the length of its batch.
@@ -99,7 +148,7 @@ def source_batches(
         counted = max(length, (longest - usual_target_length(0)) // 2)
         count = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
         members, order = order[:count], order[count:]
-        if is_first and not order:
+        if is_small and not order:
             count = min(count, -(-_power_of_two(len(members)) // shards) * shards)
         # 64 bits: `generate` then refuses an id that 32 bits would wrap around.
         src = np.full((count, length), config.pad_id, np.int64)

@@ -22,6 +22,7 @@ from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
     SourceBatch,
+    Window,
     source_batches,
     usual_target_length,
     windows,
@@ -45,7 +46,7 @@ class Translation(NamedTuple):
 
 def translate(
     model: TrainedModel,
-    lines: Iterable[str],
+    lines: Iterable[str | None],
     *,
     overlong: Literal["refuse", "cut"] = "refuse",
     max_tokens: int = 4096,
@@ -63,7 +64,7 @@ def translate(
     more than a window of lines is in memory. Within a window lines of similar length share a batch.
 
     Args:
-        lines: Source lines.
+        lines: Source lines; None among them is a pause, before which a window ends.
         overlong: What happens if a line has more than `config.max_length` tokens, special tokens
             included: "refuse" to translate its window, or "cut" the line.
         max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
@@ -117,7 +118,7 @@ def translate(
 
 def _translate(
     model: TrainedModel,
-    parts: Iterator[tuple[int, list[str]]],
+    parts: Iterator[Window],
     overlong: str,
     most_tokens: int,
     total: int | None,
@@ -128,7 +129,7 @@ def _translate(
     number, cut = 0, []
     with _progress(console) as progress:
         task = progress.add_task("translating", total=total)
-        for start, lines in parts:
+        for start, lines, is_small in parts:
             sources, cut_lines = _encode(model, lines, start, overlong)
             cut += cut_lines
             translations = [blank] * len(lines)
@@ -136,7 +137,7 @@ def _translate(
             for is_last in (False, True):
                 target_length = partial(_target_length, model, is_last=is_last)
                 batches = source_batches(
-                    model.config, sources, target_length, most_tokens, row_shards(mesh), start == 0
+                    model.config, sources, target_length, most_tokens, row_shards(mesh), is_small
                 )
                 for batch in batches:
                     best = _translate_batch(model, batch, start, mesh)

@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
 
@@ -57,12 +58,60 @@ def command(directory):
     return [sys.executable, "-m", "jax_transformer.commands.main", "translate", directory]
 
 
-def test_a_program_writes_lines_to_standard_output_and_nothing_else(checkpoint, directory):
-    done = subprocess.run(command(directory), input=TEXT, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_a_program_translates_what_a_slow_pipe_has_brought(checkpoint, directory):
+    program = subprocess.Popen(
+        command(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     texts = [best.text for best, *_ in translate(checkpoint, LINES)]
-    assert done.stdout.decode() == "".join(f"{text}\n" for text in texts)
     assert len({*texts}) > 2
+    with program:
+        for line, text in zip(LINES, texts, strict=True):
+            program.stdin.write(f"{line}\n".encode())
+            program.stdin.flush()  # and the pipe stays open
+            assert select.select([program.stdout], [], [], 40)[0], "it waits for more lines"
+            assert program.stdout.readline().decode() == f"{text}\n"
+        program.stdin.close()
+        assert (program.wait(60), program.stdout.read(), program.stderr.read()) == (0, b"", b"")
+
+
+@pytest.mark.exhaustive
+def test_a_line_that_is_refused_ends_the_program_while_the_pipe_is_open(directory):
+    program = subprocess.Popen(command(directory), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    with program:
+        program.stdin.write(b"a\xff\n")
+        program.stdin.flush()
+        assert program.wait(60) == 1
+        said = program.stderr.read().decode()
+    assert said.count("\n") == 1
+    assert said.startswith("error: standard input:1:2: byte 0xff is not UTF-8")
+
+
+def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
+    directory, checkpoint, monkeypatch, capfdbinary
+):
+    first, blank, last = (best.text for (best,) in translate(checkpoint, ["cab", "", "b"]))
+    typing, terminal = pty.openpty()
+    monkeypatch.setattr(sys, "argv", ["x", "translate", str(directory)])
+    shown, to_type = [], [b"abc abc abc abc abc\nb\n", b"\x04"]  # Ctrl-D
+    generate = translation.generate
+
+    def typing_on(*arguments, **options):
+        shown.append(capfdbinary.readouterr())
+        os.write(typing, to_type.pop(0))
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(translation, "generate", typing_on)
+    os.write(typing, b"cab\n\n")
+    with open(terminal) as keyboard:
+        monkeypatch.setattr(sys, "stdin", keyboard)
+        cli.main()
+    os.close(typing)
+    refused = (
+        b"error: line 1 is 16 tokens long, EOS included, but the model takes max_length=12; split "
+        b"the line or set overlong to 'cut'\n"
+    )
+    assert shown == [(b"", b"> "), (f"{first}\n{blank}\n".encode(), b"> > " + refused + b"> ")]
+    assert capfdbinary.readouterr() == (f"{last}\n".encode(), b"> \n")
 
 
 @pytest.mark.exhaustive

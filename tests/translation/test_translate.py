@@ -1,6 +1,7 @@
 """Translation of lines: order, independence of other lines, options, overlong and bad lines."""
 
 import io
+import threading
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as translation
-from jax_transformer.translation.source_batches import window_sizes
+from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
 from jax_transformer.translation.translate import translate as translate_stream
 from tests.models import tiny_model, unchecked
 from tests.tiers import tiered
@@ -115,6 +116,30 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
         assert len(read) == (64 if number <= 64 else 64 + 100 * -(-(number - 64) // 100))
     assert [size for size, _ in zip(window_sizes(100), range(3), strict=False)] == [64, 100, 100]
     assert next(window_sizes(10)) == 10
+
+
+def test_a_pause_ends_a_window():
+    lines = [None, "a", "b", None, None, "c", "d", "e", None]
+    found = [(start, *part, small) for start, part, small in windows(lines, 2, 0)]
+    assert found == [(0, "a", "b", True), (2, "c", "d", False), (4, "e", True)]
+    assert [part for _, part, _ in windows(lines, None, 0)] == [[*"abcde"]]
+
+
+def test_lines_are_yielded_as_they_arrive_with_pauses_between():
+    line_may_come = threading.Event()
+
+    def slow():
+        yield "a"
+        line_may_come.wait()
+        yield "b"
+        raise InputError("a fault")
+
+    found = with_pauses(slow())
+    assert [next(found), next(found)] == ["a", None]
+    line_may_come.set()
+    assert next(line for line in found if line is not None) == "b"
+    with pytest.raises(InputError, match="a fault"):
+        next(found)
 
 
 def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
