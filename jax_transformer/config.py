@@ -42,8 +42,8 @@ class TransformerConfig:
         num_heads: Attention heads.
         d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
         d_ff: Inner width of the feed-forward network.
-        num_encoder_layers: Layers of the encoder, at most `MOST_LAYERS`.
-        num_decoder_layers: Layers of the decoder, at most `MOST_LAYERS`.
+        num_encoder_layers: Layers of the encoder, at most 10,000.
+        num_decoder_layers: Layers of the decoder, at most 10,000.
         max_length: The longest source or target of the position table, in tokens. Without a
             position table (`positions` "relative" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":

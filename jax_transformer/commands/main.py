@@ -1,9 +1,11 @@
 """The command line: `jax-transformer COMMAND ...`."""
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jax_transformer.commands.command_line import call
 from jax_transformer.commands.interrupt import interruptible
@@ -24,6 +26,12 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
+GOOGLE = "0x1ae0"  # the vendor of a TPU
+WITHOUT_TPU = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
@@ -96,10 +104,24 @@ def _drop_output() -> bool:
     return False
 
 
+def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
+    """Tell libtpu, where it is installed beside no TPU, what it would print errors about.
+
+    It looks for a TPU when JAX lists the devices.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        return
+    if any(file.read_text().strip() == GOOGLE for file in pci_devices.glob("*/vendor")):
+        return
+    for variable, value in WITHOUT_TPU.items():
+        os.environ.setdefault(variable, value)
+
+
 def run_command(name: str, *arguments: str) -> None:
     """Import the command's module and call its function with the parsed arguments."""
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")
+    quiet_libtpu()
     command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
     if name in PARSES_ITSELF:
         command(*arguments)

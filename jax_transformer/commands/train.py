@@ -16,6 +16,7 @@ from rich.console import Console
 
 from jax_transformer.commands.train_arguments import (
     NO_START,
+    TEXT_SIZES,
     Arguments,
     NamedSettings,
     Start,
@@ -34,7 +35,7 @@ from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
-from jax_transformer.runs.model_settings import check_model, model_config
+from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, claimed
 from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.state import RunSettings, check_same
@@ -48,10 +49,14 @@ from jax_transformer.storage.writing import replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
+
+# Settings of the training that are shown at the start, even where they are the usual ones.
+SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
 
 
 def train(*argv: str) -> None:
@@ -222,12 +227,23 @@ def prepare(
 def show_settings(
     arguments: Arguments, settings: RunSettings, mesh: Mesh, console: Console
 ) -> None:
-    """Show the settings as resolved, the devices and the implementation of attention."""
-    console.print(to_yaml(arguments.to_mapping()), end="")
+    """Show the settings that say most, the devices and the implementation of attention."""
+    config, training = settings.config, arguments.training
+    model = f"preset {arguments.preset}" if arguments.preset else f"that of {arguments.init}"
+    named = named_fields(arguments.model, arguments.preset, TEXT_SIZES)
+    fields = (f"{name}={named[name]}" for name in (named if arguments.preset else TEXT_SIZES))
+    console.print(f"model: {model}, {', '.join(fields)}, {config.src_vocab_size:,} tokens")
+    usual = dataclasses.asdict(TrainingConfig())
+    shown = (
+        f"{name}={value}"
+        for name, value in dataclasses.asdict(training).items()
+        if training.acts(name) and (name in SHOWN or value != usual[name])
+    )
+    console.print(f"training: {', '.join(shown)}")
+    console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
-    config = settings.config
-    console.print(str(attention_choice(mesh, config, arguments.training)))
-    trained, whole = trained_sizes(config, arguments.training.freeze)
+    console.print(str(attention_choice(mesh, config, training)))
+    trained, whole = trained_sizes(config, training.freeze)
     console.print(f"{trained:,} of {whole:,} parameters are trained")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import runpy
 import signal
@@ -80,6 +81,32 @@ def test_a_command_without_its_extra_says_which(without_extras):
     torch = 'needs torch, which is not installed: pip install "jax-transformer[torch]"'
     assert said["verify of weights"].endswith(torch)
     assert said["torch_reference"] == f"torch_reference {torch}"
+
+
+@pytest.mark.parametrize("vendor", ["0x8086", "0x1ae0"])
+def test_libtpu_is_told_that_there_is_no_tpu_where_there_is_none(tmp_path, monkeypatch, vendor):
+    (tmp_path / "0000:00:01.0").mkdir()
+    (tmp_path / "0000:00:01.0" / "vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr(os, "environ", {"TPU_WORKER_HOSTNAMES": "a,b"})
+    cli.quiet_libtpu(tmp_path)
+    assert os.environ["TPU_WORKER_HOSTNAMES"] == "a,b"
+    assert ("TPU_ACCELERATOR_TYPE" in os.environ) == (vendor != "0x1ae0")
+    os.environ.pop("TPU_ACCELERATOR_TYPE", None)
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
+    cli.quiet_libtpu(tmp_path)
+    assert "TPU_ACCELERATOR_TYPE" not in os.environ
+
+
+@pytest.mark.exhaustive
+def test_a_command_is_quiet_where_libtpu_finds_no_tpu(tmp_path):
+    told = {"JAX_PLATFORMS", *cli.WITHOUT_TPU}
+    environment = {name: value for name, value in os.environ.items() if name not in told}
+    program = "from jax_transformer.commands.main import quiet_libtpu as quiet; "
+    program += "import jax; {}print(jax.devices())"
+    for call, is_quiet in (("quiet(); ", True), ("", False)):  # the test extra brings libtpu
+        command = [sys.executable, "-c", program.format(call)]
+        done = subprocess.run(command, capture_output=True, env=environment, check=True)
+        assert (done.stderr == b"") == is_quiet
 
 
 def test_train_py_is_the_same_command(tmp_path, monkeypatch):

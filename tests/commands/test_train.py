@@ -22,6 +22,7 @@ from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text import number_words
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
@@ -31,6 +32,14 @@ ROOT = Path(__file__).parents[2]
 def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinary):
     directory, shown = first_run
     assert "training: 6 pairs read; 6 pairs of " in shown
+    settings = shown.partition("mesh: ")[0].splitlines()[2:]
+    assert settings == [
+        "model: preset vaswani2017, d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1, "
+        "num_decoder_layers=1, max_length=128, dropout=0.1, 16 tokens",
+        "training: steps=12, schedule=noam, warmup_steps=4, compute_dtype=float32, max_tokens=60, "
+        "bucket_count=1, evaluation_interval=5, seed=0",
+        "all settings: model/settings.yaml",
+    ]
     assert re.search(r"1 batch shapes compiled in \d+\.\d s", shown)
     assert re.search(r"step 12: validation loss \d\.\d{3}", shown)
     assert re.search(r"model of step \d+ written to model\n", shown)
@@ -68,11 +77,36 @@ def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
     assert shown.count("(ABBA)") == shown.count("chrF2 = ") == shown.count("BLEU = ")
 
 
+def test_help_names_numbers_and_no_constants_of_the_code(capsys):
+    for flags in ((), ("--source=x",)):
+        with pytest.raises(SystemExit):
+            program(*flags, "--help")
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "Layers of the encoder, at most 10,000." in shown
+        assert "written as Hugging Face folders later" in shown
+        assert not re.search("`[A-Z_]+`", shown)
+
+
+@pytest.mark.parametrize(
+    ("fields", "acting"),
+    [
+        ({}, {"learning_rate_factor", "bucket_count"}),
+        ({"schedule": "cosine"}, {"learning_rate", "bucket_count"}),
+        ({"batching": "packed"}, {"learning_rate_factor", "pack_length"}),
+        ({"compute_dtype": "bfloat16"}, {"learning_rate_factor", "bucket_count", "gradient_dtype"}),
+    ],
+)
+def test_settings_act_where_others_say_so(fields, acting):
+    depending = {"learning_rate", "learning_rate_factor", "gradient_dtype", "bucket_count"}
+    settings = TrainingConfig(**fields)
+    assert {name for name in {*depending, "pack_length"} if settings.acts(name)} == acting
+    assert settings.acts("steps")
+
+
 @pytest.mark.exhaustive
 def test_a_file_of_settings_is_as_good_as_flags(first_run, corpus, capsys):
     directory, shown = first_run
     settings = (directory / "model/settings.yaml").read_text()
-    assert settings in shown
     of_one_start = {"config", "overwrite", "resume", "coordinator", "num_processes", "process_id"}
     assert of_one_start.isdisjoint(yaml.safe_load(settings))
     Path("mine.yaml").write_text(settings.replace("output: model", "output: null"))

@@ -244,8 +244,9 @@ def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, 
     for changes in case_of(family.model_type).impossible:
         changed = dataclasses.replace(usual.config, **changes)
         message = f"no {family.architecture} has this config: {next(iter(changes))}"
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=message) as refusal:
             to_huggingface(usual.params, changed, tmp_path / "model", family=family.model_type)
+        assert str(refusal.value).endswith(f"is trained with preset={family.preset!r}")
     assert os.listdir(tmp_path) == []
 
 

@@ -146,7 +146,10 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
         if name != "initialization" and value != possible[name]
     ]
     if differing:
-        raise InputError(f"no {family.architecture} has this config: {'; '.join(differing)}")
+        raise InputError(
+            f"no {family.architecture} has this config: {'; '.join(differing)}; "
+            f"such a model is trained with preset={family.preset!r}"
+        )
     return values
 
 
