@@ -103,4 +103,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from importlib.util import find_spec
+
+    names = {*globals(), *__all__}  # `help` imports each of them
+    return sorted(names if find_spec("tokenizers") else names - {"load"})
