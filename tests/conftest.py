@@ -10,6 +10,7 @@ import jax
 import pytest
 import torch
 
+from jax_transformer.runtime import sealed_cache
 from tests.compilation import QUICKLY
 
 CACHE = {
@@ -30,6 +31,7 @@ def pytest_configure():
     for name, value in CACHE.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)  # for the programs that tests start
+    sealed_cache.install()  # as the commands do, with which the tests share their programs
     # What training prepares of a text is kept for this session only; the fonts for all.
     os.environ["MPLCONFIGDIR"] = str(Path(CACHE["jax_compilation_cache_dir"]) / "matplotlib")
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jax-transformer-tests-")

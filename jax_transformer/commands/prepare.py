@@ -36,4 +36,4 @@ def prepare(*argv: str) -> None:
         print("\n".join(try_corpora(corpora, settings, console)))
         return
     print("\n".join(encode_corpora(corpora, settings, console).report))
-    print(f"kept in {arguments.prepared}; train with the same arguments")
+    print(f"kept in {settings.store}; train with the same arguments")

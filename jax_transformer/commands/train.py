@@ -171,7 +171,8 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     """Refuse arguments that cannot work, before any text is read."""
-    check_path(arguments.prepared)
+    text_settings = arguments.text_settings()
+    check_path(text_settings.store)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
@@ -182,7 +183,7 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     if arguments.training.batching == "packed":
         check_packs(config)
     check_files(arguments.files, arguments.valid_pairs, arguments.weights)
-    arguments.text_settings().filters.check()
+    text_settings.filters.check()
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:

@@ -83,8 +83,8 @@ class Arguments:
             side; other pairs are dropped.
         drop_duplicates: Drop the training pairs that repeat an earlier one.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
-        prepared: Folder that keeps tokenizers and encoded text. A later run on the same text,
-            tokenizer and limits uses them again.
+        prepared: Folder that keeps tokenizers and encoded text; if None, one in the user's cache. A
+            later run on the same text, tokenizer and limits uses them again.
         init: Model to start from: the folder of a model of this library or of Hugging Face. The run
             keeps its tokenizer, its config and its generation defaults; only the dropout rates may
             be others.
@@ -137,7 +137,7 @@ class Arguments:
     max_ratio: float | None = None
     drop_duplicates: bool = False
     tokenizer_pairs: Count = 2_000_000
-    prepared: Path = dataclasses.field(default_factory=default_store)
+    prepared: Path | None = None
     init: Path | None = None
     ignore_generation_config: bool = False
     source_lang: str | None = None
@@ -178,7 +178,7 @@ class Arguments:
             self.tokenizer_pairs,
             Filters(self.model["max_length"], self.longest_side, self.max_ratio),
             self.drop_duplicates,
-            self.prepared,
+            self.prepared or default_store(),
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -361,8 +361,6 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
         for field in dataclasses.fields(arguments)
         if field.name not in NOT_KEPT
     }
-    if kept["prepared"] == default_store():  # of this user on this machine
-        del kept["prepared"]
     return kept | {name: _absolute(kept[name]) for name in PATHS if kept.get(name)}
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
+from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.text.corpus import Corpus, shuffled_numbers
 from jax_transformer.text.duplicates import repeated_pairs
 from jax_transformer.text.encoding import Filters
@@ -43,8 +44,13 @@ MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks fo
 
 def default_store() -> Path:
     """Return the folder in the user's cache that holds what is prepared."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "jax-transformer" / "prepared"
+    cache = user_cache()
+    if cache is None:
+        raise InputError(
+            "there is no home folder to keep encoded text in; name a folder by --prepared, or set "
+            "XDG_CACHE_HOME"
+        )
+    return cache / "prepared"
 
 
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import jax
 import pytest
 import yaml
 
@@ -135,28 +134,6 @@ def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, cap
     options = ("--output=model", "--select-by=bleu", "--steps=3", "--evaluation-interval=1")
     program(*arguments(corpus, *options))
     assert "model of step 2 written to model" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"XDG_CACHE_HOME": "cache"}, "cache/jax-transformer"),
-        ({"XDG_CACHE_HOME": "", "HOME": "home"}, "home/.cache/jax-transformer"),
-        ({"XDG_CACHE_HOME": "cache", "JAX_COMPILATION_CACHE_DIR": "mine"}, "mine"),
-    ],
-)
-def test_what_is_compiled_is_kept(monkeypatch, environment, folder):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        # JAX reads the variable as it is imported.
-        named = environment.get("JAX_COMPILATION_CACHE_DIR")
-        jax.config.update("jax_compilation_cache_dir", named)
-        train.keep_compilations()
-        assert jax.config.jax_compilation_cache_dir == folder
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, capsys):
