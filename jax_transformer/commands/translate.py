@@ -23,7 +23,7 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
-from jax_transformer.translation.resumable_file import check_output, resumable_file
+from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
 from jax_transformer.translation.source_batches import (
     FIRST_WINDOW,
     LARGEST_WINDOW,
@@ -108,6 +108,11 @@ def translate(
         raise InputError("standard output is closed; name a file by --output")
     if input is None and sys.stdin is None:
         raise InputError("standard input is closed; name a file by --input")
+    if output is not None:
+        with contextlib.suppress(
+            OSError
+        ):  # of an input without a file; a missing one is told later
+            check_input(os.fstat(sys.stdin.fileno()) if input is None else input.stat(), output)
     keep_freed_memory()
     keep_compilations()
     devices = make_mesh(mesh or "data=-1", jax.local_devices())

@@ -79,6 +79,13 @@ class ResumableFile:
         self._read += 1
 
 
+def check_input(source: os.stat_result, path: Path) -> None:
+    """Refuse an input that is the file of an output, or one that is written beside it."""
+    for place in (path, _part_of(path), _state_of(path)):
+        if os.path.exists(place) and os.path.samestat(source, os.stat(place)):
+            raise InputError(f"{place}: is the input and would be written; name another output")
+
+
 def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse an output that `resumable_file` would refuse; changes nothing on the disk."""
     check_path(path, f"{WRITING}.part.json")
@@ -86,6 +93,7 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError("resume=True continues an output and overwrite=True replaces it: name one")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
+    _check_part(path)
     if overwrite:
         return
     if os.path.lexists(path) and not (resume and _may_replace(path)):
@@ -130,12 +138,13 @@ def resumable_file(
         part.seek(size)
         file = ResumableFile(path, part, facts, lines, digest, overwrite)
         if not resume:
-            _state_of(path).unlink(missing_ok=True)
+            file.commit()  # from here on FILE.part is known as one of ours
         try:
             yield file
         except BaseException:
             if file.lines == 0:  # nothing to go on with
                 _part_of(path).unlink()
+                _state_of(path).unlink()
             raise
         file.commit()
         os.replace(_part_of(path), path)
@@ -148,6 +157,16 @@ def _part_of(path: Path) -> Path:
 
 def _state_of(path: Path) -> Path:
     return path.with_name(path.name + ".part.json")
+
+
+def _check_part(path: Path) -> None:
+    """Refuse a file that has the name of an unfinished output and is none."""
+    part, state = _part_of(path), _state_of(path)
+    if os.path.lexists(part) and not os.path.lexists(state) and os.lstat(part).st_size:
+        raise InputError(
+            f"{part}: is in the way, and not an unfinished output, because {state.name} is "
+            "missing; move it, or name another output"
+        )
 
 
 def _may_replace(path: Path) -> bool:

@@ -4,11 +4,12 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from jax_transformer.errors import InputError
-from jax_transformer.translation.resumable_file import resumable_file
+from jax_transformer.translation.resumable_file import check_input, resumable_file
 
 LINES = [f"line {number}" for number in range(10)]
 FACTS = {"beam_size": 4, "model": "abc"}
@@ -69,12 +70,38 @@ def test_resume_begins_an_output_that_is_not_there(path):
     assert path.read_bytes() == whole()
 
 
-def test_killed_before_anything_was_on_the_disk(path):
-    Path(f"{path}.part").write_bytes(b"LINE 0\nLI")
+@pytest.mark.parametrize("content", [b"", b"LINE 0\nLI"])
+def test_killed_before_the_first_commit(path, content):
+    with pytest.raises(Killed), mock.patch.object(Path, "unlink"):  # a process that is gone
+        write(path, kill_at=2)
+    Path(f"{path}.part").write_bytes(content)
     with pytest.raises(InputError, match="is an unfinished output"):
         write(path)
     assert write(path, resume=True) == 0
     assert path.read_bytes() == whole()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_file_of_the_user_with_the_name_of_an_unfinished_output_is_kept(path, options):
+    part = Path(f"{path}.part")
+    part.write_text("of the user\n")
+    with pytest.raises(InputError, match=r"output\.part: is (in the way|an unfinished output)"):
+        write(path, **options)
+    assert part.read_text() == "of the user\n"
+    assert os.listdir(path.parent) == [part.name]
+
+
+@pytest.mark.parametrize("name", ["output", "output.part", "output.part.json", "link"])
+def test_an_input_that_would_be_written_is_refused(path, name):
+    source = path.with_name(name)
+    if name == "link":
+        path.with_name("output.part").write_text("text\n")
+        source.hardlink_to(path.with_name("output.part"))
+    else:
+        source.write_text("text\n")
+    with pytest.raises(InputError, match="is the input and would be written"):
+        check_input(source.stat(), path)
+    check_input(source.stat(), path.with_name("another"))
 
 
 def test_an_error_before_the_first_commit_leaves_nothing(path):
@@ -131,7 +158,7 @@ def test_links_are_replaced_not_followed(path, tmp_path):
     assert not path.is_symlink()
     path.unlink()
     Path(f"{path}.part").symlink_to(precious)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="is in the way"):
         write(path, overwrite=True)
     assert precious.read_text() == "precious"
 
