@@ -166,8 +166,12 @@ def test_the_least_sure_question_decides_how_sure_a_tensor_is():
     assert kernels.text(kernels.answers[0]) == "(inputs, outputs)"  # as its neighbours' biases say
 
 
+# The layers of `kernels` are raw parameters in one module: names alone tell their vectors apart.
+STRUCTURED = [name for name in MODELS if name != "kernels"]
+
+
 @pytest.mark.parametrize("kind", tiered(KINDS, ["misleading"]))
-@pytest.mark.parametrize("name", tiered(MODELS, ["letters"]))
+@pytest.mark.parametrize("name", tiered(STRUCTURED, ["letters"]))
 def test_names_decide_nothing(name, kind):
     weights, record = renamed(name, kind)
     suggest(weights)  # is not refused

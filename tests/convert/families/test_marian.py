@@ -112,7 +112,9 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path, monkeypat
     message = f"{folder / 'source.spm'} cannot be read; a tokenizer file must be there"
     with pytest.raises(InputError, match=message):
         load_folder(folder)
-    monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", str(folder)])
+    monkeypatch.setattr(
+        sys, "argv", ["jax-transformer", "translate", str(folder), "--input", os.devnull]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code.startswith(f"error: {message} (FileNotFoundError")
