@@ -109,9 +109,7 @@ def translate(
     if input is None and sys.stdin is None:
         raise InputError("standard input is closed; name a file by --input")
     if output is not None:
-        with contextlib.suppress(
-            OSError
-        ):  # of an input without a file; a missing one is told later
+        with contextlib.suppress(OSError):  # without a file; one that is missing is told later
             check_input(os.fstat(sys.stdin.fileno()) if input is None else input.stat(), output)
     keep_freed_memory()
     keep_compilations()

@@ -113,7 +113,7 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(tmp_path, monkeypat
     with pytest.raises(InputError, match=message):
         load_folder(folder)
     monkeypatch.setattr(
-        sys, "argv", ["jax-transformer", "translate", str(folder), "--input", os.devnull]
+        sys, "argv", ["jax-transformer", "translate", str(folder), "--input", __file__]
     )
     with pytest.raises(SystemExit) as left:
         cli.main()
