@@ -58,8 +58,8 @@ class Settings:
 
     Attributes:
         models: Names of models; none means the twelve, the outside ones and the large one.
-        names: The twelve with every name replaced: by random words, by words of other languages,
-            by names of other parts. With `logits_alone`, by their logits alone.
+        names: Instead, the twelve with every name replaced: by random words, by words of other
+            languages, by names of other parts; with the outputs of their modules.
         logits_alone: Whether the search without the outputs of modules is run too.
         minutes: The longest search.
     """
@@ -98,19 +98,16 @@ def main(settings: Settings) -> None:
 def names(settings: Settings) -> None:
     """Print a row for each model: the effort with its names replaced in three ways."""
     print(f"| model | {' | '.join(KINDS)} |", "|---|---|---|---|", sep="\n")
-    counts = dict.fromkeys(KINDS, 0)
     for name in settings.models or MODELS:
         row = [name]
         for kind in KINDS:
             tensors, record = renamed(name, kind)
-            batches = tuple(batch._replace(blocks={}) for batch in record.batches)
-            alone = record._replace(batches=batches)
-            one = record if not settings.logits_alone else alone
-            found = suggest(tensors, one, minutes=settings.minutes)
-            counts[kind] += found.fits
-            row.append(effort(found))
+            try:
+                found = suggest(tensors, record, minutes=settings.minutes)
+                row.append(effort(found) if found.fits else "not found")
+            except InputError:
+                row.append("refused")
         print(f"| {' | '.join(row)} |", flush=True)
-    print(counts)
 
 
 def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:

@@ -27,11 +27,6 @@ COMMANDS = {
 }
 LONGEST_ARGUMENT = 1024  # characters
 GOOGLE = "0x1ae0"  # the vendor of a TPU
-WITHOUT_TPU = {
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
@@ -113,7 +108,9 @@ def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
         return
     if any(file.read_text().strip() == GOOGLE for file in pci_devices.glob("*/vendor")):
         return
-    for variable, value in WITHOUT_TPU.items():
+    from jax_transformer.runtime.topologies import ENVIRONMENT
+
+    for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
 
 

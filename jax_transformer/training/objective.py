@@ -278,21 +278,12 @@ def _derivative_of_losses(
     tangents: tuple[Float[Array, "batch length vocab"]],
 ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
     (logits,), (tangent,) = primals, tangents
-
-    @partial(jax.checkpoint, prevent_cse=False)  # the backward pass keeps logits and no softmax
-    def derivative(
-        logits: Float[Array, "batch length vocab"],
-        normalizers: Float[Array, "batch length"],
-        tangent: Float[Array, "batch length vocab"],
-    ) -> Float[Array, "batch length"]:
-        vocabulary = logits.shape[-1]
-        right = jnp.arange(vocabulary) == targets[..., None]
-        target = jnp.where(right, 1 - label_smoothing, 0) + label_smoothing / vocabulary
-        softmax = jnp.exp(_widened(logits) - normalizers[..., None])
-        return jnp.sum((softmax - target) * _widened(tangent), axis=-1)
-
+    vocabulary = logits.shape[-1]
+    right = jnp.arange(vocabulary) == targets[..., None]
+    target = jnp.where(right, 1 - label_smoothing, 0) + label_smoothing / vocabulary
     losses, normalizers = _losses_and_normalizers(logits, targets, label_smoothing)
-    return losses, derivative(logits, normalizers, tangent)
+    softmax = jnp.exp(_widened(logits) - normalizers[..., None])
+    return losses, jnp.sum((softmax - target) * _widened(tangent), axis=-1)
 
 
 def _losses_and_normalizers(

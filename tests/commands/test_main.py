@@ -16,6 +16,7 @@ import pytest
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.extras import EXTRA_OF
+from jax_transformer.runtime.topologies import ENVIRONMENT
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_libtpu_is_told_that_there_is_no_tpu_where_there_is_none(tmp_path, monke
 
 @pytest.mark.exhaustive
 def test_a_command_is_quiet_where_libtpu_finds_no_tpu(tmp_path):
-    told = {"JAX_PLATFORMS", *cli.WITHOUT_TPU}
+    told = {"JAX_PLATFORMS", *ENVIRONMENT}
     environment = {name: value for name, value in os.environ.items() if name not in told}
     program = "from jax_transformer.commands.main import quiet_libtpu as quiet; "
     program += "import jax; {}print(jax.devices())"

@@ -1,5 +1,6 @@
 """`jax-transformer train`: a run on real files, on the embedded task, and every bad input."""
 
+import dataclasses
 import importlib.util
 import io
 import itertools
@@ -16,11 +17,11 @@ import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.commands import train
+from jax_transformer.commands import train, train_arguments
 from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
-from jax_transformer.text import number_words
+from jax_transformer.text import number_words, store
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
@@ -134,6 +135,15 @@ def test_the_best_model_may_be_that_of_the_highest_bleu(corpus, monkeypatch, cap
     options = ("--output=model", "--select-by=bleu", "--steps=3", "--evaluation-interval=1")
     program(*arguments(corpus, *options))
     assert "model of step 2 written to model" in capsys.readouterr().out
+
+
+def test_without_a_home_the_folder_of_encoded_text_is_asked_for(corpus, monkeypatch, capsys):
+    monkeypatch.setattr(store, "user_cache", lambda: None)
+    line = refusal(capsys, *arguments(corpus, "--output=model"))
+    assert line.startswith("error: there is no home folder to keep encoded text in; name a folder")
+    kept = Path("kept")
+    named = dataclasses.replace(train_arguments.Arguments(), prepared=kept)
+    assert named.text_settings().store == kept
 
 
 def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, capsys):

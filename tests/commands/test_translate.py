@@ -213,6 +213,18 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_read(run, opti
     assert err.startswith(f"error: {message}")
 
 
+def test_an_input_that_is_the_output_is_refused_before_the_model_is_read(run, tmp_path):
+    news = tmp_path / "news"
+    news.write_bytes(TEXT)
+    options = (f"--input={news}", f"--output={news}", "--overwrite")
+    code, _, err = run(b"", *options, checkpoint="nowhere")
+    assert (code, err) == (
+        1,
+        f"error: {news}: is the input and would be written; name another output\n",
+    )
+    assert news.read_bytes() == TEXT
+
+
 def test_the_defaults_of_the_model_hold_unless_a_flag_is_given(run, checkpoint, tmp_path):
     generation = {"beam_size": 4, "length_penalty": 1.0, "max_new_tokens": 5}
     save(tmp_path / "model", checkpoint._replace(generation=generation))
