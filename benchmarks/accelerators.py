@@ -156,7 +156,7 @@ def show(console: Console, result: dict[str, Any], clock: float) -> None:
         f"{found.arguments / 1e9:.2f}, temporary {found.temporary / 1e9:.2f}); computed "
         f"{result['computed'] / 1e9:.2f} GB, {result['computed'] / found.peak:.2f} of it\n"
         f"{total:,} cycles ({total / clock * 1000:.1f} ms), {total / result['tokens']:,.0f} a "
-        f"token; estimated utilisation {result['utilisation']:.1%}; {found.kernels} kernels; "
+        f"token; estimated utilisation {result['utilisation']:.1%}; {found.kernels} operations; "
         f"without an estimate: {found.unestimated or 'nothing'}; compiled in "
         f"{result['processor_seconds']:.0f} s"
     )
@@ -201,7 +201,7 @@ def main(topology: str = "v5e:2x4", quick: bool = False, json_file: Path | None 
         total = sum(loop.cycles.values())
         console.print(
             f"\n{name}, base 2+2, one chip, 32 rows, 64 + 64 tokens: {total:,} cycles a step, "
-            f"{found.total_cycles - total:,} before; {loop.kernels} kernels a step; "
+            f"{found.total_cycles - total:,} before; {loop.kernels} operations a step; "
             f"peak {found.peak / 1e6:,.0f} MB"
         )
         console.print(cycles_table(loop.cycles))
