@@ -327,6 +327,11 @@ def check_params(params: Any, config: TransformerConfig) -> None:
     if not all(map(_is_float_array, leaves)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             check_floats(f"params: {keystr(path, simple=True, separator='/')}", leaf)
+    if jax.device_count() > 1 and any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves):
+        raise InputError(
+            "params are sharded over Explicit mesh axes, as jax.make_mesh makes them; use "
+            "jax_transformer.make_mesh and parameter_shardings, whose axes are Auto"
+        )
     for stack in params.keys() & set(STACKS):  # a caller may have one of them only
         layers = sum(LAYER.fullmatch(name) is not None for name in params[stack])
         expected = getattr(config, f"num_{stack}_layers")

@@ -9,12 +9,13 @@ token.
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Literal
 
 import sentencepiece
 import tokenizers
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, one_line, shorten
 
 MARK = "▁"  # what sentencepiece writes for a space
 MOST_CODES = 8  # language codes that a message shows
@@ -30,8 +31,19 @@ class LineError(InputError):
         self.row, self.fault = row, fault
 
 
+@contextmanager
+def library_faults(message: str) -> Iterator[None]:
+    """Turn an error or panic of the library `tokenizers` into one line that begins as given."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's errors and panics have no narrower type
+        raise InputError(f"{message} ({one_line(str(error), 200)})") from error
+
+
 class LibrarySegmenter:
-    """A `tokenizers.Tokenizer`; the template, truncation and padding of its file do not act.
+    """A `tokenizers.Tokenizer`; template, truncation, padding, dropout of its file do not act.
 
     Attributes:
         size: The largest id and 1.
@@ -42,6 +54,8 @@ class LibrarySegmenter:
         """Wrap a tokenizer; decoding leaves out the ids in `left_out`, else all special tokens."""
         library.no_truncation()
         library.no_padding()
+        if getattr(library.model, "dropout", None):
+            library.model.dropout = None
         self.library, self._left_out = library, left_out
         self.size = 1 + max(library.get_vocab(with_added_tokens=True).values())
         added = library.get_added_tokens_decoder()
@@ -50,21 +64,30 @@ class LibrarySegmenter:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; uses every CPU core."""
-        encodings = self.library.encode_batch_fast(list(lines), add_special_tokens=False)
+        try:
+            with library_faults("the tokenizer cannot split some line"):
+                encodings = self.library.encode_batch_fast(list(lines), add_special_tokens=False)
+        except InputError:
+            for line in lines:
+                with library_faults(f"the tokenizer cannot split the line {shorten(line)}"):
+                    self.library.encode(line, add_special_tokens=False)
+            raise
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
         ids = [token_id for token_id in ids if token_id not in self._left_out]
-        return self.library.decode(ids, skip_special_tokens=not self._left_out)
+        with library_faults("the tokenizer cannot join tokens"):
+            return self.library.decode(ids, skip_special_tokens=not self._left_out)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token with the space that it begins with; `</s>` as "</s>"."""
         # Decoding removes the space of the first token, so another token comes before each.
         first = min(self.special_ids, default=0)
-        before = self.library.decode([first], skip_special_tokens=False)
         pairs = [[first, token_id] for token_id in ids]
-        texts = self.library.decode_batch(pairs, skip_special_tokens=False)
+        with library_faults("the tokenizer cannot join tokens"):
+            before = self.library.decode([first], skip_special_tokens=False)
+            texts = self.library.decode_batch(pairs, skip_special_tokens=False)
         return [
             self._special.get(token_id, text.removeprefix(before))
             for token_id, text in zip(ids, texts, strict=True)

@@ -77,6 +77,31 @@ def test_special_ids_are_found_by_their_usual_names(special, ids):
     assert tokenizer.encode_source(["a"]) == [[len(special), ids[2]]]
 
 
+def byte_pair(**changed):
+    """Return a trained tokenizer.json of another program, with changed parts."""
+    special = ["<pad>", "</s>", "<unk>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=special, vocab_size=50)
+    tokenizer.train_from_iterator(["yellow fellow mellow hello"] * 3, trainer)
+    described = json.loads(tokenizer.to_str())
+    for part, value in changed.items():
+        described[part] = described[part] | value if part == "model" else value
+    return json.dumps(described).encode()
+
+
+def test_the_dropout_of_a_file_does_not_act():
+    tokenizer = read_usual_names(byte_pair(model={"dropout": 0.5}), "x")
+    expected = read_usual_names(byte_pair(), "x").encode_source(["mellow yellow"])
+    assert all(tokenizer.encode_source(["mellow yellow"]) == expected for _ in range(20))
+
+
+def test_what_the_library_cannot_split_is_one_line():
+    regex = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    tokenizer = read_usual_names(byte_pair(pre_tokenizer=regex | {"invert": False}), "x")
+    with pytest.raises(InputError, match=r"cannot split the line 'aaa.* \(.*retry-limit"):
+        tokenizer.encode_source(["a word", "a" * 40 + "b"])
+
+
 DAMAGE = {
     "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
     "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),

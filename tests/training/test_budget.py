@@ -94,7 +94,7 @@ def test_the_whole_budget_is_the_memory_of_a_step_for_a_tpu():
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     sizes |= {"src_vocab_size": 32_000, "tgt_vocab_size": 32_000}
     config = TransformerConfig.preset("vaswani2017", **sizes)
-    workload = Workload(64, 128)
+    workload = Workload(32, 64)
     step = compile_step(config, training_config_of(workload), workload, "v5e:1x1")
     ratio = budget(config, workload).total("none") / step.memory_analysis().peak_memory_in_bytes
     print(f"computed / XLA's peak {ratio:.2f}")

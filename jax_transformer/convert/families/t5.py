@@ -10,17 +10,6 @@ FAMILY = t5_lineage.family(
     "t5",
     "T5ForConditionalGeneration",
     "t5",
-    words={
-        **t5_lineage.WORDS,
-        "scale_decoder_outputs": {
-            True: {"output_scale": "inverse_sqrt_d_model"},
-            False: {"output_scale": "none"},
-        },
-    },
     feed_forward_proj="relu",
-    computed={
-        **t5_lineage.COMPUTED,
-        # config.json of transformers 4 has no such key; there, an untied model has no factor.
-        "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
-    },
+    **t5_lineage.SCALED,
 )

@@ -83,6 +83,25 @@ COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
 )
 
 
+# Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
+# config.json of older versions has no such key; there, an untied model has no factor.
+SCALED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "words": {
+            **WORDS,
+            "scale_decoder_outputs": {
+                True: {"output_scale": "inverse_sqrt_d_model"},
+                False: {"output_scale": "none"},
+            },
+        },
+        "computed": {
+            **COMPUTED,
+            "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
+        },
+    }
+)
+
+
 def layout(name: str) -> Layout:
     """Return the names and shapes of the weights of a family.
 

@@ -1,22 +1,26 @@
 """UMT5ForConditionalGeneration: mT5 with relative biases in every layer (Chung et al. 2023).
 
-transformers 5 multiplies the hidden states of every UMT5 by d_model**-0.5 before the output
-projection. The published models have an output matrix of their own and were trained without this
-factor: here, only a tied projection has it.
+The published models have an output matrix of their own and were trained without T5's factor
+d_model**-0.5 before it: here, only a tied projection may have it. transformers 5.0 to 5.23 multiply
+by it in every UMT5, and 5.24 where `scale_decoder_outputs` or the absence of
+`tie_word_embeddings: false` says so, which is also true of folders that 5.0 to 5.23 wrote.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from jax_transformer.convert.families import t5_lineage
+
+
+def _unscaled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"output_scale": "none"} if fields["output_projection"] == "linear" else {}
+
 
 FAMILY = t5_lineage.family(
     "umt5",
     "UMT5ForConditionalGeneration",
     "umt5",
-    words={
-        **t5_lineage.WORDS,
-        "tie_word_embeddings": {
-            True: {"output_projection": "tied", "output_scale": "inverse_sqrt_d_model"},
-            False: {"output_projection": "linear", "output_scale": "none"},
-        },
-    },
     feed_forward_proj="gated-gelu",
+    implied=_unscaled,
+    **t5_lineage.SCALED,
 )

@@ -2,6 +2,7 @@
 
 import os
 import pickletools
+import struct
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,6 +34,11 @@ _GLOBALS = {
     ),
 }
 _FOLDER = 0x10  # in the attributes of a record: torch reads no byte of it, and uses free memory
+# The end of an archive, from APPNOTE.TXT of the zip format. torch also writes the longer record and
+# its locator, before the short one.
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
 _MAX_RECORDS = 10_000  # one a tensor and a handful beside
 _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
 _ALONE = "save model.state_dict() alone"
@@ -135,6 +141,14 @@ def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes
         raise WeightFileError(f"{path}: {entries} records are more than {_MAX_RECORDS}")
     with zipfile.ZipFile(file) as archive:
         records = archive.infolist()
+        if (
+            _directory_offset(file) != archive.start_dir
+            or min((record.header_offset for record in records), default=1) != 0
+        ):
+            raise WeightFileError(
+                f"{path} holds something before or behind its zip archive, and torch could load "
+                "that instead; save the state_dict again"
+            )
         if sum(record.file_size for record in records) > size:
             raise WeightFileError(f"{path}: the records claim more than the file's {size} bytes")
         pickles = [record for record in records if record.filename.split("/")[1:] == ["data.pkl"]]
@@ -159,6 +173,25 @@ def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes
         data = archive.read(pickles[0])
     file.seek(0)
     return data
+
+
+def _directory_offset(file: BinaryIO) -> int:
+    """Return where the end of a zip archive says that its directory lies; -1 if it does not.
+
+    zipfile takes the bytes before the end for the directory; torch goes where the end says.
+    """
+    size, longest = os.fstat(file.fileno()).st_size, _END_64.size + _LOCATOR_64.size + _END.size
+    file.seek(max(0, size - longest))
+    content = file.read()
+    signature, *_, offset, comment = _END.unpack(content[-_END.size :])
+    if signature != b"PK\5\6" or comment:
+        return -1
+    locator = content[: -_END.size][-_LOCATOR_64.size :]
+    if not locator.startswith(b"PK\6\7"):
+        return offset
+    if _LOCATOR_64.unpack(locator)[2] != size - longest:
+        return -1
+    return _END_64.unpack(content[: _END_64.size])[-1]
 
 
 def _check_globals(path: Path, data: bytes, allowed: Collection[str], remedy: str) -> None:
@@ -200,7 +233,7 @@ def _measured_arrays(path: Path, size: int, tensors: dict[Any, Any]) -> dict[str
     for name, tensor in tensors.items():
         check_name(path, name)
         check_shape(path, name, tensor.shape, size)
-        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg())
         if view not in views:
             # Strides of 0 and overlapping views make a few bytes look like terabytes.
             claimed += tensor.numel() * tensor.itemsize

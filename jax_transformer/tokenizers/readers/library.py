@@ -28,7 +28,7 @@ from jax_transformer.tokenizers.readers.model_files import (
     read_normalizer,
     read_vocabulary,
 )
-from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter
+from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter, library_faults
 from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM = "tokenizer_json", "byte_level", "sentencepiece_unigram"
@@ -179,14 +179,10 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer that a tokenizer.json describes."""
     try:
         text = content if isinstance(content, str) else content.decode()
-        library = tokenizers.Tokenizer.from_str(text)
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's errors and panics have no narrower type
-        reason = " ".join(str(error).split())
-        raise InputError(f"{name}: damaged tokenizer file ({reason:.200})") from error
+    with library_faults(f"{name}: damaged tokenizer file"):
+        library = tokenizers.Tokenizer.from_str(text)
     largest = max(library.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= MOST_IDS:
         raise InputError(f"{name}: damaged tokenizer file (an id is {largest})")

@@ -164,6 +164,13 @@ def test_a_transposed_array_stays_tied_too(tmp_path):
     assert read["in"] is read["out"]
 
 
+def test_a_negative_view_of_a_tensor_is_not_that_tensor(tmp_path):
+    tensor = torch.arange(6.0).reshape(3, 2)
+    torch.save({"in": tensor, "out": tensor._neg_view()}, tmp_path / "w.pt")
+    read = files.read(tmp_path / "w.pt")
+    np.testing.assert_array_equal(read["out"], -read["in"])
+
+
 def test_safetensors_needs_no_torch(tmp_path):
     program = """
 import sys
