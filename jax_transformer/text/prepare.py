@@ -5,21 +5,15 @@ Until then the manifest has another name, and counts the blocks of the text that
 """
 
 import concurrent.futures
-import contextlib
-import errno
-import fcntl
 import functools
 import itertools
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.reading import MAX_RECORDS, read_bytes
-from jax_transformer.storage.writing import staged_file, to_disk
+from jax_transformer.storage.writing import to_disk
 from jax_transformer.text.corpus import (
     INDEX_TYPE,
     NOTHING,
@@ -41,6 +34,7 @@ from jax_transformer.text.corpus import (
     again,
 )
 from jax_transformer.text.encoding import Filters, encode_pairs
+from jax_transformer.text.entry import one_line_faults, read_entry, write_entry
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     Block,
@@ -75,9 +69,9 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
     if unfinished.exists():
-        manifest = _read_manifest(unfinished)
+        manifest = read_entry(unfinished, dict[str, Any], again(folder))
         blocks, counts = manifest["blocks"], _counts(manifest)
-    with _one_line(folder):
+    with one_line_faults(folder):
         for part in _encoded(task, blocks, counts.read, console):
             start = counts.tokens + counts.pairs
             part.index["start"] += np.uint64(start)
@@ -93,7 +87,7 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
                 "blocks": blocks,
                 **counts._replace(lengths=sorted(counts.lengths.items()))._asdict(),
             }
-            write_whole(unfinished, _sealed(manifest))
+            write_entry(unfinished, manifest)
         _check_kept(task, counts)
         os.replace(unfinished, folder / MANIFEST)
         to_disk(folder)
@@ -111,52 +105,13 @@ def dry_run(task: Task, console: Console) -> Counts:
 
 def open_folder(folder: Path) -> Corpus:
     """Return the corpus that `prepare` has written."""
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_entry(folder / MANIFEST, dict[str, Any], again(folder))
     counts = _counts(manifest)
     ids = FileArray(folder / IDS, np.dtype(manifest["dtype"]), counts.tokens + counts.pairs)
     index = FileArray(folder / INDEX, INDEX_TYPE, counts.pairs)
     part = Part(index, ids, counts, zlib.crc32(manifest["key"].encode()), folder)
     vocabularies = manifest["src_vocab_size"], manifest["tgt_vocab_size"]
     return Corpus([part], *vocabularies, manifest["pad_id"])
-
-
-@contextlib.contextmanager
-def locked(folder: Path, console: Console) -> Iterator[None]:
-    """Make a folder, and keep other processes out of it; wait for one that is in it."""
-    with _one_line(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        opened = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print(f"another process prepares {folder}; waiting for it")
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    with _one_line(path.parent), staged_file(path) as scratch:
-        scratch.write_bytes(content)
-
-
-def _sealed(content: Any) -> bytes:
-    text = json.dumps(content)
-    return json.dumps({"crc32": zlib.crc32(text.encode()), "content": content}).encode()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return what `_sealed` was given."""
-    try:
-        sealed = json.loads(read_bytes(path, "cannot be read", MAX_RECORDS))
-        if sealed == json.loads(_sealed(sealed["content"])):
-            return sealed["content"]
-    except (ValueError, LookupError, TypeError, RecursionError, InputError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {again(path.parent)}") from error
-    raise InputError(f"{path}: differs from its checksum; {again(path.parent)}")
 
 
 def _counts(manifest: dict[str, Any]) -> Counts:
@@ -279,23 +234,3 @@ def _end_with_parent() -> None:
     """End this process when the main one has ended, also by SIGKILL."""
     multiprocessing.parent_process().join()
     os._exit(1)
-
-
-@contextlib.contextmanager
-def _one_line(folder: Path) -> Iterator[None]:
-    """Turn failures of the disk and of workers into one line."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "name a folder that can be written with --prepared"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(folder.parent).free
-            remedy = (
-                f"{free / 1e9:.1f} GB are free; make room, or name another disk with --prepared"
-            )
-        raise InputError(f"{folder}: {error.strerror}; {remedy}; what is done stays") from error
-    except BrokenProcessPool as error:
-        raise InputError(
-            f"{folder}: a process that encodes was killed, as when memory is full; start again: "
-            "what is done stays"
-        ) from error

@@ -6,23 +6,20 @@ nothing in it ever changes.
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes
 from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.text.corpus import Corpus, shuffled_numbers
 from jax_transformer.text.duplicates import repeated_pairs
 from jax_transformer.text.encoding import Filters
+from jax_transformer.text.entry import locked, read_entry, write_entry
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     FileFacts,
@@ -32,14 +29,12 @@ from jax_transformer.text.parallel_text import (
     has_text,
     no_pairs,
 )
-from jax_transformer.text.prepare import MANIFEST, Task, locked, open_folder, prepare, write_whole
+from jax_transformer.text.prepare import MANIFEST, Task, open_folder, prepare
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte_pair
 from jax_transformer.tokenizers.training_lines import LONGEST_WORD, LinesWithin, sampled
 
-FORMAT = 2  # of a prepared corpus
-DAMAGED = "cannot be read; delete it"
+FORMAT = 3  # of the entries
 MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
-MAX_HELD_OUT = 2**28  # bytes of the held-out pairs: as many as the user asks for
 
 
 def default_store() -> Path:
@@ -56,15 +51,15 @@ def default_store() -> Path:
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
     """Return a text with its facts; a file that did not change since the last time is not read."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
-    entry = store / "texts" / f"{digest(paths)}.json"
+    entry = store / "texts" / f"{digest([FORMAT, *paths])}.json"
     with locked(entry.parent, console):
         earlier = []
         if entry.exists():
-            earlier = _read_entry(entry, list[FileFacts])
+            earlier = read_entry(entry, list[FileFacts])
         with console.status("reading the text"):
             text = text.with_facts(earlier)
         if text.facts != tuple(earlier):
-            write_whole(entry, json.dumps([*map(dataclasses.asdict, text.facts)]).encode())
+            write_entry(entry, [*map(dataclasses.asdict, text.facts)])
     if not text.pairs:
         raise no_pairs(text.names, 0)
     return text
@@ -83,10 +78,8 @@ def held_out(
         if not entry.exists():
             with console.status("choosing the validation pairs"):
                 numbers, pairs = _chosen_by_seed(text, count, seed)
-            write_whole(
-                entry, json.dumps([numbers.tolist(), pairs.sources, pairs.targets]).encode()
-            )
-        numbers, *sides = _read_entry(entry, tuple[list[int], tuple[str, ...], tuple[str, ...]])
+            write_entry(entry, [numbers.tolist(), pairs.sources, pairs.targets])
+        numbers, *sides = read_entry(entry, tuple[list[int], tuple[str, ...], tuple[str, ...]])
     return np.array(numbers, np.int64), Text(*sides)
 
 
@@ -172,7 +165,7 @@ def trained_tokenizer(
 
     with locked(entry.parent, console):
         if entry.exists():
-            return from_text(read_bytes(entry, DAMAGED, 2 * MAX_TOKENIZER), str(entry))
+            return from_text(read_entry(entry, str), str(entry))
         with console.status("training the tokenizer"):
             within = LinesWithin(lines(), longest)
             tokenizer = train_byte_pair(within, vocab_size)
@@ -181,7 +174,7 @@ def trained_tokenizer(
                 f"{within.left_out:,} lines left out of the training of the tokenizer: of more "
                 f"than {longest:,} characters, or with a word of more than {LONGEST_WORD:,}"
             )
-        write_whole(entry, to_text(tokenizer).encode())
+        write_entry(entry, to_text(tokenizer))
     return tokenizer
 
 
@@ -228,11 +221,3 @@ def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
 def corpus_folder(store: Path, key: str) -> Path:
     """Return the folder of a prepared corpus."""
     return store / "corpora" / key[:32]
-
-
-def _read_entry(entry: Path, declared: Any) -> Any:
-    """Return a value that `write_whole` has written as JSON."""
-    try:
-        return msgspec.json.decode(read_bytes(entry, DAMAGED, MAX_HELD_OUT), type=declared)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{entry}: is damaged ({error}); delete it") from error

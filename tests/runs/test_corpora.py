@@ -1,5 +1,6 @@
 """The text of a run: what is held out, mixed, kept and prepared only once."""
 
+import contextlib
 import io
 
 import numpy as np
@@ -16,6 +17,7 @@ from jax_transformer.runs.corpora import (
 )
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters
+from jax_transformer.text.entry import read_entry, write_entry
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.store import held_out
 
@@ -175,3 +177,30 @@ def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind, con
         encode(settings)
     assert str(entry) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_no_flipped_bit_of_an_entry_of_the_store_is_read(tmp_path):
+    path, generator = tmp_path / "entry.json", np.random.default_rng(7)
+    content = [[3, 17, 40], ["ein Haus", "größer", '\t"'], {"merges": ["a b", "ab c"]}]
+    write_entry(path, content)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << generator.integers(8)
+        path.write_bytes(damaged)
+        # A bit may also change the case of a digit of an escape, which has the same value.
+        with contextlib.suppress(InputError):
+            assert read_entry(path, list) == content
+
+
+def test_a_digit_of_a_held_out_number_is_not_read_as_another(settings):
+    files = Files(settings.files.source, settings.files.target)
+    settings = settings._replace(files=files, valid_pairs=20)
+    encode(settings)
+    (entry,) = (settings.store / "held_out").glob("*.json")
+    content = entry.read_bytes()
+    places = [place for place, byte in enumerate(content) if chr(byte).isdigit()]
+    for place in places[:: len(places) // 20]:
+        entry.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(InputError, match="delete it"):
+            encode(settings)

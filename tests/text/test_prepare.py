@@ -4,7 +4,6 @@ import contextlib
 import errno
 import gzip
 import io
-import json
 import multiprocessing
 import os
 import resource
@@ -24,6 +23,7 @@ from jax_transformer.text import duplicates
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters, encode_text
+from jax_transformer.text.entry import read_entry
 from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import MANIFEST, UNFINISHED
 from jax_transformer.text.store import (
@@ -71,7 +71,7 @@ def test_a_prepared_corpus_is_what_is_encoded_in_memory(tmp_path, small_blocks):
     prepared = corpus(tmp_path / "store", text)
     expected = encode_text(read_text(text.sources, text.targets), TOKENIZER, 30)
     assert_same_pairs(prepared, expected)
-    manifest = json.loads((prepared.parts[0].folder / MANIFEST).read_text())["content"]
+    manifest = read_entry(prepared.parts[0].folder / MANIFEST, dict)
     assert manifest["blocks"] == 3 + 2  # a block ends with its file
     assert prepared.read(np.arange(3)).ids.dtype == np.uint8
     shuffled = np.random.default_rng(0).permutation(len(prepared))
@@ -180,7 +180,7 @@ def wait_until(condition, seconds=60):
 
 def blocks_done(folder):
     manifest = folder / UNFINISHED
-    return json.loads(manifest.read_text())["content"]["blocks"] if manifest.exists() else 0
+    return read_entry(manifest, dict)["blocks"] if manifest.exists() else 0
 
 
 @pytest.mark.exhaustive
