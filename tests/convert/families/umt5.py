@@ -30,7 +30,7 @@ CASE = Case(
     impossible=(
         *IMPOSSIBLE,
         {"relative_attention_bias": "shared"},
-        {"output_projection": "linear", "output_scale": "inverse_sqrt_d_model"},
+        {"output_scale": "inverse_sqrt_d_model", "output_projection": "linear"},
     ),
     finish=finish,
     float32=("wo.weight",),
