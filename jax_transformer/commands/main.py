@@ -1,5 +1,6 @@
 """The command line: `jax-transformer COMMAND ...`."""
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:  # of a file or a device, not of this library
         if error.errno is None:
             raise
-        place = "standard output" if _drop_output() else error.filename or name
+        # Python keeps nothing to drop where PYTHONUNBUFFERED is set; errors of files are named.
+        is_output = _drop_output() or (error.filename is None and error.errno == errno.ENOSPC)
+        place = "standard output" if is_output else error.filename or name
         sys.exit(f"error: {place}: {error.strerror}")
 
 

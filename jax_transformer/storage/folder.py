@@ -131,7 +131,11 @@ def _hidden_folder(folder: Path) -> Iterator[Path]:
     while descriptor is None:
         hidden.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process has finished and removed it
-            opened = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                opened = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except PermissionError:  # a umask of 777 keeps its owner out
+                hidden.rmdir()
+                raise
             descriptor = opened if locked(opened, hidden, folder) else None
     try:
         if not os.path.lexists(folder) and (hidden / OLD).is_dir():

@@ -1,6 +1,7 @@
 """The command line as a whole: help, extras, unknown commands."""
 
 import importlib.metadata
+import io
 import json
 import os
 import re
@@ -207,9 +208,10 @@ def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
     assert ignored is still_ignored is signal.SIG_IGN
 
 
-def test_output_that_cannot_be_written_is_one_line(monkeypatch):
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_output_that_cannot_be_written_is_one_line(monkeypatch, is_buffered):
     monkeypatch.setattr(cli, "run_command", lambda *_: print("a report"))
-    with open("/dev/full", "w") as full:
+    with io.TextIOWrapper(open("/dev/full", "wb", -is_buffered), write_through=True) as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:
             cli.main(["average"])

@@ -52,6 +52,16 @@ def test_a_new_folder_appears_with_its_parents(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "b").stat().st_mode == plain.stat().st_mode
 
 
+def test_a_umask_that_closes_the_new_folder_leaves_none(tmp_path, monkeypatch):
+    def denied(path, *arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", denied)  # root may open it in spite of the umask
+    with pytest.raises(InputError, match=r"model cannot be written \(PermissionError"):
+        write(tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
 def test_files_of_the_same_name_are_replaced_and_others_stay(folder):
     write(folder)
     assert contents(folder) == NEW | {"notes": "kept"}

@@ -102,6 +102,45 @@ def test_what_the_library_cannot_split_is_one_line():
         tokenizer.encode_source(["a word", "a" * 40 + "b"])
 
 
+def replacements(*pairs):
+    steps = [{"type": "Replace", "pattern": pattern, "content": text} for pattern, text in pairs]
+    half = len(steps) // 2  # also those of an inner sequence count
+    inner = {"type": "Sequence", "normalizers": [{"type": "NFC"}, *steps[half:]]}
+    return {"type": "Sequence", "normalizers": [*steps[:half], inner]}
+
+
+GROWING = {
+    "a doubled 22 times": replacements(*[({"String": "a"}, "aa")] * 22),
+    "by expressions": replacements(*[({"Regex": "[a-c]"}, "bc")] * 30),
+    "between all characters": replacements(*[({"String": ""}, "zz")] * 12),
+    "one letter becomes another": replacements(
+        ({"Regex": "\\d"}, "b"), ({"String": "b"}, "c" * 40), ({"String": "c"}, "dd")
+    ),
+    "a long text for a letter": replacements(({"Regex": "x"}, "y" * 10**6)),
+    "many": replacements(*[({"String": "a"}, "b")] * 1000),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_replacements_that_make_a_long_text_of_a_letter_are_refused(name):
+    message = r"^x: the normalizer (has 1,000 replacements|writes more)"
+    with pytest.raises(InputError, match=message):
+        read_usual_names(byte_pair(normalizer=GROWING[name]), "x")
+    decoder = GROWING[name] | {"decoders": GROWING[name]["normalizers"]}
+    del decoder["normalizers"]
+    decoder["decoders"][-1:] = decoder["decoders"][-1]["normalizers"][1:]
+    with pytest.raises(InputError, match=r"^x: the decoder "):
+        read_usual_names(byte_pair(decoder=decoder), "x")
+
+
+def test_usual_replacements_are_read():
+    written = {"½": "1/2", "¼": "1/4", "¾": "3/4", "…": "...", " ": "▁", "``": '"'}
+    pairs = [({"String": text}, other) for text, other in written.items()]
+    usual = replacements(({"Regex": " {2,}"}, " "), *pairs)
+    tokenizer = read_usual_names(byte_pair(normalizer=usual), "x")
+    assert tokenizer.encode_source(["yellow"])
+
+
 DAMAGE = {
     "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
     "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),

@@ -24,6 +24,7 @@ DTYPES = {  # by their name in a safetensors header
 # Bytes of a safetensors header or a pickle. A model names some hundred tensors, in about a hundred
 # bytes each. Parsing a hostile header takes up to 25 times its size in memory.
 MAX_HEADER = 2**20
+MAX_AXES = 64  # of an array of NumPy
 MAX_NAME = 255  # characters of a tensor's name
 
 
@@ -57,12 +58,12 @@ def check_dtype(path: Path, name: str, dtype: object) -> None:
 
 
 def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None:
-    """Refuse a tensor without elements, or with an axis longer than `limit`.
+    """Refuse a tensor without elements, with too many axes, or with one longer than `limit`.
 
     A tensor with an axis of length 0 takes no byte, so its other axes could have any length.
     """
-    if not all(1 <= length <= limit for length in shape):
+    if len(shape) > MAX_AXES or not all(1 <= length <= limit for length in shape):
         raise WeightFileError(
-            f"{path}: {name} has shape {shorten(list(shape))}; every axis of a weight is at least "
-            "1 long and no longer than the file"
+            f"{path}: {name} has shape {shorten(list(shape))}; a weight has at most {MAX_AXES} "
+            "axes, each at least 1 long and no longer than the file"
         )

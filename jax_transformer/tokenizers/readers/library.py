@@ -10,13 +10,14 @@ BlenderbotTokenizer, T5Tokenizer and MBart50Tokenizer in transformers 5.23.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -35,6 +36,8 @@ TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM = "tokenizer_json", "byte_level", "sentencep
 UNIGRAM_FILES = {"t5": T5_MODEL, "mbart_50": MBART_MODEL}  # by the rule
 # Ids that a vocabulary may have: the library takes memory for each, and aborts without.
 MOST_IDS = 2**24
+MOST_REPLACEMENTS = 256  # of a normalizer or decoder
+MOST_GROWTH = 64  # characters that replacements make of one; compatible forms of Unicode have 18
 # The usual names of special tokens, the most frequent name first.
 USUAL_NAMES = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>", "<PAD>"),
@@ -186,7 +189,46 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     largest = max(library.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= MOST_IDS:
         raise InputError(f"{name}: damaged tokenizer file (an id is {largest})")
+    for part in ("normalizer", "decoder"):
+        step = getattr(library, part)
+        if step is not None:
+            _check_growth([*_replacements(json.loads(step.__getstate__()))], f"{name}: the {part}")
     return library
+
+
+def _replacements(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of type Replace in a normalizer or decoder, in order."""
+    if step["type"] == "Sequence":
+        for inner in step.get("normalizers", step.get("decoders")):
+            yield from _replacements(inner)
+    elif step["type"] == "Replace":
+        yield step
+
+
+def _check_growth(steps: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Refuse replacements that make many characters of one: a long chain would fill the memory.
+
+    What a pattern matches goes through all steps: the text of a pattern, or, for a regular
+    expression, what it writes for one character at least.
+    """
+    if len(steps) > MOST_REPLACEMENTS:
+        raise InputError(f"{name} has {len(steps):,} replacements, above {MOST_REPLACEMENTS}")
+    replace, texts = [], []
+    for step in steps:
+        pattern, content = step["pattern"].get("String"), step["content"]
+        matched = pattern or tokenizers.Regex(step["pattern"].get("Regex", ""))
+        replace.append(normalizers.Replace(matched, content).normalize_str)
+        texts.append((pattern, len(pattern)) if pattern else (content, 1))
+    for start, characters in texts:
+        grown, most = start, MOST_GROWTH * characters
+        for function in replace:
+            if len(grown) <= most:
+                grown = function(grown)
+        if len(grown) > most:
+            raise InputError(
+                f"{name} writes more than {most:,} characters for {shorten(start)}; remove the "
+                "replacements that lengthen each other's text"
+            )
 
 
 READERS = {

@@ -268,6 +268,14 @@ def test_refusing_costs_little(tmp_path):
     assert max(megabytes for _, megabytes in costs.values()) < MEGABYTES
 
 
+def test_a_tensor_of_more_axes_than_an_array_can_have_is_refused_by_its_shape(tmp_path):
+    torch.save({"w": torch.zeros([1] * 65)}, tmp_path / "w.pt")
+    header(tmp_path / "w.safetensors", {"w": entry([1] * 65, 0, 4)}, bytes(4))
+    for path in tmp_path.iterdir():
+        with pytest.raises(files.WeightFileError, match=r"w has shape .*at most 64 axes"):
+            files.read(path)
+
+
 WHOLE = {"w": entry([2, 3], 0, 24), "b": entry([3], 24, 30, "BF16")}
 
 
