@@ -17,7 +17,10 @@ import numpy as np
 from benchmarks.attack.outcomes import Outcome, Result
 from benchmarks.attack.worker import KINDS, serve
 
-WEIGHTS = {"files": 8, "settings": 5, "texts": 3, "calls": 4, "kills": 2}  # of the draw of a kind
+WEIGHTS = {  # of the draw of a kind
+    **{"files": 8, "settings": 5, "texts": 3, "calls": 4, "kills": 2},
+    "surroundings": 3,
+}
 SECONDS = {"files": 30, "settings": 30, "texts": 60, "calls": 60, "kills": 90}  # then it hangs
 SECONDS_OF_OTHERS = 60
 MOST_GROWTH = 300 * 2**20  # bytes of a try

@@ -16,9 +16,11 @@ from benchmarks.attack import stock
 from benchmarks.attack.mutations import choose, mutate_file
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
 from jax_transformer import TransformerConfig
-from jax_transformer.convert import read_layout, to_params
+from jax_transformer.convert import read_layout, to_params, to_tensors
 from jax_transformer.convert.huggingface import load_folder, read_model_config
 from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.html_report import write_report
 from jax_transformer.porting.record import read_record
 from jax_transformer.runs.existing_tokenizer import read_tokenizer
 from jax_transformer.storage import weights as files
@@ -30,6 +32,7 @@ FAMILIES = (
     *("t5", "t5-v1.1", "mt5", "umt5"),
 )
 SAMPLE = ("one hundred and twenty", "", "Ünï\u2028code \U0001f600", "a" * 200)
+SECOND = {".safetensors": ("plain",), ".pt": ("plain", "legacy")}  # forms of a second weight file
 SLACK = 2**20  # bytes that parameters may have beyond their file's, which may be of half precision
 
 
@@ -40,11 +43,13 @@ class Subject(NamedTuple):
         make: Writes the untouched folder.
         use: Reads it, checks what holds of any valid input, and returns a digest of the result.
         digested: Whether the files have digests, so that another result is a fault.
+        changed: The end of the names of the files that are changed.
     """
 
     make: Callable[[Path], object]
     use: Callable[[Path], str]
     digested: bool = False
+    changed: str = ""
 
 
 def digest_of(*values: Any) -> str:
@@ -96,6 +101,8 @@ def check_tokenizer(tokenizer: Tokenizer) -> str:
         WrongResult: An id is outside the vocabulary, or a decoded text is none.
     """
     done = []
+    if tokenizer.encode_target(SAMPLE) != tokenizer.encode_target(SAMPLE):
+        raise WrongResult("two encodings of a text differ")
     for line in SAMPLE:
         source, target = tokenizer.encode_source([line])[0], tokenizer.encode_target([line])[0]
         for ids, size in ((source, tokenizer.src_vocab_size), (target, tokenizer.tgt_vocab_size)):
@@ -194,6 +201,23 @@ def _record(folder: Path) -> str:
     return digest_of(read_record(folder / "record.safetensors"))
 
 
+def _reported(folder: Path) -> str:
+    model, record = stock.model(), read_record(folder / "record.safetensors")
+    names = LAYOUTS["reference"]
+    comparison = compare_record(model.params, model.config, names, record)
+    report = folder.parent / "report.html"
+    write_report(report, comparison, model.params, model.config, names, record, overwrite=True)
+    content = report.read_text()
+    report.unlink()
+    if "<script" in content:
+        raise WrongResult("the report runs code of the record")
+    return digest_of(content)
+
+
+def _generated(folder: Path) -> str:
+    return digest_of(command(["translate", str(folder)], b"one hundred and two\n\nseven\n"))
+
+
 def _run(folder: Path) -> str:
     from benchmarks.kill_resume import named_arrays
     from jax_transformer.runs.checkpoints import read_step
@@ -233,6 +257,7 @@ QUICK = {
     "tokenizer.json": Subject(_tokenizer_folder, _tokenizer),
     "layout.toml": Subject(stock.layout_file, _layout),
     "record": Subject(stock.record_folder, _record),
+    "record, reported": Subject(stock.record_folder, _reported),
 }
 WITH_TORCH = {
     "weights.pt": Subject(stock.weight_file(".pt"), _weights(".pt"), True),
@@ -249,6 +274,14 @@ OF_FAMILIES = {
         (f"folder of {family}", Subject(stock.family_folder(family), _family)),
         (f"folder of {family}, converted", Subject(stock.family_folder(family), _family_converted)),
     )
+}
+
+
+OF_FAMILIES |= {
+    f"folder of {family}, generating": Subject(
+        stock.family_folder(family), _generated, changed="generation_config.json"
+    )
+    for family in ("marian", "bart", "t5")
 }
 
 
@@ -299,10 +332,13 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
     done = []
     for _ in range(int(choose(draw, (1, 1, 1, 2)))):
         paths = [path for path in sorted(target.rglob("*")) if path.is_file() and _small(path)]
-        if paths:
-            path = choose(draw, paths)
+        changed = [path for path in paths if path.name.endswith(subject.changed)]
+        if changed:
+            path = choose(draw, changed)
             others = [other for other in paths if other != path]
-            done.append(f"{path.relative_to(target)}: {mutate_file(draw, path, others)}")
+            is_second = path.suffix in SECOND and draw.random() < 0.2
+            how = _second_file(draw, path) if is_second else mutate_file(draw, path, others)
+            done.append(f"{path.relative_to(target)}: {how}")
 
     def run() -> Outcome:
         found = subject.use(target)
@@ -315,6 +351,25 @@ def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: 
     if "overwritten" in name and name.startswith("folder"):
         stock.own_family_folder(folder / "source")
     return Attempt(f"{name}; {', '.join(done)}", run, (folder,))
+
+
+def _second_file(draw: np.random.Generator, path: Path) -> str:
+    """Put the weights of another model before or behind those of a file, so that it is two."""
+    form = choose(draw, SECOND[path.suffix])
+    other = path.with_name(f"second{path.suffix}")
+    tensors, _ = to_tensors(stock.model(1).params, stock.model(1).config, LAYOUTS["reference"])
+    if form == "legacy":
+        import torch
+
+        loaded = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+        torch.save(loaded, other, _use_new_zipfile_serialization=False)
+    else:
+        files.write(other, tensors)
+    place = choose(draw, ("before", "behind"))
+    contents = [other.read_bytes(), path.read_bytes()]
+    other.unlink()
+    path.write_bytes(b"".join(contents if place == "before" else contents[::-1]))
+    return f"another {form} file {place} it"
 
 
 def _small(path: Path) -> bool:

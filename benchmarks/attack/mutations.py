@@ -37,6 +37,65 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+UNKNOWN = ("", "unknown", "__class__", "\ud800", "x" * 1000, "<script>alert(1)</script>")
+# Parts of a tokenizer.json that the library accepts.
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+BY_LETTER = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": "ab"}
+STEPS: tuple[dict[str, Any], ...] = (
+    DOUBLE,
+    BY_LETTER,
+    {"type": "Replace", "pattern": {"Regex": ""}, "content": "zz"},
+    {"type": "Replace", "pattern": {"String": "o"}, "content": "y" * 10**4},
+)
+SPLITS = ("(a+)+$", "", "(?=a)", "(a|aa)+b", "[^", "\\p{L}", "(?<!x)y*")
+TOKENIZER_PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
+    "normalizer": lambda draw: {
+        "type": "Sequence",
+        "normalizers": [choose(draw, STEPS)] * int(choose(draw, (1, 5, 22, 40, 1000))),
+    },
+    "decoder": lambda draw: {
+        "type": "Sequence",
+        "decoders": [choose(draw, STEPS)] * int(choose(draw, (1, 5, 22, 40, 1000))),
+    },
+    "pre_tokenizer": lambda draw: {
+        "type": "Split",
+        "pattern": {"Regex": choose(draw, SPLITS)},
+        "behavior": choose(draw, ("Isolated", "Removed", "MergedWithNext")),
+        "invert": bool(draw.random() < 0.5),
+    },
+    "truncation": lambda draw: {
+        **{"direction": "Right", "strategy": "LongestFirst"},
+        **{"max_length": int(choose(draw, (0, 1, 3))), "stride": int(choose(draw, (0, 2, 10)))},
+    },
+    "padding": lambda draw: {
+        **{"strategy": {"Fixed": int(choose(draw, (1, 100, 10**6)))}, "direction": "Left"},
+        **{"pad_to_multiple_of": None, "pad_id": int(choose(draw, (0, 10**9)))},
+        **{"pad_type_id": 0, "pad_token": "<pad>"},
+    },
+}
+MODEL_PARTS: dict[str, tuple[Any, ...]] = {
+    "dropout": (0.5, 1.0),
+    "unk_token": ("nothing", None, ""),
+    "byte_fallback": (True,),
+    "fuse_unk": (True,),
+    "ignore_merges": (True,),
+    "continuing_subword_prefix": ("##",),
+    "end_of_word_suffix": ("</w>",),
+}
+
+
+def mutate_tokenizer(draw: np.random.Generator, data: bytes) -> tuple[bytes, str]:
+    """Return a tokenizer.json with a part that the library accepts, and what was done."""
+    described = json.loads(data)
+    if draw.random() < 0.3 and "model" in described:
+        name = choose(draw, list(MODEL_PARTS))
+        described["model"][name] = choose(draw, MODEL_PARTS[name])
+    else:
+        name = choose(draw, list(TOKENIZER_PARTS))
+        described[name] = TOKENIZER_PARTS[name](draw)
+    return json.dumps(described).encode(), f"{name} of the library"
+
+
 def choose(draw: np.random.Generator, options: Any) -> Any:
     """Return one of the options."""
     return options[int(draw.integers(len(options)))]
@@ -128,7 +187,7 @@ def mutate_json(draw: np.random.Generator, text: str) -> tuple[str, str]:
         done = f"{shown} removed"
     elif isinstance(container, dict):
         value = choose(draw, VALUES)
-        container[choose(draw, ("", "unknown", "__class__", "\ud800", "x" * 1000))] = value
+        container[choose(draw, UNKNOWN)] = value
         done = f"unknown name, {value!r:.40}"
     else:
         container.insert(key, container[key])
@@ -185,6 +244,8 @@ def mutate_file(draw: np.random.Generator, path: Path, others: list[Path]) -> st
         return f"replaced by {other.name}"
     data = path.read_bytes()
     structured = {".json": mutate_json_bytes, ".safetensors": mutate_header}.get(path.suffix)
+    if path.name == "tokenizer.json" and draw.random() < 0.5:
+        structured = mutate_tokenizer
     if structured and draw.random() < 0.6:
         with contextlib.suppress(
             ValueError, RecursionError, struct.error

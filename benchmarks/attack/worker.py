@@ -19,6 +19,7 @@ KINDS = {  # the module of each kind has a function `prepare`
     "texts": "benchmarks.attack.texts",
     "calls": "benchmarks.attack.calls",
     "kills": "benchmarks.attack.kills",
+    "surroundings": "benchmarks.attack.surroundings",
 }
 
 

@@ -88,7 +88,7 @@ def staged(folder: Path) -> Iterator[Path]:
                     if not os.path.lexists(new / path.name):
                         _link_or_copy(path, new / path.name)
             for path in new.iterdir():
-                if not path.is_symlink():
+                if path.is_file() and not path.is_symlink():  # to open a FIFO would wait
                     to_disk(path)
             to_disk(new)
             if exists:

@@ -121,8 +121,8 @@ def resumable_file(
         overwrite: Whether an output, finished or not, is replaced; one that is resumed keeps what
             it was begun with.
     """
-    if os.path.lexists(path) and not os.path.lexists(_part_of(path)):
-        _state_of(path).unlink(missing_ok=True)  # of a process that was killed at its end
+    if os.path.lexists(path) and not os.path.lexists(_part_of(path)) and _is_state(_state_of(path)):
+        _state_of(path).unlink()  # of a process that was killed at its end
     check_output(path, resume=resume, overwrite=overwrite)
     resume = resume and os.path.lexists(_part_of(path))
     overwrite = overwrite or (resume and _may_replace(path))
@@ -137,14 +137,14 @@ def resumable_file(
         part.truncate(size)
         part.seek(size)
         file = ResumableFile(path, part, facts, lines, digest, overwrite)
-        if not resume:
-            file.commit()  # from here on FILE.part is known as one of ours
         try:
+            if not resume:
+                file.commit()  # from here on FILE.part is known as one of ours
             yield file
         except BaseException:
             if file.lines == 0:  # nothing to go on with
                 _part_of(path).unlink()
-                _state_of(path).unlink()
+                _state_of(path).unlink(missing_ok=True)
             raise
         file.commit()
         os.replace(_part_of(path), path)
@@ -167,6 +167,18 @@ def _check_part(path: Path) -> None:
             f"{part}: is in the way, and not an unfinished output, because {state.name} is "
             "missing; move it, or name another output"
         )
+    # Without FILE.part there is a state only of a process that was killed at its end.
+    if not os.path.lexists(part) and os.path.lexists(state) and not _is_state(state):
+        raise InputError(
+            f"{state}: is in the way, and not the state of an unfinished output; move it, or name "
+            "another output"
+        )
+
+
+def _is_state(path: Path) -> bool:
+    with contextlib.suppress(InputError):
+        return path.is_file() and not path.is_symlink() and "input_sha256" in read_json(path)
+    return False
 
 
 def _may_replace(path: Path) -> bool:

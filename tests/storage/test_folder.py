@@ -52,6 +52,13 @@ def test_a_new_folder_appears_with_its_parents(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "b").stat().st_mode == plain.stat().st_mode
 
 
+def test_a_fifo_of_the_old_folder_is_not_waited_for(folder):
+    os.mkfifo(folder / "waiting")
+    write(folder)
+    assert (folder / "waiting").is_fifo()
+    assert contents(folder) == NEW | {"notes": "kept"}
+
+
 def test_a_umask_that_closes_the_new_folder_leaves_none(tmp_path, monkeypatch):
     def denied(path, *arguments):
         raise PermissionError(errno.EACCES, "Permission denied", path)

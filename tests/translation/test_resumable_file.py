@@ -91,6 +91,20 @@ def test_a_file_of_the_user_with_the_name_of_an_unfinished_output_is_kept(path, 
     assert os.listdir(path.parent) == [part.name]
 
 
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, Path.touch, lambda path: path.symlink_to("a")]
+)
+def test_what_has_the_name_of_a_state_and_is_none_is_kept(path, make, options):
+    state = Path(f"{path}.part.json")
+    make(state)
+    for names in ([state.name], [path.name, state.name]):
+        with pytest.raises(InputError, match=r"output\.part\.json: is in the way"):
+            write(path, **options)
+        assert sorted(os.listdir(path.parent)) == names
+        path.write_text("finished\n")
+
+
 @pytest.mark.parametrize("name", ["output", "output.part", "output.part.json", "link"])
 def test_an_input_that_would_be_written_is_refused(path, name):
     source = path.with_name(name)
@@ -204,7 +218,7 @@ def test_a_file_that_has_appeared_beside_an_unfinished_output_is_kept(path):
 def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
     path = tmp_path / "out"
     path.write_text("whole\n")
-    (tmp_path / "out.part.json").write_text("{}")
+    (tmp_path / "out.part.json").write_text('{"input_sha256": ""}')
     with (
         pytest.raises(InputError, match="exists already"),
         resumable_file(path, {}, resume=True, overwrite=False),
