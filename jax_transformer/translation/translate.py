@@ -59,6 +59,8 @@ def translate(
 ) -> Iterator[list[Translation]]:
     """Translate a stream of lines; the translation of a line does not depend on the other lines.
 
+    In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
+
     With a `window`, lines are read, translated and yielded in windows: 64 lines first, so that the
     first translations are there soon, then four times as many in each window up to `window`. No
     more than a window of lines is in memory. Within a window lines of similar length share a batch.
