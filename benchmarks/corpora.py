@@ -31,14 +31,13 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.plan import epoch_layout
-from jax_transformer.text.prepare import open_folder
-from jax_transformer.text.store import (
+from jax_transformer.text.prepare import (
     corpus_folder,
     corpus_task,
+    open_folder,
     prepared_corpus,
-    trained_tokenizer,
-    with_known_facts,
 )
+from jax_transformer.text.store import trained_tokenizer, with_known_facts
 from jax_transformer.training.config import TrainingConfig
 
 QUIET = Console(file=io.StringIO())
@@ -147,7 +146,6 @@ class _FirstBlocks:
 
     def __init__(self, text: TextFiles, pairs: int) -> None:
         self.text, self.pairs = text, pairs
-        self.check_unchanged = text.check_unchanged
 
     def blocks(self, pairs: int) -> Any:
         """Yield blocks until there are enough pairs."""

@@ -37,8 +37,7 @@ from jax_transformer.runs.state import RunCheckpoint, RunSettings, progress_to_j
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text import number_words
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import NumberedBatch, epoch_batches
+from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text

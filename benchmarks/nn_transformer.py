@@ -14,7 +14,7 @@ from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model import functional
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step
 

@@ -57,15 +57,15 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.model.transformer import encode as encode
     from jax_transformer.model.transformer import init_params as init_params
     from jax_transformer.runtime.sharding import make_mesh as make_mesh
-    from jax_transformer.text.batch import Batch as Batch
-    from jax_transformer.text.batch import pad as pad
+    from jax_transformer.text.batches import Batch as Batch
+    from jax_transformer.text.batches import pad as pad
     from jax_transformer.training.objective import cross_entropy as cross_entropy
     from jax_transformer.training.step import make_train_step as make_train_step
     from jax_transformer.translation.model_folder import load as load
 
 __version__ = "0.1.0"
 _MODULE_OF = {
-    "Batch": "text.batch",
+    "Batch": "text.batches",
     "Cache": "decoding",
     "Execution": "kernels.execution",
     "Hypotheses": "decoding",
@@ -84,7 +84,7 @@ _MODULE_OF = {
     "load": "translation.model_folder",
     "make_mesh": "runtime.sharding",
     "make_train_step": "training.step",
-    "pad": "text.batch",
+    "pad": "text.batches",
     "parameter_shardings": "model.parameters",
     "score": "decoding",
     "select_hypotheses": "decoding",

@@ -14,7 +14,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
 from jax_transformer.translation import translate as translate_module

@@ -14,14 +14,14 @@ from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters, encode_text
 from jax_transformer.text.parallel_text import Text, TextFiles, digest, is_tsv, read_text
-from jax_transformer.text.prepare import CHARACTERS_OF_A_TOKEN, Task, dry_run
-from jax_transformer.text.store import (
+from jax_transformer.text.prepare import (
+    CHARACTERS_OF_A_TOKEN,
+    Task,
     corpus_task,
-    held_out,
+    dry_run,
     prepared_corpus,
-    trained_tokenizer,
-    with_known_facts,
 )
+from jax_transformer.text.store import held_out, trained_tokenizer, with_known_facts
 from jax_transformer.tokenizers import Tokenizer
 
 # Without validation files this share of the training pairs is held out, but at most so many.

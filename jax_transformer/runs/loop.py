@@ -37,8 +37,7 @@ from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.storage.folder import CHECKPOINTS
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import padding_share
+from jax_transformer.text.batches import Batch, padding_share
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus

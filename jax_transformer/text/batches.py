@@ -1,19 +1,79 @@
-"""Batches of a few fixed shapes; each shape needs one compilation."""
+"""Batches of a few fixed shapes, each of which needs one compilation; ragged ids as one array."""
 
-from collections.abc import Callable, Iterator
+import concurrent.futures
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import grain
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.checks import check_ids
-from jax_transformer.text.batch import Batch
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
 
 READ_AHEAD = 16  # batches that a thread has ready
+Item = TypeVar("Item")
+
+
+class Batch(NamedTuple):
+    """Pairs as rows of one length, padded at the right; a row may be all padding.
+
+    A row contains one pair. In a packed batch it contains several pairs side by side: its segments
+    1, 2, ... of source and of target; padding is segment 0.
+
+    Attributes:
+        src: Source ids, then EOS [batch, length].
+        tgt_in: BOS, then target ids [batch, length].
+        tgt_out: Target ids, then EOS [batch, length].
+        src_segments: Segment of each source token [batch, length]; None if it is not packed.
+        tgt_segments: Segment of each target token [batch, length]; None if it is not packed.
+    """
+
+    src: Int32[np.ndarray, "batch length"]
+    tgt_in: Int32[np.ndarray, "batch length"]
+    tgt_out: Int32[np.ndarray, "batch length"]
+    src_segments: Int32[np.ndarray, "batch length"] | None = None
+    tgt_segments: Int32[np.ndarray, "batch length"] | None = None
+
+
+def pad(
+    rows: Sequence[Sequence[int]], pad_id: int, length: int | None = None
+) -> Int32[np.ndarray, "batch length"]:
+    """Return rows of ids as one array, padded at the right.
+
+        src = jax_transformer.pad([[5, 6, 2], [7, 2]], config.pad_id)
+
+    Args:
+        rows: Ids, as `tokenizer.encode_source(lines)` returns them; their lengths may differ.
+        pad_id: `config.pad_id`.
+        length: Length of the array; None is that of the longest row. `jax.jit` compiles each
+            length anew, so few lengths are better than many.
+
+    Returns:
+        Ids [batch, length].
+
+    Raises:
+        InputError: A row is no sequence of whole numbers, an id does not fit in 32 bits, or a row
+            is longer than `length`.
+    """
+    try:
+        longest = max(map(len, rows), default=0)
+        length = longest if length is None else length
+        if longest > length:
+            raise InputError(f"a row has {longest} ids, more than length={length}; raise length")
+        padded = np.full((len(rows), length), operator.index(pad_id), np.int32)
+        for ids, row in zip(padded, rows, strict=True):
+            ids[: len(row)] = [operator.index(token_id) for token_id in row]
+    except (TypeError, OverflowError) as error:
+        raise InputError(
+            f"rows={shorten(rows)} must be rows of ids, whole numbers of 32 bits, as "
+            "encode_source returns them"
+        ) from error
+    return padded
 
 
 class NumberedBatch(NamedTuple):
@@ -43,44 +103,35 @@ def epoch_batches(
         rows_to_read: Given a planned batch, returns the part of it that is read.
     """
 
-    def plan(window: int) -> list[tuple]:
-        planned = plan_window(corpus, settings, layout, epoch, window)
-        begin = first[1] if window == first[0] else 0
-        return [(window, number, planned[number]) for number in range(begin, len(planned))]
+    def plans() -> Iterator[tuple[int, list[PlannedBatch]]]:
+        for window in range(first[0], layout.windows):
+            yield window, plan_window(corpus, settings, layout, epoch, window)
 
-    def read(place: tuple[int, int, PlannedBatch]) -> NumberedBatch:
-        return NumberedBatch(*place, make_batch(corpus, rows_to_read(place[2])))
+    def batches() -> Iterator[NumberedBatch]:
+        for window, plan in _read_ahead(plans(), 1):
+            begin = first[1] if window == first[0] else 0
+            for number, planned in enumerate(plan[begin:], begin):
+                batch = make_batch(corpus, rows_to_read(planned))
+                yield NumberedBatch(window, number, planned, batch)
 
-    windows = grain.MapDataset.range(first[0], layout.windows).map(plan)
-    planned = windows.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-    batches = grain.experimental.FlatMapIterDataset(planned, _EachOf()).map(read)
-    return iter(
-        grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=READ_AHEAD)
-    )
-
-
-class _EachOf(grain.experimental.FlatMapTransform):
-    """Takes a list apart."""
-
-    max_fan_out = 2**31
-
-    def flat_map(self, element: list[tuple]) -> list[tuple]:
-        """Return the elements of a list."""
-        return element
+    return _read_ahead(batches(), READ_AHEAD)
 
 
 def training_batches(corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
-    """Yield the planned batches in order; a background thread builds them in advance."""
+    """Yield the planned batches in order; a thread makes them in advance."""
+    return _read_ahead((make_batch(corpus, planned) for planned in plan), READ_AHEAD)
 
-    # A closure and no partial: grain prints the repr of what it maps, and the repr of a partial
-    # contains the whole corpus.
-    def collate(planned: PlannedBatch) -> Batch:
-        return make_batch(corpus, planned)
 
-    dataset = grain.MapDataset.source(plan).map(collate)
-    # One thread: the work is small, and more threads would only wait for the interpreter lock.
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=READ_AHEAD)
-    return iter(dataset.to_iter_dataset(options))
+def _read_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
+    """Yield the items, of which a thread makes the next `count`."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        coming = deque(thread.submit(next, items, None) for _ in range(count))
+        try:
+            while (item := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, items, None))
+                yield item
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:

@@ -1,6 +1,7 @@
 """Pairs of token ids that are read by number: in memory, prepared on disk, or several mixed."""
 
 import functools
+import itertools
 import os
 import weakref
 import zlib
@@ -9,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import grain
 import numpy as np
 from jaxtyping import Float, Int64, Integer, Shaped
 
@@ -19,7 +19,7 @@ from jax_transformer.storage.reading import open_regular
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids and numbers
-ENDLESS = 2**48  # draws from a text of a mix
+ENDLESS = 2**48  # draws from a part of a mix
 
 
 class Tokens(NamedTuple):
@@ -200,53 +200,42 @@ class Corpus:
         """Return the pairs at some places of all epochs, shuffled by a seed."""
         if len(self.parts) == 1:
             return shuffled_numbers(len(self), seed, places)
-        drawn = [
-            grain.MapDataset.range(ENDLESS).map(functools.partial(_labelled, part))
-            for part in range(len(self.parts))
-        ]
+        import grain  # not at the top: a batch is made without it
+
+        draws_of = [ENDLESS * part for part in range(len(self.parts) + 1)]
+        drawn = [grain.MapDataset.range(*ends) for ends in itertools.pairwise(draws_of)]
         mixture = grain.MapDataset.mix(drawn, self.weights)
-        owners, draws = np.array([mixture[place] for place in places]).reshape(-1, 2).T
+        owners, draws = np.divmod([mixture[place] for place in places], ENDLESS)
         numbers = np.zeros(len(places), np.int64)
-        for number, part in enumerate(self.parts):
-            places_of_part = owners == number
-            shuffled = shuffled_numbers(
-                part.counts.pairs, seed + number, draws[places_of_part].tolist()
-            )
-            numbers[places_of_part] = self._begins[number] + shuffled
+        for owner, part in enumerate(self.parts):
+            draws_of_part = draws[owners == owner].tolist()
+            shuffled = shuffled_numbers(part.counts.pairs, seed + owner, draws_of_part)
+            numbers[owners == owner] = self._begins[owner] + shuffled
         return numbers
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""
-        rows = self._rows(*self._places(pairs))
+        *_, rows = self._rows(pairs)
         return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
 
     def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
         """Return the ids of some pairs; refuse a pair that differs from its checksum."""
-        owners, numbers = self._places(pairs)
-        rows = self._rows(owners, numbers)
-        ids = [
-            self.parts[owner].pair_ids(number, row)
-            for owner, number, row in zip(
-                owners.tolist(), numbers.tolist(), rows.tolist(), strict=True
-            )
-        ]
+        owners, numbers, rows = self._rows(pairs)
+        places = zip(owners.tolist(), numbers.tolist(), rows.tolist(), strict=True)
+        ids = [self.parts[owner].pair_ids(number, row) for owner, number, row in places]
         lengths = rows["source"].astype(np.int64), rows["target"].astype(np.int64)
         return Tokens(np.concatenate(ids or [np.zeros(0, np.uint8)]), *lengths)
 
-    def _places(
-        self, pairs: Integer[np.ndarray, "pairs"]
-    ) -> tuple[Int64[np.ndarray, "pairs"], Int64[np.ndarray, "pairs"]]:
-        """Return the part of each pair, and its number there."""
-        owners = np.searchsorted(self._ends, pairs, side="right")
-        return owners, pairs - self._begins[owners]
-
     def _rows(
-        self, owners: Int64[np.ndarray, "pairs"], numbers: Int64[np.ndarray, "pairs"]
-    ) -> Shaped[np.ndarray, "pairs"]:
-        rows = np.empty(len(owners), INDEX_TYPE)
+        self, pairs: Integer[np.ndarray, "pairs"]
+    ) -> tuple[Int64[np.ndarray, "pairs"], Int64[np.ndarray, "pairs"], Shaped[np.ndarray, "pairs"]]:
+        """Return the part of each pair, its number there, and its row of the index."""
+        owners = np.searchsorted(self._ends, pairs, side="right")
+        numbers = pairs - self._begins[owners]
+        rows = np.empty(len(pairs), INDEX_TYPE)
         for owner, part in enumerate(self.parts):
             rows[owners == owner] = part.rows(numbers[owners == owner])
-        return rows
+        return owners, numbers, rows
 
     def _shares(self) -> Float[np.ndarray, "parts"]:
         """Return how often a pair of each part occurs in an epoch, on average."""
@@ -255,23 +244,21 @@ class Corpus:
 
 
 def packed_part(
-    pairs: Iterable[tuple[Integer[np.ndarray, "_"], int]],
+    pairs: Sequence[Integer[np.ndarray, "_"]],
+    sources: Sequence[int],
     seed: int = 0,
     dtype: np.dtype | None = None,
 ) -> Part:
     """Return pairs in memory, and count them.
 
     Args:
-        pairs: The ids of source and target of each pair, and how many of them are the source.
+        pairs: The ids of source and target of each pair.
+        sources: How many of them are the source.
         dtype: Of the ids, where there are no pairs.
     """
-    content, sources = [], []
-    for pair, source in pairs:
-        content.append(pair)
-        sources.append(source)
-    ids = np.concatenate(content or [np.zeros(0, dtype)])
-    sizes = np.array([len(pair) for pair in content], np.int64)
-    index = np.zeros(len(content), INDEX_TYPE)
+    ids = np.concatenate(pairs or [np.zeros(0, dtype)])
+    sizes = np.array([len(pair) for pair in pairs], np.int64)
+    index = np.zeros(len(pairs), INDEX_TYPE)
     index["start"], index["source"] = sizes.cumsum() - sizes, sources
     index["target"] = sizes - sources
     index["crc32"] = [
@@ -279,7 +266,7 @@ def packed_part(
         for start, source, target, _ in index.tolist()
     ]
     lengths = Counter(np.maximum(sources, sizes - sources - 1).tolist())
-    counts = Counts(len(content), len(ids) - len(content), 0, Counter(), lengths)
+    counts = Counts(len(pairs), len(ids) - len(pairs), 0, Counter(), lengths)
     return Part(index, ids, counts, seed)
 
 
@@ -292,12 +279,14 @@ def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.n
         count: How many numbers an epoch has, at most 2**32.
         places: Places from 0; place `count` is the first one of the second epoch.
     """
+    from grain.experimental import index_shuffle  # not at the top: a batch is made without it
+
     # As grain does, the number of the epoch is added to the seed; neighbouring seeds must not share
     # orders.
     spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    shuffle, last, rounds = grain.experimental.index_shuffle, count - 1, 4
     numbers = [
-        shuffle(place % count, last, (spread + place // count) % 2**32, rounds) for place in places
+        index_shuffle(place % count, count - 1, (spread + place // count) % 2**32, 4)
+        for place in places
     ]
     return np.array(numbers, np.int64)
 
@@ -310,7 +299,3 @@ def checksum(ids: Integer[np.ndarray, "_"], source: int, target: int, seed: int)
 def again(folder: Path) -> str:
     """Return what to do about a damaged file of a prepared corpus."""
     return f"delete {folder} and start again: the text is encoded once more"
-
-
-def _labelled(part: int, draw: int) -> tuple[int, int]:
-    return part, draw

@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import Corpus, Part, packed_part
@@ -61,22 +60,18 @@ def encode_pairs(
     """
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
-
-    def encoded() -> Iterator[tuple[Integer[np.ndarray, "_"], int]]:
-        nonlocal unknown
-        for start in range(0, len(lines), CHUNK):
-            sources, targets = zip(*lines[start : start + CHUNK], strict=True)
-            pairs = zip(
-                tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True
-            )
-            for source, target in pairs:
-                if reason := filters.reason_to_drop(len(source), len(target)):
-                    dropped[reason] += 1
-                    continue
-                unknown += source.count(tokenizer.unk_id) + target.count(tokenizer.unk_id)
-                yield np.array([*source, tokenizer.bos_id, *target], smallest), len(source)
-
-    part = packed_part(encoded(), seed=seed, dtype=smallest)
+    pairs, source_lengths = [], []
+    for start in range(0, len(lines), CHUNK):
+        sources, targets = zip(*lines[start : start + CHUNK], strict=True)
+        sides = tokenizer.encode_source(sources), tokenizer.encode_target(targets)
+        for source, target in zip(*sides, strict=True):
+            if reason := filters.reason_to_drop(len(source), len(target)):
+                dropped[reason] += 1
+                continue
+            unknown += source.count(tokenizer.unk_id) + target.count(tokenizer.unk_id)
+            pairs.append(np.array([*source, tokenizer.bos_id, *target], smallest))
+            source_lengths.append(len(source))
+    part = packed_part(pairs, source_lengths, seed, smallest)
     return part._replace(counts=part.counts._replace(dropped=dropped, unknown=unknown))
 
 

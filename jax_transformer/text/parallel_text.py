@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.text.text_files import (
+    FAULT,
     LONGEST_LINE,
-    LineReader,
-    count_line_ends,
     decode_line,
     open_text,
     overlong_line,
-    reading,
+    read_lines,
 )
 
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
@@ -51,12 +51,11 @@ class Block(NamedTuple):
     targets: list[bytes | None]
 
     def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | None]:
-        """Return the source and the target of some pairs, or of all; see `decode_lines`.
+        """Return the source and the target of some pairs, or of all.
 
         A pair with a line that is too long is None: its other line may not be text.
         """
-        places = range(len(self.sources)) if places is None else places
-        return [self._pair(place) for place in places]
+        return [self._pair(i) for i in (range(len(self.sources)) if places is None else places)]
 
     def _pair(self, place: int) -> tuple[str, str] | None:
         number = self.first_line + place
@@ -121,9 +120,6 @@ class Text:
             )
             yield Block(first, first + 1, "sources", "targets", *sides)
 
-    def check_unchanged(self) -> None:
-        """Do nothing: the lines cannot change."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
@@ -175,11 +171,13 @@ class TextFiles:
         """Yield the lines in blocks, which depend on nothing but the text and `pairs`.
 
         A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
-        block, none of them above `LONGEST_LINE` bytes.
+        block, none of them above `LONGEST_LINE` bytes. Files that have changed since their facts
+        were read are refused.
         """
         first = 0
         for files in zip(*self._sides(), strict=True):
             for block in _file_blocks(files, first, pairs):
+                self._check_unchanged()
                 yield block
                 first = block.first + len(block.sources)
 
@@ -201,8 +199,7 @@ class TextFiles:
         ordered = tuple(facts[path] for path in self.sources + self.targets)
         return dataclasses.replace(self, facts=ordered)
 
-    def check_unchanged(self) -> None:
-        """Refuse files that have changed since their facts were read."""
+    def _check_unchanged(self) -> None:
         for fact in self.facts:
             if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
                 raise InputError(
@@ -262,15 +259,14 @@ def _file_blocks(files: tuple[Path, ...], first: int, pairs: int) -> Iterator[Bl
     """Yield the blocks of two line-aligned files or of one .tsv file; see `TextFiles.blocks`."""
     names = [*map(str, files), None]
     with contextlib.ExitStack() as opened:
-        readers = [LineReader(opened.enter_context(open_text(path)), str(path)) for path in files]
+        readers = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
         for done in itertools.count(step=pairs):
-            sides = [reader.take(pairs) for reader in readers]
-            counts = [len(side) for side in sides]
+            sides = [list(itertools.islice(reader, pairs)) for reader in readers]
+            counts = [done + len(side) for side in sides]
             if len(set(counts)) > 1:
-                unread = [reader.drop_rest() for reader in readers]
-                totals = [done + count + more for count, more in zip(counts, unread, strict=True)]
-                raise _misaligned(files, totals)
-            if not counts[0]:
+                unread = [sum(1 for _ in reader) for reader in readers]
+                raise _misaligned(files, [sum(both) for both in zip(counts, unread, strict=True)])
+            if not sides[0]:
                 return
             yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2])
 
@@ -283,7 +279,7 @@ def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    with reading(str(path)):
+    with faults_named(path, FAULT, OSError):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
@@ -293,13 +289,11 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _read_facts(path: Path) -> FileFacts:
-    with open_text(path) as file:
-        before = os.fstat(file.fileno())
-        with reading(str(path)):
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            file.seek(0)
-        lines = count_line_ends(file, str(path))
-        after = os.fstat(file.fileno())
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    before = _size_and_time(path)
+    with open_text(path) as file, faults_named(path, FAULT, OSError):
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        lines = sum(1 for _ in read_lines(file, str(path)))
+    if before != _size_and_time(path):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
-    return FileFacts(str(path.absolute()), after.st_size, after.st_mtime_ns, sha256, lines)
+    return FileFacts(str(path.absolute()), *before, sha256, lines)

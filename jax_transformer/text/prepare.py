@@ -6,6 +6,7 @@ Until then the manifest has another name, and counts the blocks of the text that
 
 import concurrent.futures
 import functools
+import hashlib
 import itertools
 import multiprocessing
 import os
@@ -33,16 +34,18 @@ from jax_transformer.text.corpus import (
     Part,
     again,
 )
+from jax_transformer.text.duplicates import repeated_pairs
 from jax_transformer.text.encoding import Filters, encode_pairs
-from jax_transformer.text.entry import one_line_faults, read_entry, write_entry
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     Block,
     Text,
     TextFiles,
+    digest,
     has_text,
     no_pairs,
 )
+from jax_transformer.text.store import FORMAT, locked, one_line_faults, read_entry, write_entry
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text
 
 IDS, INDEX = "ids", "index"
@@ -59,6 +62,51 @@ class Task(NamedTuple):
     filters: Filters
     tokenizer: Tokenizer
     key: str  # digest of all this
+
+
+def corpus_task(
+    store: Path,
+    text: Text | TextFiles,
+    tokenizer: Tokenizer,
+    filters: Filters,
+    left_out: dict[str, Int64[np.ndarray, "_"]],
+    drop_duplicates: bool,
+    console: Console,
+) -> Task:
+    """Return a corpus to prepare; finds its duplicates in `store`, if these are dropped."""
+    recipe = {
+        "format": FORMAT,
+        "text": text.sha256,
+        "tokenizer": tokenizer.digest(),
+        "filters": filters._asdict(),
+        "left_out": {
+            reason: hashlib.sha256(numbers.tobytes()).hexdigest()
+            for reason, numbers in left_out.items()
+        },
+        "drop_duplicates": drop_duplicates,
+    }
+    key = digest(recipe)
+    if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
+        scratch = store / "duplicates" / key
+        with locked(scratch, console):
+            repeated = repeated_pairs(text.blocks(BLOCK_PAIRS), scratch)
+        left_out = {**left_out, "dropped as duplicates": repeated}
+    return Task(text, left_out, filters, tokenizer, key)
+
+
+def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
+    """Return a prepared corpus; prepare it, if it is not there."""
+    folder = corpus_folder(store, task.key)
+    if not (folder / MANIFEST).exists():
+        with locked(folder, console):
+            if not (folder / MANIFEST).exists():
+                return prepare(task, folder, console)
+    return open_folder(folder)
+
+
+def corpus_folder(store: Path, key: str) -> Path:
+    """Return the folder of a prepared corpus."""
+    return store / "corpora" / key[:32]
 
 
 def prepare(task: Task, folder: Path, console: Console) -> Corpus:
@@ -147,7 +195,6 @@ def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[
 
     def works() -> Iterator[Callable[[], Part]]:
         for block in itertools.islice(task.text.blocks(BLOCK_PAIRS), blocks, None):
-            task.text.check_unchanged()  # nothing of another text gets the key of this one
             yield functools.partial(
                 encode_block, block, _places(task, block), task.filters, tokenizer, seed
             )

@@ -1,25 +1,36 @@
-"""The folder that keeps what was computed from texts: facts, tokenizers and prepared corpora.
+"""The folder that keeps what was computed from texts: facts, held-out pairs, tokenizers, corpora.
 
 Each entry has the digest of all that decides it as its name. An entry that is there is used, and
-nothing in it ever changes.
+nothing in it ever changes. It is a JSON file with its checksum, written whole by one process at a
+time.
 """
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
+import itertools
+import json
 import os
-from collections.abc import Iterator
+import shutil
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.reading import read_bytes
 from jax_transformer.storage.user_cache import user_cache
-from jax_transformer.text.corpus import Corpus, shuffled_numbers
-from jax_transformer.text.duplicates import repeated_pairs
-from jax_transformer.text.encoding import Filters
-from jax_transformer.text.entry import locked, read_entry, write_entry
+from jax_transformer.storage.writing import staged_file
+from jax_transformer.text.corpus import shuffled_numbers
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     FileFacts,
@@ -29,12 +40,14 @@ from jax_transformer.text.parallel_text import (
     has_text,
     no_pairs,
 )
-from jax_transformer.text.prepare import MANIFEST, Task, open_folder, prepare
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte_pair
-from jax_transformer.tokenizers.training_lines import LONGEST_WORD, LinesWithin, sampled
 
 FORMAT = 3  # of the entries
+MOST_BYTES = 2**28  # the largest entries are the held-out pairs and the tokenizers
 MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
+# Characters of a word. The time that the trainer takes for each character is the same for words of
+# 500 to 3,000 characters, 4 times as long for 30,000 and 25 times as long for 300,000.
+LONGEST_WORD = 1_000
 
 
 def default_store() -> Path:
@@ -46,6 +59,75 @@ def default_store() -> Path:
             "XDG_CACHE_HOME"
         )
     return cache / "prepared"
+
+
+def write_entry(path: Path, content: Any) -> None:
+    """Write JSON content with its checksum, whole or not at all."""
+    text = json.dumps(content)
+    with one_line_faults(path.parent), staged_file(path) as scratch:
+        scratch.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "content": text}))
+
+
+def read_entry(path: Path, declared: Any, remedy: str = "delete it") -> Any:
+    """Return what `write_entry` has written, as a type.
+
+    Raises:
+        InputError: Any bit of it changed; the message ends with the remedy.
+    """
+    damaged = f"is damaged; {remedy}"
+    content = read_bytes(path, damaged, MOST_BYTES)
+    try:
+        entry = msgspec.json.decode(content, type=_Entry)
+        if zlib.crc32(entry.content.encode()) == entry.crc32:
+            return msgspec.json.decode(entry.content, type=declared)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InputError(f"{path}: {damaged} ({error})") from error
+    raise InputError(f"{path}: {damaged} (it differs from its checksum)")
+
+
+def kept(entry: Path, declared: Any, console: Console, make: Callable[[], Any]) -> Any:
+    """Return an entry as a type; make it, if it is not there."""
+    with locked(entry.parent, console):
+        if not entry.exists():
+            write_entry(entry, make())
+        return read_entry(entry, declared)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, console: Console) -> Iterator[None]:
+    """Make a folder, and keep other processes out of it; wait for one that is in it."""
+    with one_line_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"another process prepares {folder}; waiting for it")
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
+def one_line_faults(folder: Path) -> Iterator[None]:
+    """Turn failures of the disk and of workers into one line."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "name a folder that can be written with --prepared"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(folder.parent).free
+            remedy = (
+                f"{free / 1e9:.1f} GB are free; make room, or name another disk with --prepared"
+            )
+        raise InputError(f"{folder}: {error.strerror}; {remedy}; what is done stays") from error
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"{folder}: a process that encodes was killed, as when memory is full; start again: "
+            "what is done stays"
+        ) from error
 
 
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
@@ -74,25 +156,25 @@ def held_out(
     returned in the order of the text.
     """
     entry = store / "held_out" / f"{digest([FORMAT, text.sha256, count, seed])}.json"
-    with locked(entry.parent, console):
-        if not entry.exists():
-            with console.status("choosing the validation pairs"):
-                numbers, pairs = _chosen_by_seed(text, count, seed)
-            write_entry(entry, [numbers.tolist(), pairs.sources, pairs.targets])
-        numbers, *sides = read_entry(entry, tuple[list[int], tuple[str, ...], tuple[str, ...]])
+
+    def choose() -> list[Any]:
+        with console.status("choosing the validation pairs"):
+            lines = _chosen_by_seed(text, count, seed)
+        return [list(lines), *zip(*lines.values(), strict=True)]
+
+    declared = tuple[list[int], tuple[str, ...], tuple[str, ...]]
+    numbers, *sides = kept(entry, declared, console, choose)
     return np.array(numbers, np.int64), Text(*sides)
 
 
-def _chosen_by_seed(
-    text: Text | TextFiles, count: int, seed: int
-) -> tuple[Int64[np.ndarray, "_"], Text]:
+def _chosen_by_seed(text: Text | TextFiles, count: int, seed: int) -> dict[int, tuple[str, str]]:
     asked, most = count, min(text.pairs, max(MOST_CANDIDATES, 4 * count))
     while True:
         asked = min(2 * asked + 64, most)
         candidates = shuffled_numbers(text.pairs, seed, range(asked))
         chosen = chosen_pairs(text, np.sort(candidates))
         lines = {number: pair for number, pair in chosen if has_text(pair)}
-        usable = [int(number) for number in candidates if int(number) in lines]
+        usable = [number for number in candidates.tolist() if number in lines]
         if len(usable) > count or asked == most:
             break
     if not usable:
@@ -108,9 +190,7 @@ def _chosen_by_seed(
             f"valid_pairs={count} leaves none of {len(usable):,} pairs to train on; lower it, or "
             "name valid_source and valid_target"
         )
-    numbers = np.sort(np.array(usable[:count], np.int64))
-    sources, targets = zip(*(lines[number] for number in numbers.tolist()), strict=True)
-    return numbers, Text(sources, targets)
+    return {number: lines[number] for number in sorted(usable[:count])}
 
 
 def chosen_pairs(
@@ -153,71 +233,63 @@ def trained_tokenizer(
     entry = store / "tokenizers" / f"{digest(recipe)}.json"
     total = sum(text.pairs for text in texts)
 
+    left_out = 0
+
     def lines() -> Iterator[str]:
+        nonlocal left_out
         for place, text in enumerate(texts):
             share = max(1, round(most_pairs * text.pairs / total))
             numbers = sampled(share, text.pairs, seed % 2**32)
             if not place:
                 numbers = np.setdiff1d(numbers, without, assume_unique=True)
             for _, pair in chosen_pairs(text, numbers):
-                if has_text(pair):
-                    yield from pair
+                for line in pair if has_text(pair) else ():
+                    if len(line) > longest or has_long_word(line):
+                        left_out += 1
+                    else:
+                        yield line
 
-    with locked(entry.parent, console):
-        if entry.exists():
-            return from_text(read_entry(entry, str), str(entry))
+    def train() -> str:
         with console.status("training the tokenizer"):
-            within = LinesWithin(lines(), longest)
-            tokenizer = train_byte_pair(within, vocab_size)
-        if within.left_out:
+            tokenizer = train_byte_pair(lines(), vocab_size)
+        if left_out:
             console.print(
-                f"{within.left_out:,} lines left out of the training of the tokenizer: of more "
+                f"{left_out:,} lines left out of the training of the tokenizer: of more "
                 f"than {longest:,} characters, or with a word of more than {LONGEST_WORD:,}"
             )
-        write_entry(entry, to_text(tokenizer))
-    return tokenizer
+        return to_text(tokenizer)
+
+    return from_text(kept(entry, str, console, train), str(entry))
 
 
-def corpus_task(
-    store: Path,
-    text: Text | TextFiles,
-    tokenizer: Tokenizer,
-    filters: Filters,
-    left_out: dict[str, Int64[np.ndarray, "_"]],
-    drop_duplicates: bool,
-    console: Console,
-) -> Task:
-    """Return a corpus to prepare; finds its duplicates in `store`, if these are dropped."""
-    recipe = {
-        "format": FORMAT,
-        "text": text.sha256,
-        "tokenizer": tokenizer.digest(),
-        "filters": filters._asdict(),
-        "left_out": {
-            reason: hashlib.sha256(numbers.tobytes()).hexdigest()
-            for reason, numbers in left_out.items()
-        },
-        "drop_duplicates": drop_duplicates,
-    }
-    key = digest(recipe)
-    if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
-        scratch = store / "duplicates" / key
-        with locked(scratch, console):
-            repeated = repeated_pairs(text.blocks(BLOCK_PAIRS), scratch)
-        left_out = {**left_out, "dropped as duplicates": repeated}
-    return Task(text, left_out, filters, tokenizer, key)
+def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:
+    """Return the numbers of the pairs of a random sample, ascending; all pairs if they are few.
+
+    The time depends on the size of the sample, not on that of the corpus; so does the memory.
+    """
+    if pairs <= count:
+        return np.arange(pairs)
+    import grain
+
+    shuffled = grain.MapDataset.range(pairs).shuffle(seed=seed)
+    return np.sort([shuffled[place] for place in range(count)])
 
 
-def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
-    """Return a prepared corpus; prepare it, if it is not there."""
-    folder = corpus_folder(store, task.key)
-    if not (folder / MANIFEST).exists():
-        with locked(folder, console):
-            if not (folder / MANIFEST).exists():
-                return prepare(task, folder, console)
-    return open_folder(folder)
+def has_long_word(line: str) -> bool:
+    """Return whether a line has a long run without spaces, punctuation and symbols.
+
+    The time of the trainer grows with the square of the length of a word.
+    """
+    if len(line) <= LONGEST_WORD:  # as nearly all lines
+        return False
+    runs = itertools.groupby(line, _ends_word)
+    return any(len(list(run)) > LONGEST_WORD for ends, run in runs if not ends)
 
 
-def corpus_folder(store: Path, key: str) -> Path:
-    """Return the folder of a prepared corpus."""
-    return store / "corpora" / key[:32]
+def _ends_word(character: str) -> bool:
+    return character.isspace() or unicodedata.category(character)[0] in "PS"
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    crc32: int
+    content: str

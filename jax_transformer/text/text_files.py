@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import lzma
@@ -14,92 +13,67 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.reading import open_regular
 
 MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no text, with which parallel zstd programs start a file (RFC 8878, section 3.1.2)
 MAGICS |= {bytes([low]) + b"\x2a\x4d\x18": "zstd" for low in range(0x50, 0x60)}
 COMPRESSED_CHUNK = 2**13  # bytes; zstd makes up to 2**15 times as many of them
-TEXT_CHUNK = 2**18  # bytes of text that are read at once; at most LONGEST_LINE
-LONGEST_LINE = 2**20  # bytes of a line that `LineReader` keeps
+TEXT_CHUNK = 2**18  # bytes of text that are read at once
+LONGEST_LINE = 2**20  # bytes
+FAULT = "is no readable text; name a text file"
 
 
 def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text file for `decode_lines`."""
-    return open_regular(path, "is no readable text; name a text file")
+    return open_regular(path, FAULT)
 
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits."""
-    with reading(os.fspath(path)):
+    with faults_named(Path(path), FAULT, OSError):
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return open_text(path)
         return Path(path).open("rb")
 
 
-def unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
-    """Return the bytes of the text: of the file itself, or decompressed as they are read.
-
-    The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
-    compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
-    """
-    with reading(name):
-        start = file.peek(max(map(len, MAGICS)))
-    for magic, kind in MAGICS.items():
-        if start.startswith(magic):
-            return io.BufferedReader(_Decompressed(file, kind, name), TEXT_CHUNK)
-    return file
-
-
-@contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Raise `InputError` with the name of a text in place of an error of the operating system."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{name}: {error.strerror or error}; name a readable text file") from error
-
-
 def count_lines(path: str | os.PathLike[str]) -> int:
     """Return the number of lines that `decode_lines` yields of a file, which it need not accept."""
     with open_text(path) as file:
-        return count_line_ends(file, os.fspath(path))
+        return sum(1 for _ in read_lines(file, os.fspath(path)))
 
 
-def count_line_ends(file: io.BufferedReader, name: str) -> int:
-    r"""Return the number of lines of an open text: of "\n", and of text after the last one."""
-    count, last = 0, b"\n"
-    stream = unpacked(file, name)
-    with reading(name):
-        while chunk := stream.read(TEXT_CHUNK):
-            count, last = count + chunk.count(b"\n"), chunk[-1:]
-    return count + (last != b"\n")
+def decode_lines(file: io.BufferedReader, name: str, longest: int = LONGEST_LINE) -> Iterator[str]:
+    r"""Yield the lines of UTF-8 text, plain or compressed, as they are read.
 
-
-def decode_lines(file: io.BufferedReader, name: str, longest: int | None = None) -> Iterator[str]:
-    r"""Yield the lines of UTF-8 text, plain or compressed (see `unpacked`), as they are read.
-
-    Only "\n" ends a line: a lone "\r", U+0085 or U+2028 is an ordinary character, so that two files
-    stay aligned. A byte-order mark at the start and a "\r" before "\n" are removed. The last line
-    may lack its "\n".
+    A lone "\r", U+0085 or U+2028 is an ordinary character, so that two files stay aligned. A
+    byte-order mark at the start and a "\r" before "\n" are removed.
 
     Args:
         file: The file, open for reading bytes.
-        longest: Most bytes of a line; None sets no limit.
+        longest: Most bytes of a line.
     """
-    most = -1 if longest is None else longest + 1
-    stream = unpacked(file, name)
-    number = 0
-    while True:
-        with reading(name):
-            line = stream.readline(most)
-        if not line:
-            return
-        number += 1
-        line = line.removesuffix(b"\n")
-        if longest is not None and len(line) > longest:
+    for number, line in enumerate(read_lines(file, name, longest), start=1):
+        if line is None:
             raise overlong_line(name, number, longest)
         yield decode_line(line, name, number)
+
+
+def read_lines(
+    file: io.BufferedReader, name: str, longest: int = LONGEST_LINE
+) -> Iterator[bytes | None]:
+    r"""Yield the lines of a text as bytes; only "\n" ends a line, and the last one may lack it.
+
+    A line of more than `longest` bytes is None; it is read to its end after that.
+    """
+    stream = _unpacked(file, name)
+    with faults_named(Path(name), FAULT, OSError):
+        while line := stream.readline(longest + 1):
+            is_whole = len(line) <= longest or line.endswith(b"\n")
+            yield line.removesuffix(b"\n") if is_whole else None
+            while not is_whole and (line := stream.readline(TEXT_CHUNK)):
+                is_whole = line.endswith(b"\n")
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
@@ -122,48 +96,18 @@ def overlong_line(name: str, number: int, longest: int) -> InputError:
     return InputError(f"{name}:{number}: is longer than {longest:,} bytes; split the line")
 
 
-class LineReader:
-    r"""The lines of an open text as bytes without "\n", some at a time; only "\n" ends a line."""
+def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
+    """Return the bytes of the text: of the file itself, or decompressed as they are read.
 
-    def __init__(self, file: io.BufferedReader, name: str) -> None:
-        self._stream = unpacked(file, name)
-        self._name = name
-        self._lines: list[bytes | None] = []  # were read and not yet taken
-        self._begun: bytes | None = b""  # of the line whose end is still to be read
-
-    def take(self, count: int) -> list[bytes | None]:
-        """Return the next `count` lines, fewer at the end; None for one that is too long."""
-        while len(self._lines) < count and self._read():
-            pass
-        taken = self._lines[:count]
-        del self._lines[:count]
-        return taken
-
-    def drop_rest(self) -> int:
-        """Read to the end and return the number of lines that were not taken."""
-        count = 0
-        while lines := self.take(TEXT_CHUNK):
-            count += len(lines)
-        return count
-
-    def _read(self) -> bool:
-        with reading(self._name):
-            chunk = self._stream.read(TEXT_CHUNK)
-        if not chunk:
-            if self._begun != b"":
-                self._lines.append(self._begun)
-                self._begun = b""
-            return False
-        lines: list[bytes | None] = list(chunk.split(b"\n"))
-        lines[0] = self._continued(lines[0])  # no other line is longer than the chunk
-        self._begun = lines.pop()
-        self._lines += lines
-        return True
-
-    def _continued(self, piece: bytes) -> bytes | None:
-        if self._begun is None or len(self._begun) + len(piece) > LONGEST_LINE:
-            return None
-        return self._begun + piece
+    The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
+    compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
+    """
+    with faults_named(Path(name), FAULT, OSError):
+        start = file.peek(max(map(len, MAGICS)))
+    for magic, kind in MAGICS.items():
+        if start.startswith(magic):
+            return io.BufferedReader(_Decompressed(file, kind, name), TEXT_CHUNK)
+    return file
 
 
 class _Decompressed(io.RawIOBase):

@@ -31,7 +31,7 @@ from jax_transformer.runtime.topologies import (
     is_gpu,
     topology_devices,
 )
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_sizes
 from jax_transformer.training.step import sharded_train_step, state_shapes

@@ -9,8 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int32, Integer
 
 from jax_transformer.runtime.sharding import row_sharding, row_shards
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import epoch_batches, training_batches
+from jax_transformer.text.batches import Batch, epoch_batches, training_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, PlannedBatch, take_rows
 from jax_transformer.training.config import TrainingConfig

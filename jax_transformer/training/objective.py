@@ -23,7 +23,7 @@ from jax_transformer.model.checks import (
 from jax_transformer.model.functional import segment_positions
 from jax_transformer.model.transformer import Params, Transformer, apply, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 
 
 def batch_loss(

@@ -24,7 +24,7 @@ from jax_transformer.model.checks import check_config, check_execution
 from jax_transformer.model.parameters import parameter_shardings, shard_parameters
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.runtime.sharding import replicated, row_sharding
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch, check_label_smoothing

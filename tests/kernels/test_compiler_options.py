@@ -9,7 +9,7 @@ from jax_transformer import TransformerConfig
 from jax_transformer.kernels.compiler_options import REDUCED_TOGETHER, TPU_OPTIONS, compiler_options
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
 

@@ -15,7 +15,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import functional
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import decode_packed
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error

@@ -29,8 +29,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_ids
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import make_batch
+from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step

@@ -12,7 +12,7 @@ import torch
 import torch_reference
 from jax_transformer import TransformerConfig, apply, convert
 from jax_transformer.convert.table import flatten
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training import objective
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step

@@ -15,11 +15,11 @@ from jax_transformer.runs.corpora import (
     read_corpora,
     try_corpora,
 )
+from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters
-from jax_transformer.text.entry import read_entry, write_entry
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.text.store import held_out
+from jax_transformer.text.store import held_out, read_entry, write_entry
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
 
@@ -107,7 +107,7 @@ def test_a_dry_run_reports_what_is_kept_and_writes_no_shard(settings):
 
 def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypatch):
     first = encode(settings)
-    monkeypatch.setattr(prepared_store, "prepare", None)  # nothing is encoded again
+    monkeypatch.setattr(preparing, "prepare", None)  # nothing is encoded again
     monkeypatch.setattr(prepared_store, "train_byte_pair", None)
     again = encode(settings)
     assert again.sha256 == first.sha256

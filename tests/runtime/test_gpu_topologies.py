@@ -15,7 +15,7 @@ from jax_transformer.runtime.devices import DEVICES
 from jax_transformer.runtime.gpu_topologies import GPUS, gpu_devices
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import OutOfMemory, compile_for_topology, data_sheet
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
 

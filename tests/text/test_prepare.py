@@ -23,15 +23,18 @@ from jax_transformer.text import duplicates
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters, encode_text
-from jax_transformer.text.entry import read_entry
 from jax_transformer.text.parallel_text import Text, TextFiles, read_text
-from jax_transformer.text.prepare import MANIFEST, UNFINISHED
-from jax_transformer.text.store import (
-    chosen_pairs,
+from jax_transformer.text.prepare import (
+    MANIFEST,
+    UNFINISHED,
     corpus_folder,
     corpus_task,
-    held_out,
     prepared_corpus,
+)
+from jax_transformer.text.store import (
+    chosen_pairs,
+    held_out,
+    read_entry,
     trained_tokenizer,
     with_known_facts,
 )

@@ -9,7 +9,8 @@ from rich.console import Console
 from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
-from jax_transformer.text.store import corpus_task, prepared_corpus, with_known_facts
+from jax_transformer.text.prepare import corpus_task, prepared_corpus
+from jax_transformer.text.store import with_known_facts
 from jax_transformer.tokenizers import train_byte_pair
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
@@ -60,8 +61,9 @@ def sides(corpus):
 
 def corpus_of(sources, targets, src_vocab_size, tgt_vocab_size, pad_id=0):
     """Return the corpus of ids: sources with EOS, targets with BOS and EOS."""
-    pairs = [(np.concatenate(pair), len(pair[0])) for pair in zip(sources, targets, strict=True)]
-    return Corpus([packed_part(pairs)], src_vocab_size, tgt_vocab_size, pad_id)
+    pairs = [np.concatenate(pair) for pair in zip(sources, targets, strict=True)]
+    part = packed_part(pairs, [len(source) for source in sources])
+    return Corpus([part], src_vocab_size, tgt_vocab_size, pad_id)
 
 
 def random_corpus(random, source_lengths, target_lengths):

@@ -8,7 +8,7 @@ import pytest
 
 from jax_transformer.kernels import products
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import _loss_and_gradients
 from tests.models import random_params, random_tokens, small_config

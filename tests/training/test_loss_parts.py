@@ -9,7 +9,7 @@ import pytest
 from jax.extend import core
 
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import batch_loss
 from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config

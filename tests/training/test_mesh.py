@@ -39,8 +39,7 @@ from jax_transformer.runtime.sharding import (
     replicated,
     row_sharding,
 )
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import make_batch
+from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, apply
-from jax_transformer.text.batch import Batch
-from jax_transformer.text.batches import make_batch
+from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss, decode_packed

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training import step as step_module
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy

@@ -16,7 +16,7 @@ from benchmarks.compiled import (
 from jax_transformer.config import TransformerConfig
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
-from jax_transformer.text.batch import Batch
+from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload, compile_step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_evaluation_step, state_shapes
