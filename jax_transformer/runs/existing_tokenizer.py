@@ -15,7 +15,7 @@ from jax_transformer.tokenizers import (
     separate,
 )
 from jax_transformer.tokenizers.readers.library import read_usual_names
-from jax_transformer.tokenizers.readers.marian import read_marian
+from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from jax_transformer.translation.model_folder import load_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -4,11 +4,8 @@ German has the units before the tens and writes one word ("fifty-six", "sechsund
 model must learn to reorder and to join words.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from jax_transformer.errors import InputError
 from jax_transformer.text.parallel_text import Text
 
 NUMBERS = 10_000  # the corpus contains every number from 0 to NUMBERS - 1
@@ -18,7 +15,7 @@ ENGLISH_BELOW_20 = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"
 ).split()
-ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+ENGLISH_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 GERMAN_BELOW_20 = (
     "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
     "fünfzehn sechzehn siebzehn achtzehn neunzehn"
@@ -27,8 +24,7 @@ GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig
 
 
 def english(number: int) -> str:
-    """Return a number in English words: 2345 is "two thousand three hundred forty-five"."""
-    _check_range(number)
+    """Return a number below a million in English: 21 is "twenty-one"."""
     thousands, below_1000 = divmod(number, 1000)
     hundreds, below_100 = divmod(below_1000, 100)
     words = []
@@ -45,8 +41,7 @@ def english(number: int) -> str:
 
 
 def german(number: int) -> str:
-    """Return a number in German words: 2345 is "zweitausenddreihundertfünfundvierzig"."""
-    _check_range(number)
+    """Return a number below a million in German: 21 is "einundzwanzig"."""
     thousands, below_1000 = divmod(number, 1000)
     hundreds, below_100 = divmod(below_1000, 100)
     word = ""
@@ -81,8 +76,3 @@ def _pairs(numbers: list[int]) -> Text:
 def _as_prefix(word: str) -> str:
     """Return a number word as the first part of a longer one: a final "eins" becomes "ein"."""
     return word.removesuffix("s") if word.endswith("eins") else word
-
-
-def _check_range(number: int) -> None:
-    if not 0 <= number < 1_000_000:
-        raise InputError(f"number={number} must be from 0 to 999,999 to be put into words")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from jax_transformer.errors import InputError
@@ -28,27 +27,15 @@ class Languages:
         target: The code of the targets, if it is known.
     """
 
-    ids: Mapping[str, int]
+    ids: dict[str, int]
     placement: Literal["before", "after"]
     starts: bool = False
     source: str | None = None
     target: str | None = None
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any], name: str) -> "Languages":
-        """Return what `to_json` returned; `name` is what contains it, for error messages."""
-        try:
-            languages = cls(**values)
-            codes = {languages.source, languages.target} - {None}
-            if languages.placement in ("before", "after") and codes <= {*languages.ids}:
-                return languages
-        except TypeError:
-            pass
-        raise InputError(f"{name}: the settings of the languages are damaged; copy it again")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the attributes, ready for JSON."""
-        return dataclasses.asdict(self) | {"ids": dict(self.ids)}
+    def __post_init__(self) -> None:
+        if not {self.source, self.target} - {None} <= self.ids.keys():
+            raise ValueError("a language has no code")
 
     def changed(self, source: Any, target: Any) -> "Languages":
         """Return these languages with other codes of sources and targets; None keeps a code."""

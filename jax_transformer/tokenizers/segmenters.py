@@ -139,39 +139,38 @@ class SentencePieceSegmenter:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; uses every CPU core."""
-        texts: list[str] = []
-        rows: list[list[int | None]] = []  # None is the place of the next of `texts`
-        for row, line in enumerate(lines):
-            ids: list[int | None] = []
-            for part in filter(None, self._split(line)):
-                if part in self._added:
-                    ids.append(self._added[part])
-                    continue
-                code, text = _language_code(part) if self._rule == "marian" else ("", part)
-                if code:
-                    if self._is_source and not ids and code not in self._ids:
-                        raise LineError(
-                            row,
-                            f"begins with the language code {code[:60]!r}, but the model knows "
-                            f"{self._known_codes()}",
-                        )
-                    ids.append(self._ids.get(code, self._unk_id))
-                ids.append(None)
-                texts.append(text)
-            rows.append(ids)
+        rows = [self._parts(row, line) for row, line in enumerate(lines)]
+        texts = [part for parts in rows for part in parts if isinstance(part, str)]
         pieces = iter(self._model.encode(texts, out_type=str))
-        return [list(self._filled(ids, pieces)) for ids in rows]
+        encoded = []
+        for parts in rows:
+            ids: list[int] = []
+            for part in parts:
+                if isinstance(part, str):
+                    ids += (self._ids.get(piece, self._unk_id) for piece in next(pieces))
+                else:
+                    ids.append(part)
+            encoded.append(ids)
+        return encoded
 
-    def _filled(self, ids: Sequence[int | None], pieces: Iterator[list[str]]) -> Iterator[int]:
-        """Yield the ids of a line, given the pieces of its texts."""
-        for token_id in ids:
-            if token_id is None:
-                yield from (self._ids.get(piece, self._unk_id) for piece in next(pieces))
-            else:
-                yield token_id
+    def _parts(self, row: int, line: str) -> list[int | str]:
+        """Return the ids of added tokens and language codes in a line, and the texts between."""
+        parts: list[int | str] = []
+        for text in filter(None, self._split(line)):
+            if text in self._added:
+                parts.append(self._added[text])
+                continue
+            code, after = _language_code(text) if self._rule == "marian" else ("", text)
+            if code and self._is_source and not parts and code not in self._ids:
+                fault = f"begins with the language code {code[:60]!r}, but the model knows "
+                raise LineError(row, fault + self._known_codes())
+            if code:
+                parts.append(self._ids.get(code, self._unk_id))
+            parts.append(after)
+        return parts
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens, as the class in transformers joins it."""
+        """Return the text of ids, without special tokens."""
         ids = [token_id for token_id in ids if token_id not in self._left_out]
         if self._rule == "marian":
             pieces = [self.token(token_id) for token_id in ids]
@@ -203,10 +202,8 @@ class SentencePieceSegmenter:
     def _known_codes(self) -> str:
         """Return the language codes of the vocabulary for a message."""
         codes = [token for token in self._ids if _language_code(token) == (token, "")]
-        if not codes:
-            return "no language codes"
         more = len(codes) - MOST_CODES
-        shown = ", ".join(codes[:MOST_CODES])
+        shown = ", ".join(codes[:MOST_CODES]) or "no language codes"
         return f"{shown} and {more} more" if more > 0 else shown
 
 

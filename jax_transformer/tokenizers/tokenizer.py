@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Array, Integer
 
@@ -33,18 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
     "added_tokens": {},
     "ordinary_tokens": [],
 }
-_SPACES = (
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-)
+_CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,9 +105,10 @@ class Tokenizer:
                 "not know; use the version that wrote it"
             )
         values = {**DEFAULTS, **settings}
-        languages = None
-        if values["languages"] is not None:
-            languages = Languages.from_json(values["languages"], name)
+        try:
+            languages = msgspec.convert(values["languages"], Languages | None)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{name}: damaged languages ({error}); copy it again") from error
         sizes = [values["vocab_size"] or segmenter.size for segmenter in segmenters]
         for segmenter, size in zip(segmenters, sizes, strict=True):
             # A damaged file may name ids so high that no set holds all between.
@@ -136,13 +127,13 @@ class Tokenizer:
                     f"{min(sizes) - 1}"
                 )
         cleans = bool(values["clean_up_spaces"])
-        source, target = (
+        sides = (
             Side(segmenter, values[f"{side}_prefix"], values[f"{side}_suffix"], size, cleans, None)
             for side, segmenter, size in zip(("source", "target"), segmenters, sizes, strict=True)
         )
         different = {key: value for key, value in values.items() if value != DEFAULTS[key]}
         special_ids = (values[key] for key in SPECIAL_IDS)
-        tokenizer = cls(kind, dict(contents), different, *special_ids, source, target)
+        tokenizer = cls(kind, dict(contents), different, *special_ids, *sides)
         return tokenizer if languages is None else tokenizer._set_to(languages)
 
     def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":
@@ -150,9 +141,6 @@ class Tokenizer:
 
         Args:
             name: What the tokenizer belongs to, for error messages.
-
-        Raises:
-            InputError: The tokenizer has no languages, or does not know a code.
         """
         if source is None and target is None:
             return self
@@ -172,7 +160,7 @@ class Tokenizer:
             self,
             bos_id=self.bos_id if languages.start_id is None else languages.start_id,
             languages=languages,
-            settings={**self.settings, "languages": languages.to_json()},
+            settings={**self.settings, "languages": dataclasses.asdict(languages)},
             source=dataclasses.replace(self.source, languages=languages),
             target=dataclasses.replace(self.target, languages=languages),
         )
@@ -229,8 +217,8 @@ class Tokenizer:
         """
         text = self.target.segmenter.decode([int(token_id) for token_id in ids])
         if self.target.clean_up_spaces:  # as clean_up_tokenization_spaces of transformers
-            for before, after in _SPACES:
-                text = text.replace(before, after)
+            for spaced in _CLEANED:
+                text = text.replace(spaced, spaced.strip())
         return text
 
     def source_texts(self, ids: Sequence[int] | Integer[np.ndarray, "length"]) -> list[str]:

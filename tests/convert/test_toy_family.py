@@ -84,10 +84,11 @@ TOY = Family(
     computed={"decoder_layers": lambda values: values["layers"]},
     tokenizer=FamilyTokenizer(
         kinds=("byte_pair",),
-        names=lambda folder: ("tokenizer.json",),
-        read=lambda folder, config: read_byte_pair(
-            read_files(folder, ["tokenizer.json"]), {}, str(folder)
-        ),
+        readers=lambda folder: {
+            ("tokenizer.json",): lambda folder, config: read_byte_pair(
+                read_files(folder, ["tokenizer.json"]), {}, str(folder)
+            )
+        },
     ),
 )
 LINES = ["abc cab", "", "üß abc", "b"]

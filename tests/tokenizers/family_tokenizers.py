@@ -6,7 +6,7 @@ import os
 import pytest
 import tokenizers
 
-from jax_transformer.tokenizers.readers import language_codes
+from jax_transformer.tokenizers.readers.family_settings import M2M100_CODES
 from tests.tokenizers.sentencepiece_models import pieces, text, train
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -78,7 +78,7 @@ def write_m2m100(folder, **languages):
     ids = {token: number for number, token in enumerate(reversed(tokens[4:]), start=4)}
     ids |= {token: number for number, token in enumerate(tokens[:4])}
     (folder / "vocab.json").write_text(json.dumps(ids))
-    codes = [f"__{code}__" for code in language_codes.M2M100["m2m100"]]
+    codes = [f"__{code}__" for code in M2M100_CODES["m2m100"]]
     values = {"tokenizer_class": "M2M100Tokenizer", "additional_special_tokens": codes}
     (folder / "tokenizer_config.json").write_text(json.dumps(values | languages))
     return transformers.M2M100Tokenizer.from_pretrained(folder)

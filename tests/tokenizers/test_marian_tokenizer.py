@@ -10,8 +10,7 @@ import pytest
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description
-from jax_transformer.tokenizers.readers.marian import read_marian
-from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_sentencepiece
+from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_marian, read_sentencepiece
 from tests.tokenizers.sentencepiece_models import odd_strings, text, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -11,7 +11,7 @@ from jax_transformer.tokenizers import (
     separate,
     train_byte_pair,
 )
-from jax_transformer.tokenizers.readers.marian import read_marian
+from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from tests.tokenizers.sentencepiece_models import write_marian
 
 

@@ -1,6 +1,7 @@
 """The tokenizers of the families: how a folder's files are read, and written for transformers."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers import language_codes
 from jax_transformer.tokenizers.readers.family_settings import (
+    M2M100_CODES,
+    MBART_50_CODES,
+    MBART_CODES,
     LanguageRule,
     class_of,
     codes_in,
@@ -25,7 +28,6 @@ from jax_transformer.tokenizers.readers.library import (
     parse,
     template,
 )
-from jax_transformer.tokenizers.readers.marian import marian_config, read_marian
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -40,10 +42,14 @@ from jax_transformer.tokenizers.readers.sentencepiece import (
     FILES,
     SENTENCEPIECE,
     fairseq_ids,
+    marian_config,
+    read_marian,
     read_sentencepiece,
 )
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
+
+Reader = Callable[[Path, TransformerConfig], Tokenizer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +58,24 @@ class FamilyTokenizer:
 
     Attributes:
         kinds: The kinds in `READERS` whose files the family's class in transformers reads.
-        names: Returns the names of the tokenizer's files in a folder, present or not.
-        read: Returns the tokenizer of a folder; its languages are those of the folder.
+        readers: Returns the readers for a folder, by the names of the files that each one reads.
+            The first whose first file is there reads the folder.
         settings: Returns what tokenizer_config.json must say for a tokenizer that comes from no
             folder; None where transformers needs nothing.
     """
 
     kinds: tuple[str, ...]
-    names: Callable[[Path], tuple[str, ...]]
-    read: Callable[[Path, TransformerConfig], Tokenizer]
+    readers: Callable[[Path], Mapping[tuple[str, ...], Reader]]
     settings: Callable[[Tokenizer], dict[str, Any]] | None = None
+
+    def names(self, folder: Path) -> tuple[str, ...]:
+        """Return the names of the tokenizer's files in a folder, present or not."""
+        names = [*self.readers(folder)]
+        return next((files for files in names if (folder / files[0]).exists()), names[0])
+
+    def read(self, folder: Path, config: TransformerConfig) -> Tokenizer:
+        """Return the tokenizer of a folder; its languages are those of the folder."""
+        return self.readers(folder)[self.names(folder)](folder, config)
 
     def config(self, tokenizer: Tokenizer, config: TransformerConfig) -> dict[str, Any]:
         """Return the content of tokenizer_config.json; empty if the files need none."""
@@ -76,16 +90,6 @@ class FamilyTokenizer:
             written["src_lang"] = tokenizer.languages.source
             written["tgt_lang"] = tokenizer.languages.target
         return written
-
-
-def _names_without_json(*names: str) -> Callable[[Path], tuple[str, ...]]:
-    """Return a function that names these files where there is no tokenizer.json."""
-
-    def chosen(folder: Path) -> tuple[str, ...]:
-        has_json = (folder / TOKENIZER_FILE).exists()
-        return names if (folder / names[0]).exists() and not has_json else (TOKENIZER_FILE,)
-
-    return chosen
 
 
 def _read(
@@ -125,12 +129,11 @@ def _read(
 
 def _read_json(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
     """Return the tokenizer in the tokenizer.json of a folder; options are those of `_read`."""
-    for name in (T5_MODEL, MBART_MODEL):  # from which transformers writes a tokenizer.json
-        if (folder / name).exists() and not (folder / TOKENIZER_FILE).exists():
-            raise InputError(
-                f"{folder} has {name} but no {TOKENIZER_FILE}; write one with transformers: "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            )
+    if (folder / T5_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
+        raise InputError(
+            f"{folder} has {T5_MODEL} but no {TOKENIZER_FILE}; write one with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
     return _read(folder, config, TOKENIZER_JSON, [TOKENIZER_FILE], {}, **options)
 
 
@@ -150,8 +153,7 @@ def _read_model(
 
 MARIAN = FamilyTokenizer(
     kinds=(SENTENCEPIECE,),
-    names=lambda folder: FILES["marian"],
-    read=read_marian,
+    readers=lambda folder: {FILES["marian"]: read_marian},
     settings=marian_config,
 )
 
@@ -159,17 +161,12 @@ MARIAN = FamilyTokenizer(
 
 PEGASUS = FamilyTokenizer(
     kinds=(TOKENIZER_JSON,),
-    names=lambda folder: (TOKENIZER_FILE,),
-    read=_read_json,
+    readers=lambda folder: {(TOKENIZER_FILE,): _read_json},
     settings=lambda tokenizer: {"tokenizer_class": "PegasusTokenizer"},
 )
-_t5_names = _names_without_json(T5_MODEL)
 
 
-def _read_t5(folder: Path, config: TransformerConfig) -> Tokenizer:
-    # The table is padded: t5-small has 32,128 rows for 32,100 tokens.
-    if _t5_names(folder) == (TOKENIZER_FILE,):
-        return _read_json(folder, config, fit="padded")
+def _read_t5_model(folder: Path, config: TransformerConfig) -> Tokenizer:
     extra_ids = read_tokenizer_config(folder).get("extra_ids", 100)
     extra = [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
     return _read_model(folder, config, T5_MODEL, extra, fit="padded")
@@ -181,11 +178,18 @@ def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer_class": "T5Tokenizer", "extra_ids": extra_ids}
 
 
-T5 = FamilyTokenizer((TOKENIZER_JSON, UNIGRAM), _t5_names, _read_t5, _t5_settings)
+T5 = FamilyTokenizer(
+    kinds=(TOKENIZER_JSON, UNIGRAM),
+    readers=lambda folder: {
+        # The table is padded: t5-small has 32,128 rows for 32,100 tokens.
+        (TOKENIZER_FILE,): functools.partial(_read_json, fit="padded"),
+        (T5_MODEL,): _read_t5_model,
+    },
+    settings=_t5_settings,
+)
 
-# BART, MVP and Blenderbot: byte-level byte-pair encoding.
-
-_byte_level_names = _names_without_json(VOCABULARY, MERGES)
+# BART, MVP and Blenderbot: byte-level byte-pair encoding. The table of bart-large-cnn lacks the row
+# of the last token, <mask>.
 
 
 def _read_byte_level(
@@ -209,46 +213,33 @@ def _read_byte_level(
     return _read(folder, config, BYTE_LEVEL, names, splitting, fit="cut", **options)
 
 
-def _read_bart(folder: Path, config: TransformerConfig) -> Tokenizer:
-    # RobertaTokenizer puts its own template in the place of the file's.
-    affixes = {"prefix": ["cls"], "suffix": ["sep"]}
-    if _byte_level_names(folder) == (TOKENIZER_FILE,):
-        # The table of bart-large-cnn lacks the row of the last token, <mask>.
-        return _read_json(folder, config, **affixes, fit="cut")
-    return _read_byte_level(folder, config, spaces=False, **affixes)
-
-
-def _read_blenderbot(folder: Path, config: TransformerConfig) -> Tokenizer:
-    # BlenderbotTokenizer has the template of tokenizer.json, and without the file none. A target
-    # always ends with EOS here: without it a model would not learn where to end.
-    end = ["eos"]
-    if _byte_level_names(folder) == (TOKENIZER_FILE,):
-        return _read_json(folder, config, by_template=True, target_suffix=end, fit="cut")
-    return _read_byte_level(folder, config, spaces=True, suffix=[], target_suffix=end)
-
-
-def _prefix_space(tokenizer: Tokenizer) -> dict[str, bool]:
-    """Return the rule of the first space, by which transformers builds its own."""
+def _byte_level_settings(tokenizer_class: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return also the rule of the first space, by which transformers builds its own."""
     rule = json.loads(tokenizer.target.segmenter.library.to_str())["pre_tokenizer"] or {}
-    return {"add_prefix_space": rule.get("add_prefix_space", False)}
+    space = rule.get("add_prefix_space", False)
+    return {"tokenizer_class": tokenizer_class, "add_prefix_space": space}
 
 
+# RobertaTokenizer puts its own template in the place of the file's.
+_ROBERTA = {"prefix": ["cls"], "suffix": ["sep"]}
 BART = FamilyTokenizer(
     kinds=(TOKENIZER_JSON, BYTE_LEVEL),
-    names=_byte_level_names,
-    read=_read_bart,
-    settings=lambda tokenizer: {
-        "tokenizer_class": "RobertaTokenizer",
-        **_prefix_space(tokenizer),
+    readers=lambda folder: {
+        (TOKENIZER_FILE,): functools.partial(_read_json, fit="cut", **_ROBERTA),
+        (VOCABULARY, MERGES): functools.partial(_read_byte_level, spaces=False, **_ROBERTA),
     },
+    settings=functools.partial(_byte_level_settings, "RobertaTokenizer"),
 )
-BLENDERBOT = dataclasses.replace(
-    BART,
-    read=_read_blenderbot,
-    settings=lambda tokenizer: {
-        "tokenizer_class": "BlenderbotTokenizer",
-        **_prefix_space(tokenizer),
+# BlenderbotTokenizer has the template of tokenizer.json, and without the file none. A target always
+# ends with EOS here: without it a model would not learn where to end.
+_END = {"target_suffix": ["eos"]}
+BLENDERBOT = FamilyTokenizer(
+    kinds=BART.kinds,
+    readers=lambda folder: {
+        (TOKENIZER_FILE,): functools.partial(_read_json, by_template=True, fit="cut", **_END),
+        (VOCABULARY, MERGES): functools.partial(_read_byte_level, spaces=True, suffix=[], **_END),
     },
+    settings=functools.partial(_byte_level_settings, "BlenderbotTokenizer"),
 )
 
 # mBART: X </s> en_XX, and the target's code starts the decoder. mBART-50: en_XX X </s>, and the
@@ -263,30 +254,33 @@ def _is_mbart_50(folder: Path) -> bool:
     if (folder / TOKENIZER_FILE).exists():
         content = read_files(folder, [TOKENIZER_FILE])[TOKENIZER_FILE]
         vocabulary = parse(content, str(folder / TOKENIZER_FILE)).get_vocab()
-        return set(language_codes.MBART_50) <= set(vocabulary)
+        return set(MBART_50_CODES) <= set(vocabulary)
     return False
 
 
-def _mbart_names(folder: Path) -> tuple[str, ...]:
-    # MBartTokenizer does not normalise text; the sentencepiece model does, as mBART was trained.
-    is_json = (folder / TOKENIZER_FILE).exists() and _is_mbart_50(folder)
-    return (MBART_MODEL,) if (folder / MBART_MODEL).exists() and not is_json else (TOKENIZER_FILE,)
-
-
-def _read_mbart(folder: Path, config: TransformerConfig) -> Tokenizer:
-    is_mbart_50, is_json = _is_mbart_50(folder), _mbart_names(folder) == (TOKENIZER_FILE,)
-    rule = LanguageRule("after", "en_XX", starts=True)
-    if is_mbart_50:
+def _mbart_readers(folder: Path) -> dict[tuple[str, ...], Reader]:
+    if _is_mbart_50(folder):
         rule = LanguageRule("before", "en_XX")
-    if is_json:
-        return _read_json(folder, config, rule=rule)
-    if is_mbart_50:
-        more_tokens = [*language_codes.MBART_50, "<mask>"]
-        return _read_model(folder, config, MBART_MODEL, more_tokens, rule=rule)
-    # The codes and <mask> follow the pieces.
+        more_tokens = [*MBART_50_CODES, "<mask>"]
+        return {
+            (TOKENIZER_FILE,): functools.partial(_read_json, rule=rule),
+            (MBART_MODEL,): functools.partial(
+                _read_model, name=MBART_MODEL, more_tokens=more_tokens, rule=rule
+            ),
+        }
+    # MBartTokenizer does not normalise text; the sentencepiece model does, as mBART was trained.
+    rule = LanguageRule("after", "en_XX", starts=True)
+    return {
+        (MBART_MODEL,): functools.partial(_read_mbart_model, rule=rule),
+        (TOKENIZER_FILE,): functools.partial(_read_json, rule=rule),
+    }
+
+
+def _read_mbart_model(folder: Path, config: TransformerConfig, rule: LanguageRule) -> Tokenizer:
+    """Return the tokenizer of a model whose codes and <mask> follow the pieces."""
     contents, path = read_files(folder, [MBART_MODEL]), folder / MBART_MODEL
     vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
-    codes = {code: i for i, code in enumerate(language_codes.MBART, 1 + max(vocabulary.values()))}
+    codes = {code: i for i, code in enumerate(MBART_CODES, 1 + max(vocabulary.values()))}
     mask = {special_tokens(read_tokenizer_config(folder))["mask"]: 1 + max(codes.values())}
     settings = family_settings(path, vocabulary, config, codes=codes, rule=rule)
     fairseq = {token: i for i, token in enumerate(FAIRSEQ)}
@@ -300,7 +294,9 @@ def _mbart_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 MBART = FamilyTokenizer(
-    (TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM), _mbart_names, _read_mbart, _mbart_settings
+    kinds=(TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM),
+    readers=_mbart_readers,
+    settings=_mbart_settings,
 )
 
 # M2M100: __en__ X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. Both
@@ -315,30 +311,28 @@ def _is_nllb(folder: Path) -> bool:
     return not (folder / VOCABULARY).exists()
 
 
-def _m2m100_names(folder: Path) -> tuple[str, ...]:
-    return (TOKENIZER_FILE,) if _is_nllb(folder) else (MBART_MODEL, VOCABULARY)
+def _read_nllb(folder: Path, config: TransformerConfig) -> Tokenizer:
+    if (folder / MBART_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
+        raise InputError(
+            f"{folder} has {MBART_MODEL} but no {TOKENIZER_FILE}, which lists the ids of the "
+            "language codes; fetch this file too"
+        )
+    is_legacy = read_tokenizer_config(folder).get("legacy_behaviour")
+    rule = LanguageRule("after" if is_legacy else "before", "eng_Latn")
+    return _read_json(folder, config, fit="padded", rule=rule)
 
 
 def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
+    """Return the tokenizer of a folder in which the codes follow vocab.json."""
     values = read_tokenizer_config(folder)
-    if _is_nllb(folder):
-        if (folder / MBART_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
-            raise InputError(
-                f"{folder} has {MBART_MODEL} but no {TOKENIZER_FILE}, which lists the ids of the "
-                "language codes; fetch this file too"
-            )
-        rule = LanguageRule("after" if values.get("legacy_behaviour") else "before", "eng_Latn")
-        return _read_json(folder, config, fit="padded", rule=rule)
-    # The codes follow vocab.json.
     contents, path = read_files(folder, [MBART_MODEL, VOCABULARY]), folder / VOCABULARY
     vocabulary = read_vocabulary(contents[VOCABULARY], str(path))
     which = values.get("language_codes", "m2m100")
-    if which not in language_codes.M2M100:
+    if which not in M2M100_CODES:
         raise InputError(
-            f"{folder}: language_codes={which!r:.40} must be one of "
-            f"{', '.join(language_codes.M2M100)}"
+            f"{folder}: language_codes={which!r:.40} must be one of {', '.join(M2M100_CODES)}"
         )
-    codes = {code: i for i, code in enumerate(language_codes.M2M100[which], len(vocabulary))}
+    codes = {code: i for i, code in enumerate(M2M100_CODES[which], len(vocabulary))}
     rule = LanguageRule("before", "en")
     settings = family_settings(path, vocabulary, config, codes=codes, rule=rule)
     special = {token for token in special_tokens(values).values() if token in vocabulary}
@@ -356,7 +350,7 @@ def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     if tokenizer.kind == TOKENIZER_JSON:
         legacy = languages is not None and languages.placement == "after"
         return {"tokenizer_class": "NllbTokenizer", "legacy_behaviour": legacy}
-    which = [name for name, codes in language_codes.M2M100.items() if codes == (*languages.ids,)]
+    which = [name for name, codes in M2M100_CODES.items() if codes == (*languages.ids,)]
     return {
         "tokenizer_class": "M2M100Tokenizer",
         "language_codes": which[0],
@@ -365,7 +359,13 @@ def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 M2M100 = FamilyTokenizer(
-    (TOKENIZER_JSON, SENTENCEPIECE), _m2m100_names, _read_m2m100, _m2m100_settings
+    kinds=(TOKENIZER_JSON, SENTENCEPIECE),
+    readers=lambda folder: (
+        {(TOKENIZER_FILE,): _read_nllb}
+        if _is_nllb(folder)
+        else {(MBART_MODEL, VOCABULARY): _read_m2m100}
+    ),
+    settings=_m2m100_settings,
 )
 
 # By the names that `Family.tokenizer` has.

@@ -1,5 +1,6 @@
 """What the readers of the families' tokenizers share: special tokens, affixes, languages."""
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,29 @@ USUAL = {
     "mask": "<mask>",
 }
 FITS = {"padded": max, "cut": min}
+# Codes whose ids follow from their place in the lists of MBartTokenizer, MBart50Tokenizer and
+# M2M100Tokenizer in transformers 5.23.
+MBART_CODES = tuple(
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
+    "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN".split()
+)
+MBART_50_CODES = (
+    *MBART_CODES,
+    *(
+        "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF "
+        "pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+    ).split(),
+)
+# By the value of "language_codes" in tokenizer_config.json.
+M2M100_CODES = {
+    "m2m100": tuple(
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
+        "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv "
+        "mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su "
+        "sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu".split()
+    ),
+    "wmt21": ("en", "ha", "is", "ja", "cs", "ru", "zh", "de"),
+}
 _CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # as de_DE and deu_Latn
 
 
@@ -60,8 +84,8 @@ def special_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 
 def codes_in(vocabulary: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
     """Return the ids of the language codes among tokens, in ascending order."""
-    codes = {token: vocabulary[token] for token in tokens if _CODE.fullmatch(token)}
-    return dict(sorted(codes.items(), key=lambda code: code[1]))
+    codes = filter(_CODE.fullmatch, tokens)
+    return {code: vocabulary[code] for code in sorted(codes, key=vocabulary.__getitem__)}
 
 
 def family_settings(
@@ -107,7 +131,7 @@ def family_settings(
         settings |= {"source_prefix": before, "source_suffix": after}
         settings |= {"target_prefix": before, "target_suffix": target_after}
     else:
-        settings["languages"] = _languages(codes or {}, values, path, rule).to_json()
+        settings["languages"] = dataclasses.asdict(_languages(codes or {}, values, path, rule))
     size = 1 + max(vocabulary.values())
     fitting = size if fit is None else FITS[fit](size, config.src_vocab_size)
     if fitting != size:
