@@ -183,7 +183,6 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     if arguments.training.batching == "packed":
         check_packs(config)
     check_files(arguments.files, arguments.valid_pairs, arguments.weights)
-    text_settings.filters.check()
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:

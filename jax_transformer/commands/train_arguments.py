@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from jax_transformer.commands.command_line import Parser, described, show_help
 from jax_transformer.config import TransformerConfig
@@ -24,7 +26,7 @@ from jax_transformer.storage.yaml_file import read_mapping
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.training.config import Count, TrainingConfig
+from jax_transformer.training.config import Count, Positive, TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
@@ -129,12 +131,12 @@ class Arguments:
     config: Path | None = None
     source: tuple[Path, ...] | None = None
     target: tuple[Path, ...] | None = None
-    weights: tuple[float, ...] | None = None
+    weights: tuple[Positive, ...] | None = None
     valid_source: tuple[Path, ...] | None = None
     valid_target: tuple[Path, ...] | None = None
     valid_pairs: Count | None = None
     longest_side: Count | None = None
-    max_ratio: float | None = None
+    max_ratio: Annotated[float, Meta(ge=1)] | None = None
     drop_duplicates: bool = False
     tokenizer_pairs: Count = 2_000_000
     prepared: Path | None = None

@@ -57,11 +57,11 @@ class Counts(NamedTuple):
         return self.pairs + self.dropped.total()
 
     def plus(self, counts: "Counts") -> "Counts":
-        """Return the sums of these counts and those of another part of the text."""
+        """Return the sums of two counts."""
         return Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
 
     def report(self) -> str:
-        """Return one line: pairs read and dropped by reason, pairs kept, unknown tokens."""
+        """Return these counts as one line."""
         dropped = "".join(f", {count:,} {reason}" for reason, count in sorted(self.dropped.items()))
         return (
             f"{self.read:,} pairs read{dropped}; {self.pairs:,} pairs of {self.tokens:,} tokens "
@@ -152,7 +152,7 @@ class Corpus:
         pad_id: int = 0,
         weights: Sequence[float] = (1.0,),
     ) -> None:
-        """Take the parts; see `mixed`."""
+        """Take the parts."""
         self.parts, self.weights = tuple(parts), tuple(weights)
         self.src_vocab_size, self.tgt_vocab_size = src_vocab_size, tgt_vocab_size
         self.pad_id = pad_id
@@ -162,12 +162,6 @@ class Corpus:
     @classmethod
     def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float]) -> "Corpus":
         """Return corpora of one vocabulary as one, mixed by weight."""
-        if len(weights) != len(corpora):
-            raise InputError(
-                f"weights={list(weights)} must have a number for each of {len(corpora)} sources"
-            )
-        if not all(0 < weight < float("inf") for weight in weights):
-            raise InputError(f"weights={list(weights)} must be finite numbers above 0")
         parts = [part for corpus in corpora for part in corpus.parts]
         first = corpora[0]
         return cls(parts, first.src_vocab_size, first.tgt_vocab_size, first.pad_id, weights)

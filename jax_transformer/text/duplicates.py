@@ -1,5 +1,6 @@
 """Pairs that repeat an earlier pair: searched on disk whatever the number of pairs."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from jax_transformer.errors import InputError
 from jax_transformer.text.parallel_text import Block, has_text
 
 DIGEST_BYTES = 16  # among 10**12 pairs, two differing ones share a digest with probability 1.5e-15
@@ -21,20 +21,17 @@ def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "
     memory are those of one block, then those of one file. Files of a killed process are replaced.
     """
     paths = [folder / f"{first:02x}.digests" for first in range(PARTITIONS)]
-    try:
-        for path in paths:
-            path.unlink(missing_ok=True)
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(path.open("wb")) for path in paths]
         for block in blocks:
-            _write(paths, pair_records(block))
-        repeated = [_repeated(np.fromfile(path, np.uint64)) for path in paths if path.exists()]
-        for path in paths:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: {error.strerror}; name a folder on a disk with room for 24 bytes for "
-            "each pair"
-        ) from error
-    return np.sort(np.concatenate([*repeated, np.zeros(0, np.uint64)])).astype(np.int64)
+            records = pair_records(block)
+            first_bytes = records.view(np.uint8)[:, 0]
+            for first in np.unique(first_bytes):
+                files[first].write(records[first_bytes == first].data)
+    repeated = [repeated_numbers(np.fromfile(path, np.uint64).reshape(-1, 3)) for path in paths]
+    for path in paths:
+        path.unlink()
+    return np.sort(np.concatenate(repeated)).astype(np.int64)
 
 
 def pair_records(block: Block) -> UInt64[np.ndarray, "_ 3"]:
@@ -54,17 +51,7 @@ def pair_records(block: Block) -> UInt64[np.ndarray, "_ 3"]:
     return records
 
 
-def _write(paths: list[Path], records: UInt64[np.ndarray, "_ 3"]) -> None:
-    first_bytes = records.view(np.uint8)[:, 0]
-    records = records[np.argsort(first_bytes, kind="stable")]
-    ends = np.cumsum(np.bincount(first_bytes, minlength=PARTITIONS))
-    for path, part in zip(paths, np.split(records, ends[:-1]), strict=True):
-        if len(part):
-            with path.open("ab") as file:
-                file.write(part.data)
-
-
-def _repeated(content: UInt64[np.ndarray, "_"]) -> UInt64[np.ndarray, "_"]:
-    records = content.reshape(-1, 3)
+def repeated_numbers(records: UInt64[np.ndarray, "_ 3"]) -> UInt64[np.ndarray, "_"]:
+    """Return the numbers of the records whose digest is that of an earlier one."""
     records = records[np.lexsort(records.T[::-1])]  # equal digests in the order of numbers
     return records[1:, 2][(records[1:, :2] == records[:-1, :2]).all(axis=1)]

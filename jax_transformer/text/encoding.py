@@ -1,6 +1,5 @@
 """From lines to ids: which pairs of a text are kept, and what became of the others."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,13 +26,6 @@ class Filters(NamedTuple):
     max_length: int
     longest_side: int | None = None
     max_ratio: float | None = None
-
-    def check(self) -> None:
-        """Refuse values that keep nothing."""
-        if self.longest_side is not None and self.longest_side < 1:
-            raise InputError(f"longest_side={self.longest_side} must be at least 1")
-        if self.max_ratio is not None and not 1 <= self.max_ratio < math.inf:
-            raise InputError(f"max_ratio={self.max_ratio} must be a number of at least 1")
 
     def reason_to_drop(self, source: int, target: int) -> str | None:
         """Return why a pair of sides with so many tokens, EOS included, is not kept."""

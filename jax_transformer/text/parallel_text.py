@@ -137,20 +137,14 @@ class TextFiles:
     facts: tuple[FileFacts, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise InputError("a parallel text has no files; name at least one source file")
         if self.targets and len(self.sources) != len(self.targets):
             raise InputError(
                 f"{len(self.sources)} source files and {len(self.targets)} target files; name as "
                 "many target files as source files, in the same order"
             )
-        for path in self.sources + self.targets:
-            if self.targets and is_tsv(path):
+        for path in self.sources + self.targets if self.targets else ():
+            if is_tsv(path):
                 raise InputError(f"{path}: a .tsv file holds pairs; name it without target files")
-            if not self.targets and not is_tsv(path):
-                raise InputError(
-                    f"{path}: has no target file; name one, or a .tsv file of sources and targets"
-                )
 
     @property
     def names(self) -> str:
@@ -235,13 +229,12 @@ def has_text(pair: tuple[str, str] | None) -> bool:
 
 def no_pairs(names: str, lines: int) -> InputError:
     """Return the error for a text in which each pair has a blank side."""
-    return InputError(
-        f"{names} hold no pair with text on both sides in {lines:,} lines; name other files"
-    )
+    fault = f"hold no pair with text on both sides in {lines:,} lines"
+    return InputError(f"{names} {fault}; name other files")
 
 
 def is_tsv(path: Path) -> bool:
-    """Return whether a file contains pairs, by its name."""
+    """Return whether a file contains pairs on its lines, by its name."""
     name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
     return name.suffix == ".tsv"
 

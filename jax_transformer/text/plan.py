@@ -48,7 +48,7 @@ class PlannedBatch(NamedTuple):
 
 
 class EpochLayout(NamedTuple):
-    """What all epochs of a corpus have in common."""
+    """What all epochs of a corpus share."""
 
     windows: int  # number of windows
     window_pairs: int  # of each window; the last one may have fewer
@@ -166,21 +166,18 @@ def _packed(
     length: int,
 ) -> list[PlannedBatch]:
     """Pack the pairs of a window, in the given order; the last rows may be empty."""
-    packed = pack_rows(side_lengths, length)
-    plan = []
+    packed, plan = pack_rows(side_lengths, length), []
     for start in range(0, len(packed), rows):
         batch = packed[start : start + rows]
-        member_rows = np.repeat(np.arange(len(batch)), [len(members) for members in batch])
-        members = numbers[np.concatenate(batch)]
-        plan.append(PlannedBatch(rows, length, members, member_rows))
+        member_rows = np.repeat(np.arange(len(batch)), list(map(len, batch)))
+        plan.append(PlannedBatch(rows, length, numbers[np.concatenate(batch)], member_rows))
     return plan
 
 
 def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
-    """Choose at most `count` bucket lengths that minimise the total number of columns of all pairs.
+    """Choose at most `count` lengths of buckets that minimise the columns of all pairs; ascending.
 
-    Exact, by dynamic programming over the distinct lengths. The lengths are ascending; the last one
-    is the longest of a pair.
+    Exact, by dynamic programming over the lengths that occur; the longest one is the last.
 
     Args:
         counts: Number of pairs by the columns that they need [longest + 1]; at least one pair.
@@ -213,7 +210,7 @@ def pack_rows(
     """
     # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
     sources, targets = side_lengths.T.tolist()
-    waiting, seen, rows = list(range(len(sources)))[:LOOK_AHEAD], LOOK_AHEAD, []
+    waiting, seen, rows = [*range(min(LOOK_AHEAD, len(sources)))], LOOK_AHEAD, []
     while waiting:
         free_source = free_target = row_length
         taken = []

@@ -88,7 +88,7 @@ def corpus_task(
     key = digest(recipe)
     if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
         scratch = store / "duplicates" / key
-        with locked(scratch, console):
+        with locked(scratch, console), one_line_faults(scratch):
             repeated = repeated_pairs(text.blocks(BLOCK_PAIRS), scratch)
         left_out = {**left_out, "dropped as duplicates": repeated}
     return Task(text, left_out, filters, tokenizer, key)
@@ -112,7 +112,7 @@ def corpus_folder(store: Path, key: str) -> Path:
 def prepare(task: Task, folder: Path, console: Console) -> Corpus:
     """Encode a text into a folder; go on where an earlier call was killed.
 
-    Memory is bounded by two blocks for each worker, whatever the text. The caller holds `locked`.
+    Memory is bounded by two blocks for each worker. The caller holds `locked`.
     """
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
@@ -209,12 +209,12 @@ def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[
 
 
 def _places(task: Task, block: Block) -> dict[int, str]:
-    """Return the places of a block that are left out, and why."""
+    """Return why pairs of a block are left out, by their places."""
     span = [block.first, block.first + len(block.sources)]
     return {
-        int(number) - block.first: reason
+        number - block.first: reason
         for reason, numbers in task.left_out.items()
-        for number in numbers[slice(*np.searchsorted(numbers, span))]
+        for number in numbers[slice(*np.searchsorted(numbers, span))].tolist()
     }
 
 
@@ -224,7 +224,7 @@ def encode_block(
     """Return the ids of the pairs of a block that are kept; runs in a worker.
 
     Args:
-        left_out: Pairs that are not kept, by their place in the block, and why.
+        left_out: Why pairs are not kept, by their place in the block.
         tokenizer: What `to_text` returned for the tokenizer.
     """
     dropped, lines = Counter(), []
@@ -258,17 +258,14 @@ def _on_all_cores(works: Iterator[Callable[[], Part]]) -> Iterator[Part]:
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     with concurrent.futures.ProcessPoolExecutor(workers, spawn, _begin_worker) as pool:
-        running: deque[concurrent.futures.Future[Part]] = deque()
+        works = itertools.chain(first, works)
+        running = deque(pool.submit(work) for work in itertools.islice(works, workers + 1))
         try:
-            for work in itertools.chain(first, works):
-                running.append(pool.submit(work))
-                if len(running) > workers + 1:
-                    yield running.popleft().result()
             while running:
+                running.extend(pool.submit(work) for work in itertools.islice(works, 1))
                 yield running.popleft().result()
-        except BaseException:
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _begin_worker() -> None:

@@ -20,7 +20,7 @@ class ResampledCorpus(Corpus):
 
     The ids of a pair are a pure function of the seed, the epoch and the number of the pair. A pair
     that would become longer than the longest one of the corpus keeps its ids. All processes encode
-    all pairs: a plan needs the lengths of all of them. Counts are those without dropout.
+    all pairs, because a plan needs their lengths. Counts are those without dropout.
     """
 
     def __init__(self, corpus: Corpus, merges: BPEDropout, seed: int, epoch: int) -> None:
@@ -33,12 +33,12 @@ class ResampledCorpus(Corpus):
         self._lock = threading.Lock()
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
-        """Return the columns that source and target of each pair need, EOS included."""
+        """See `Corpus`."""
         sides = self._encoded(pairs)
         return np.array([(len(source), len(target) - 1) for source, target in sides], np.int64)
 
     def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
-        """Return the ids of some pairs."""
+        """See `Corpus`."""
         sides = self._encoded(pairs)
         lengths = np.array([list(map(len, both)) for both in sides], np.int64).reshape(-1, 2)
         ids = np.concatenate([side for both in sides for side in both] or [np.zeros(0, np.int64)])

@@ -69,11 +69,7 @@ def write_entry(path: Path, content: Any) -> None:
 
 
 def read_entry(path: Path, declared: Any, remedy: str = "delete it") -> Any:
-    """Return what `write_entry` has written, as a type.
-
-    Raises:
-        InputError: Any bit of it changed; the message ends with the remedy.
-    """
+    """Return what `write_entry` has written, as a type; refuse it if any bit of it changed."""
     damaged = f"is damaged; {remedy}"
     content = read_bytes(path, damaged, MOST_BYTES)
     try:
@@ -118,10 +114,8 @@ def one_line_faults(folder: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "name a folder that can be written with --prepared"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(folder.parent).free
-            remedy = (
-                f"{free / 1e9:.1f} GB are free; make room, or name another disk with --prepared"
-            )
+            free = shutil.disk_usage(folder.parent).free / 1e9
+            remedy = f"{free:.1f} GB are free; make room, or name another disk with --prepared"
         raise InputError(f"{folder}: {error.strerror}; {remedy}; what is done stays") from error
     except BrokenProcessPool as error:
         raise InputError(
@@ -131,13 +125,11 @@ def one_line_faults(folder: Path) -> Iterator[None]:
 
 
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
-    """Return a text with its facts; a file that did not change since the last time is not read."""
+    """Return a text with its facts; a file that has not changed is not read again."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
     entry = store / "texts" / f"{digest([FORMAT, *paths])}.json"
     with locked(entry.parent, console):
-        earlier = []
-        if entry.exists():
-            earlier = read_entry(entry, list[FileFacts])
+        earlier = read_entry(entry, list[FileFacts]) if entry.exists() else []
         with console.status("reading the text"):
             text = text.with_facts(earlier)
         if text.facts != tuple(earlier):
@@ -179,16 +171,10 @@ def _chosen_by_seed(text: Text | TextFiles, count: int, seed: int) -> dict[int, 
             break
     if not usable:
         raise no_pairs(text.names, asked)
-    if len(usable) <= count and asked < text.pairs:
-        raise InputError(
-            f"{text.names} hold text on both sides in {len(usable):,} of {asked:,} pairs, "
-            f"too few to choose valid_pairs={count}; remove the blank lines, or name valid_source "
-            "and valid_target"
-        )
     if len(usable) <= count:
         raise InputError(
-            f"valid_pairs={count} leaves none of {len(usable):,} pairs to train on; lower it, or "
-            "name valid_source and valid_target"
+            f"valid_pairs={count} leaves none of {len(usable):,} pairs to train on, which have "
+            f"text on both sides among {asked:,}; lower it, or name valid_source and valid_target"
         )
     return {number: lines[number] for number in sorted(usable[:count])}
 
@@ -231,9 +217,7 @@ def trained_tokenizer(
         "seed": seed,
     }
     entry = store / "tokenizers" / f"{digest(recipe)}.json"
-    total = sum(text.pairs for text in texts)
-
-    left_out = 0
+    total, left_out = sum(text.pairs for text in texts), 0
 
     def lines() -> Iterator[str]:
         nonlocal left_out

@@ -30,8 +30,7 @@ class BPEDropout:
     possible merge was dropped or none is left. A dropped merge is possible again at the next
     step. That is algorithm 1 and, but for one merge at a step where a pair occurs twice in a
     word, subword-nmt. The `tokenizers` library gives other probabilities to some words: its queue
-    also contains merges whose symbols are gone, and such a merge, if it is not dropped, returns
-    the dropped ones to the queue within the same step.
+    also contains merges whose symbols are gone.
 
     The subwords are a function of the line, the rate and the entropy alone: not of the process,
     the platform or the lines before. An instance can be pickled.
@@ -44,8 +43,6 @@ class BPEDropout:
                 f"BPE-dropout works on a {BYTE_PAIR} tokenizer, not on {tokenizer.kind}; set its "
                 "rate to 0 or train a tokenizer of this library"
             )
-        if not 0 <= rate <= 1:
-            raise InputError(f"the rate of BPE-dropout is {rate}; it must be between 0 and 1")
         file = json.loads(tokenizer.contents["tokenizer.json"])
         vocab, merges = file["model"]["vocab"], file["model"]["merges"]
         symbols = _symbols(tokenizer, vocab)
@@ -86,10 +83,8 @@ class BPEDropout:
         """Return the ids of the same text with merges dropped.
 
         Args:
-            ids: The ids of a line as the tokenizer encodes it [length], whole or cut after any
-                of them. Special ids (BOS, EOS, padding, `<unk>`) stay where they are.
-            entropy: What the random numbers depend on, for example the seed, the number of the
-                pair, 0 for the source or 1 for the target, and the epoch.
+            ids: Of a line, whole or cut [length]. Special ids stay where they are.
+            entropy: What the random numbers depend on: seed, epoch, number of the pair, side.
         """
         if not len(ids) or not self._lowest:
             return ids.copy()
@@ -174,11 +169,8 @@ class BPEDropout:
 
 def _symbols(tokenizer: Tokenizer, vocab: dict[str, int]) -> set[str]:
     """Return the characters of the vocabulary that are a word by themselves."""
-    return {
-        character
-        for character in {character for token in vocab for character in token} - {" "}
-        if len(words(tokenizer, 2 * character)) == 2
-    }
+    characters = {character for token in vocab for character in token} - {" "}
+    return {character for character in characters if len(words(tokenizer, 2 * character)) == 2}
 
 
 def _thresholds(rate: float) -> Integer[np.ndarray, "numbers"]:

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers.library import MOST_IDS, parse
+from jax_transformer.tokenizers.readers.library import parse
 from jax_transformer.tokenizers.readers.model_files import TOKENIZER_FILE
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
@@ -32,14 +32,8 @@ def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
 
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
-    pairs left to merge.
-
-    Raises:
-        InputError: The text has more distinct characters than `vocab_size` allows, or `vocab_size`
-            is above `MOST_IDS`.
+    pairs left to merge, and may not be smaller than the characters of the text.
     """
-    if vocab_size > MOST_IDS:
-        raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
     library = _untrained()
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocab_size, 0), special_tokens=list(SPECIAL_TOKENS), show_progress=False
@@ -91,29 +85,19 @@ def _tokenizer(library: tokenizers.Tokenizer, name: str) -> Tokenizer:
 
 
 def _untrained() -> tokenizers.Tokenizer:
-    """Return a tokenizer with the rules that split and join lines and only the special tokens."""
+    """Return a tokenizer with the rules of lines and only the special tokens."""
     unknown = SPECIAL_TOKENS[BYTE_PAIR_IDS["unk_id"]]
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
     # Whitespace is what str.split() splits at. A space marks the beginning of a word, because
     # normalised text has spaces nowhere else; the usual mark "▁" may occur in a text.
     whitespace = tokenizers.Regex(r"[\s\x1c-\x1f]+")
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.NFC(),
-            normalizers.Replace(whitespace, " "),
-            normalizers.Strip(),
-            normalizers.Prepend(" "),
-        ]
-    )
+    one_space = normalizers.Replace(whitespace, " ")
+    steps = [normalizers.NFC(), one_space, normalizers.Strip(), normalizers.Prepend(" ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     word_or_symbol = tokenizers.Regex(r" ?(?:[^ \p{P}\p{S}]+|[\p{P}\p{S}])")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(word_or_symbol, "isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(unknown, UNKNOWN_CHARACTER),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    shown = decoders.Replace(unknown, UNKNOWN_CHARACTER)
+    tokenizer.decoder = decoders.Sequence([shown, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 

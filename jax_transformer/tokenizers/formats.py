@@ -26,18 +26,14 @@ def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
                 "use tokenizers whose special ids agree"
             )
     parts = dict(zip(SIDES, (source, target), strict=True))
-    return Tokenizer(
-        SEPARATE,
-        {
-            f"{side}_{name}": content
-            for side, tokenizer in parts.items()
-            for name, content in tokenizer.contents.items()
-        },
-        {side: describe(tokenizer) for side, tokenizer in parts.items()},
-        *(getattr(target, name) for name in SPECIAL_IDS),
-        source.source,
-        target.target,
-    )
+    contents = {
+        f"{side}_{name}": content
+        for side, tokenizer in parts.items()
+        for name, content in tokenizer.contents.items()
+    }
+    settings = {side: describe(tokenizer) for side, tokenizer in parts.items()}
+    special_ids = (getattr(target, name) for name in SPECIAL_IDS)
+    return Tokenizer(SEPARATE, contents, settings, *special_ids, source.source, target.target)
 
 
 def _read_separate(
@@ -45,24 +41,18 @@ def _read_separate(
 ) -> Tokenizer:
     if set(settings) != set(SIDES):
         raise InputError(f"{name}: separate tokenizers are described as source and target")
-    parts = [
-        from_description(
-            settings[side],
-            {
-                file.removeprefix(f"{side}_"): content
-                for file, content in contents.items()
-                if file.startswith(f"{side}_")
-            },
-            f"{name} ({side})",
-        )
-        for side in SIDES
-    ]
+    parts = []
+    for side in SIDES:
+        mine = {f"{side}_{file}": file for file in settings[side].get("files", ())}
+        files = {mine[file]: content for file, content in contents.items() if file in mine}
+        parts.append(from_description(settings[side], files, f"{name} ({side})"))
     return separate(*parts)
 
 
 # Each returns the tokenizer, given its files by name, its settings, and the name of what contains
 # them for error messages. It refuses files that are missing or damaged.
-READERS: dict[str, Callable[[Mapping[str, bytes], Mapping[str, Any], str], Tokenizer]] = {
+Reader = Callable[[Mapping[str, bytes], Mapping[str, Any], str], Tokenizer]
+READERS: dict[str, Reader] = {
     BYTE_PAIR: read_byte_pair,
     **library.READERS,
     SENTENCEPIECE: read_sentencepiece,
@@ -80,10 +70,9 @@ def from_description(
 ) -> Tokenizer:
     """Return the tokenizer from what `describe` returned and the content of its files."""
     settings = dict(description)
-    kind = settings.pop("kind", None)
+    kind, wanted = settings.pop("kind", None), settings.pop("files", ())
     if kind not in READERS:
         raise InputError(f"{name}: the tokenizer's kind {kind!r} is none of {', '.join(READERS)}")
-    wanted = settings.pop("files")
     files = {file: content for file, content in contents.items() if file in wanted}
     return READERS[kind](files, settings, name)
 

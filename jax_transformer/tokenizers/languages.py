@@ -18,9 +18,8 @@ class Languages:
 
     Attributes:
         ids: The id of each code, as {"de_DE": 250003}.
-        placement: Where the code of a line's language stands among its ids: "before" the text,
-            which EOS ends (mBART-50, M2M100, NLLB), or "after" the EOS (mBART, and NLLB with its
-            legacy behaviour).
+        placement: Where the code of a line's language is: "before" the text, which EOS ends
+            (mBART-50, M2M100, NLLB), or "after" the EOS (mBART, legacy NLLB).
         starts: Whether the code of the target is the first decoder input (mBART); otherwise it is
             the first token that the decoder must generate.
         source: The code of the sources, if it is known.

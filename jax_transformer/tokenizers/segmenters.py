@@ -23,10 +23,10 @@ Rule = Literal["marian", "m2m_100", "mbart"]
 
 
 class LineError(InputError):
-    """A line cannot be a source of a model."""
+    """A line, named by its index among the lines to encode, cannot be a source of a model."""
 
     def __init__(self, row: int, fault: str) -> None:
-        """Name the line by its index among the lines that were to be encoded, and what is wrong."""
+        """Name the line and what is wrong."""
         super().__init__(f"line {row + 1} {fault}")
         self.row, self.fault = row, fault
 
@@ -109,15 +109,14 @@ class SentencePieceSegmenter:
 
     def __init__(
         self,
-        model: sentencepiece.SentencePieceProcessor,
-        ids: Mapping[str, int],
         added: Mapping[str, int],
         ordinary: Sequence[str],
         unk_id: int,
         rule: Rule,
-        *,
+        model: sentencepiece.SentencePieceProcessor,
+        ids: Mapping[str, int],
         joiner: sentencepiece.SentencePieceProcessor,
-        is_source: bool,
+        is_source: bool = False,
     ) -> None:
         """Set what splits lines and joins pieces.
 
@@ -126,6 +125,9 @@ class SentencePieceSegmenter:
             ordinary: Those of `added` that decoding does not leave out.
             unk_id: Id of pieces that `ids` lacks.
             rule: How pieces are joined: as by the class of this family in transformers.
+            model: Splits lines into pieces.
+            ids: Of the pieces.
+            joiner: Joins pieces.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
         self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule

@@ -67,8 +67,6 @@ class Tokenizer:
         bos_id: Id that the decoder reads before the first token of a target (BOS).
         eos_id: Id that ends every target (EOS).
         unk_id: Id of what the vocabulary lacks.
-        source: Encodes sources.
-        target: Encodes and decodes targets.
         languages: The language codes that it knows and is set to; None if it has none.
     """
 

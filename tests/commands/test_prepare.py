@@ -8,6 +8,7 @@ import pytest
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.runs import evaluation
+from jax_transformer.text import prepare as text_prepare
 from jax_transformer.text import store
 from jax_transformer.tokenizers import train_byte_pair
 from tests.commands.training import FILES, WORDS, arguments, program
@@ -44,7 +45,7 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     kept = {path: path.stat().st_mtime_ns for path in prepared_files()}
     assert len(kept) == 3  # ids, index and manifest
 
-    monkeypatch.setattr(store, "prepare", None)  # nothing is encoded again
+    monkeypatch.setattr(text_prepare, "prepare", None)  # nothing is encoded again
     monkeypatch.setattr(store, "train_byte_pair", None)
     monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
     monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
@@ -58,7 +59,7 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
 def test_arguments_that_do_not_concern_the_text_change_nothing(corpus, monkeypatch):
     prepare(*arguments(corpus, *OPTIONS))
     kept = prepared_files()
-    monkeypatch.setattr(store, "prepare", None)
+    monkeypatch.setattr(text_prepare, "prepare", None)
     prepare(*arguments(corpus, *OPTIONS, "--dropout=0.3", "--bpe-dropout=0.1"))
     assert prepared_files() == kept
     with pytest.raises(TypeError):  # other pairs are kept: this is another corpus
@@ -83,6 +84,8 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
         (["--source=nowhere"], "nowhere"),
         (["--bpe-dropout=1"], "bpe_dropout=1 "),
         (["--weights=1"], "target"),
+        (["--weights", "1", "0"], "weights[1] is not"),
+        (["--weights", "1", "inf"], "weights="),
     ],
 )
 def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):

@@ -264,7 +264,7 @@ def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
 
 
 BAD_ARGUMENTS = {
-    "--source=missing": "missing: No such file",
+    "--source=missing": "missing is no readable text",
     "--steps=x": "steps='x' must be a whole number, at least 1",
     "--steps=2.5": "steps=2.5 must be a whole number, at least 1",
     "--scan-layers=no": "argument --scan-layers/--no-scan-layers: ignored explicit argument 'no'",
@@ -317,7 +317,7 @@ def test_the_program_leaves_with_code_1_and_one_line(tmp_path):
     command += ["--valid-source=missing", "--valid-target=missing"]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"error: missing: No such file or directory; .*\n", done.stderr)
+    assert re.fullmatch(r"error: missing is no readable text; .*\n", done.stderr)
     assert not list(tmp_path.iterdir())
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.text import duplicates
-from jax_transformer.text.duplicates import pair_records, repeated_pairs
+from jax_transformer.text.duplicates import pair_records, repeated_numbers, repeated_pairs
 from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.store import one_line_faults
 
 WORDS = st.sampled_from(["", "a", "b", "ab", "ä", "a b"])
 
@@ -44,13 +44,12 @@ def test_digests_that_differ_in_one_byte_do_not_repeat(byte):
     digests = np.zeros((3, 24), np.uint8)
     digests[1, byte] = 1
     digests[:, 16] = range(3)
-    assert duplicates._repeated(digests.view(np.uint64).ravel()).tolist() == [2]
+    assert repeated_numbers(digests.view(np.uint64)).tolist() == [2]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path):
-    for first in range(0, 256, 16):
-        (tmp_path / f"{first:02x}.digests").mkdir()
-    with pytest.raises(InputError) as refusal:
+    (tmp_path / "61.digests").mkdir()
+    with pytest.raises(InputError) as refusal, one_line_faults(tmp_path):
         repeated_pairs(blocks([("a", "b")]), tmp_path)
     assert str(refusal.value).startswith(f"{tmp_path}: ")
-    assert "24 bytes" in str(refusal.value)
+    assert "name a folder that can be written with --prepared" in str(refusal.value)

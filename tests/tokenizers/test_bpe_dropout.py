@@ -244,12 +244,6 @@ def test_segmentations_are_as_frequent_as_those_of_the_tokenizers_library(rate):
     assert stats.chi2_contingency(table).pvalue > 1e-6  # its generator cannot be seeded
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.01, float("nan")])
-def test_a_rate_that_is_no_probability_is_refused(tokenizer, rate):
-    with pytest.raises(InputError, match=rf"rate of BPE-dropout is {rate}; .* between 0 and 1$"):
-        BPEDropout(tokenizer, rate)
-
-
 def test_another_kind_of_tokenizer_is_refused(tokenizer):
     with pytest.raises(InputError, match=r"byte_pair tokenizer, not on separate; .* train a .*$"):
         BPEDropout(separate(tokenizer, tokenizer), 0.1)

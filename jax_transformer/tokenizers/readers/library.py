@@ -58,7 +58,7 @@ def read_library(
 def library_of(
     kind: str, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer in files of a kind; arguments are those of `read_library`."""
+    """Return the library's tokenizer in files of a kind."""
     values = DEFAULTS | settings
     files = {
         TOKENIZER_JSON: [TOKENIZER_FILE],
@@ -89,11 +89,8 @@ def _byte_level(
     """Return the library's tokenizer of a vocab.json and a merges.txt."""
     vocabulary = read_vocabulary(contents[0], names[0])
     merges = _read_merges(contents[1], names[1])
-    try:
+    with library_faults(f"{names[1]}: does not belong to {VOCABULARY}"):
         model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
-    except Exception as error:  # the library has no narrower type
-        fault = f"does not belong to {VOCABULARY} ({error!s:.80})"
-        raise InputError(f"{names[1]}: {fault}") from error
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     library.decoder = decoders.ByteLevel()
@@ -102,20 +99,14 @@ def _byte_level(
 
 def _read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
     """Return the pairs of a merges.txt in order."""
-    try:
-        lines = content.decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8; copy the file again") from error
     pairs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(utf_8(content, name).split("\n"), start=1):
         line = line.rstrip("\r")
         if line and not line.startswith("#version"):
-            pair = line.split(" ")
+            pair = tuple(line.split(" "))
             if len(pair) != 2:
-                raise InputError(
-                    f"{name}:{number}: {line[:40]!r} is not a pair; copy the file again"
-                )
-            pairs.append((pair[0], pair[1]))
+                raise InputError(f"{name}:{number}: {line[:40]!r} is not a pair; copy it again")
+            pairs.append(pair)
     return pairs
 
 
@@ -148,8 +139,7 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
 def read_usual_names(content: bytes, name: str) -> Tokenizer:
     """Read a tokenizer.json whose special tokens have usual names; EOS ends sources and targets.
 
-    Without a BOS token, padding is BOS, as in T5; without a token for what the vocabulary lacks,
-    that is padding, too.
+    Where it has no BOS or no token for what the vocabulary lacks, padding is this, as in T5.
     """
     segmenter = LibrarySegmenter(parse(content, name))
     vocabulary = segmenter.library.get_vocab(with_added_tokens=True)
@@ -169,6 +159,14 @@ def read_usual_names(content: bytes, name: str) -> Tokenizer:
     return Tokenizer.build(TOKENIZER_JSON, contents, settings, name, (segmenter, segmenter))
 
 
+def utf_8(content: bytes, name: str) -> str:
+    """Return the text of a file."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not UTF-8; copy the file again") from error
+
+
 def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
     """Return the tokens that a file's own template puts before and after the text of a line."""
     whole = library.encode("a").tokens
@@ -180,10 +178,7 @@ def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
 
 def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer that a tokenizer.json describes."""
-    try:
-        text = content if isinstance(content, str) else content.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
+    text = content if isinstance(content, str) else utf_8(content, name)
     with library_faults(f"{name}: damaged tokenizer file"):
         library = tokenizers.Tokenizer.from_str(text)
     largest = max(library.get_vocab(with_added_tokens=True).values(), default=0)

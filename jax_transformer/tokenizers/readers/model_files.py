@@ -8,6 +8,7 @@ from tokenizers import normalizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_bytes
+from jax_transformer.tokenizers.segmenters import library_faults
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
@@ -44,12 +45,10 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
 
 def read_normalizer(content: bytes, name: str) -> list[normalizers.Normalizer]:
     """Return what normalises characters as a sentencepiece model does; nothing if it does not."""
-    try:
+    with library_faults(f"{name}: is damaged; copy the file again"):
         settings = dict(_fields(content))[NORMALIZER]
         characters = dict(_fields(settings)).get(CHARACTER_MAP)
         return [normalizers.Precompiled(characters)] if characters else []
-    except Exception as error:  # the library tokenizers has no narrower type
-        raise InputError(f"{name}: is damaged; copy the file again") from error
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:

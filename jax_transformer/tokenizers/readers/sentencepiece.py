@@ -8,6 +8,7 @@ transformers 5.23. MBartTokenizer does not normalise text; this tokenizer does, 
 text that mBART was trained on.
 """
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def read_sentencepiece(
     pieces; `ordinary_tokens`: those of them that decoding does not leave out.
     """
     values = DEFAULTS | settings
-    rule, added, ordinary = values["rule"], values["added_tokens"], values["ordinary_tokens"]
+    rule = values["rule"]
     names = {*FILES.get(rule, ())}
     optional = {TARGET_VOCABULARY} if rule == "marian" else set()
     if not names or not names <= set(contents) <= names | optional:
@@ -70,15 +71,9 @@ def read_sentencepiece(
     if TARGET_VOCABULARY in contents:
         path = f"{name}/{TARGET_VOCABULARY}"
         target_ids, joiner = read_vocabulary(contents[TARGET_VOCABULARY], path), target
-    unk_id = values["unk_id"]
-    segmenters = (
-        SentencePieceSegmenter(
-            *(source, ids, added, ordinary, unk_id, rule), joiner=source, is_source=True
-        ),
-        SentencePieceSegmenter(
-            *(target, target_ids, added, ordinary, unk_id, rule), joiner=joiner, is_source=False
-        ),
-    )
+    rules = (values[key] for key in ("added_tokens", "ordinary_tokens", "unk_id", "rule"))
+    build = functools.partial(SentencePieceSegmenter, *rules)
+    segmenters = build(source, ids, source, is_source=True), build(target, target_ids, joiner)
     return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
 
 
@@ -128,10 +123,10 @@ def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
     named = {
         f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in ("pad", "eos", "unk")
     }
-    own = tokenizer.settings.get("ordinary_tokens", [])
+    ordinary = tokenizer.settings.get("ordinary_tokens", [])
     more = {token: i for token, i in added.items() if token not in named.values()}
-    special = [token for token in more if token not in own]
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    special = [token for token in more if token not in ordinary]
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     decoder = {
         str(i): {"content": token, **flags, "special": token in special}
         for token, i in more.items()
