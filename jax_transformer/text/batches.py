@@ -96,9 +96,6 @@ def epoch_batches(
     """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
 
     Args:
-        settings: A `TrainingConfig`.
-        layout: What `epoch_layout` returned for corpus and settings.
-        epoch: Number of the pass over the corpus, from 0.
         first: Window and number in the window of the first batch; earlier windows are not read.
         rows_to_read: Given a planned batch, returns the part of it that is read.
     """

@@ -23,17 +23,11 @@ ENDLESS = 2**48  # draws from a part of a mix
 
 
 class Tokens(NamedTuple):
-    """The ids of some pairs, one after the other: a source, then its target.
+    """The ids of some pairs, one after the other: a source, then its target."""
 
-    Attributes:
-        ids: Source ids with EOS, then BOS, target ids and EOS, of each pair [tokens].
-        source_lengths: Ids of each source [pairs].
-        target_lengths: Ids of each target, BOS and EOS included [pairs].
-    """
-
-    ids: Integer[np.ndarray, "tokens"]
+    ids: Integer[np.ndarray, "tokens"]  # of each pair source ids and EOS, BOS, target ids and EOS
     source_lengths: Int64[np.ndarray, "pairs"]
-    target_lengths: Int64[np.ndarray, "pairs"]
+    target_lengths: Int64[np.ndarray, "pairs"]  # BOS and EOS included
 
     def sides(self) -> list[tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]]:
         """Return the source and the target of each pair."""
@@ -138,10 +132,6 @@ class Corpus:
     An epoch has as many pairs as all parts together. Among the first n pairs of the order there
     are n times weight / sum of the weights of a part, rounded. Each part has an order of its own,
     in which every pair occurs once before one occurs again, whatever the epoch.
-
-    Attributes:
-        parts: The pairs of each text.
-        weights: How often pairs of each part are drawn.
     """
 
     def __init__(
@@ -243,13 +233,7 @@ def packed_part(
     seed: int = 0,
     dtype: np.dtype | None = None,
 ) -> Part:
-    """Return pairs in memory, and count them.
-
-    Args:
-        pairs: The ids of source and target of each pair.
-        sources: How many of them are the source.
-        dtype: Of the ids, where there are no pairs.
-    """
+    """Return pairs of ids in memory, of which `sources` are those of the source, and count them."""
     ids = np.concatenate(pairs or [np.zeros(0, dtype)])
     sizes = np.array([len(pair) for pair in pairs], np.int64)
     index = np.zeros(len(pairs), INDEX_TYPE)

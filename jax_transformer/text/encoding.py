@@ -15,17 +15,11 @@ CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take muc
 
 
 class Filters(NamedTuple):
-    """Which pairs of a text are kept.
+    """Which pairs of a text are kept."""
 
-    Attributes:
-        max_length: Most tokens of a side that the model takes, EOS (or BOS) included.
-        longest_side: Most tokens of a side, EOS included; None is `max_length`.
-        max_ratio: Most tokens of the longer side for each token of the shorter one; None is any.
-    """
-
-    max_length: int
-    longest_side: int | None = None
-    max_ratio: float | None = None
+    max_length: int  # most tokens of a side that the model takes, EOS (or BOS) included
+    longest_side: int | None = None  # most tokens of a side
+    max_ratio: float | None = None  # most tokens of the longer side for one of the shorter side
 
     def reason_to_drop(self, source: int, target: int) -> str | None:
         """Return why a pair of sides with so many tokens, EOS included, is not kept."""
@@ -44,11 +38,9 @@ def encode_pairs(
     dropped: Counter[str],
     seed: int = 0,
 ) -> Part:
-    """Encode both sides of pairs; drop and count those that the filters do not keep.
+    """Encode both sides of pairs with text; drop and count those that the filters do not keep.
 
-    Args:
-        lines: Source and target of each pair, with text on both sides.
-        dropped: Pairs that were dropped before, by reason.
+    `dropped` counts the pairs that were dropped before.
     """
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
@@ -70,7 +62,7 @@ def encode_pairs(
 def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
     """Encode a text in memory; drop and count the pairs with a side above `max_length` tokens."""
     lines = list(zip(text.sources, text.targets, strict=True))
-    dropped = Counter({"dropped for an empty side": text.dropped_empty}) + Counter()
+    dropped = +Counter({"dropped for an empty side": text.dropped_empty})
     part = encode_pairs(lines, tokenizer, Filters(max_length), dropped)
     if not part.counts.pairs:
         raise InputError(

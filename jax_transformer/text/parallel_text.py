@@ -33,19 +33,12 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Block(NamedTuple):
     r"""Lines of a parallel text that follow each other, as bytes without "\n".
 
-    Attributes:
-        first: Number of the first pair in the whole text, from 0.
-        first_line: Number of its line in its files, from 1.
-        source_name: Name of the source file in error messages.
-        target_name: Name of the target file, or None where a source is a line of a .tsv file.
-        sources: The source lines, or the whole lines of a .tsv file.
-        targets: The target lines, as many as sources; none for a .tsv file. A line above
-            `LONGEST_LINE` bytes of `text_files` is None.
+    A line above `LONGEST_LINE` bytes is None. A .tsv file has no targets: its lines are sources.
     """
 
-    first: int
-    first_line: int
-    source_name: str
+    first: int  # number of the first pair in the whole text, from 0
+    first_line: int  # number of its line in its files, from 1
+    source_name: str  # name of the file in error messages
     target_name: str | None
     sources: list[bytes | None]
     targets: list[bytes | None]
@@ -87,17 +80,11 @@ class FileFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Sentences and their translations in memory: `targets[i]` translates `sources[i]`.
-
-    Attributes:
-        sources: Source sentences.
-        targets: Target sentences, as many as sources.
-        dropped_empty: Number of pairs that were dropped because a side was blank.
-    """
+    """Sentences and their translations in memory: `targets[i]` translates `sources[i]`."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    dropped_empty: int = 0
+    dropped_empty: int = 0  # pairs that were dropped because a side was blank
 
     names = "the sources and targets"  # for messages
 
@@ -114,10 +101,8 @@ class Text:
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the text in blocks of so many pairs."""
         for first in range(0, self.pairs, pairs):
-            sides = (
-                [line.encode() for line in side[first : first + pairs]]
-                for side in (self.sources, self.targets)
-            )
+            lines = (side[first : first + pairs] for side in (self.sources, self.targets))
+            sides = (list(map(str.encode, side)) for side in lines)
             yield Block(first, first + 1, "sources", "targets", *sides)
 
 
@@ -126,8 +111,8 @@ class TextFiles:
     """Files of a parallel text, whose pairs are numbered in the order of the files.
 
     Attributes:
-        sources: Files with one source sentence on each line; without targets, .tsv files, each line
-            of which contains a source, one tab and a target. UTF-8, plain or compressed.
+        sources: Files with one source on each line; without targets, .tsv files, each line of which
+            has a source, one tab and a target.
         targets: For each source file, the file with the translations on the same lines.
         facts: The facts of the sources, then of the targets; see `with_facts`.
     """
@@ -207,8 +192,7 @@ class TextFiles:
 def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
     """Read files as `TextFiles` names them; drop and count the pairs with a blank side."""
     files = TextFiles(_as_paths(source_paths), _as_paths(target_paths))
-    pairs: list[tuple[str, str]] = []
-    lines = 0
+    pairs, lines = [], 0
     for block in files.blocks(BLOCK_PAIRS):
         decoded = block.pairs()
         if None in decoded:

@@ -31,19 +31,12 @@ class BatchSettings(Protocol):
 
 
 class PlannedBatch(NamedTuple):
-    """The shape of a batch and its pairs.
-
-    Attributes:
-        rows: Length of the batch axis.
-        length: Length of the token axis.
-        members: Numbers of the pairs in the batch [members].
-        member_rows: Row of each member in a packed batch, ascending [members]. None if the batch
-            is not packed: member i is then in row i.
-    """
+    """The shape of a batch and its pairs."""
 
     rows: int
-    length: int
-    members: Integer[np.ndarray, "members"]
+    length: int  # of a row, in tokens
+    members: Integer[np.ndarray, "members"]  # numbers of the pairs
+    # The row of each member of a packed batch, ascending; else None: member i is in row i.
     member_rows: Integer[np.ndarray, "members"] | None = None
 
 
@@ -84,11 +77,7 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
 
 
 def plan_window(
-    corpus: Corpus,
-    settings: BatchSettings,
-    layout: EpochLayout,
-    epoch: int,
-    window: int,
+    corpus: Corpus, settings: BatchSettings, layout: EpochLayout, epoch: int, window: int
 ) -> list[PlannedBatch]:
     """Plan the batches of a window of an epoch, both numbered from 0; a pure function.
 

@@ -25,15 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.writing import to_disk
-from jax_transformer.text.corpus import (
-    INDEX_TYPE,
-    NOTHING,
-    Corpus,
-    Counts,
-    FileArray,
-    Part,
-    again,
-)
+from jax_transformer.text.corpus import INDEX_TYPE, NOTHING, Corpus, Counts, FileArray, Part, again
 from jax_transformer.text.duplicates import repeated_pairs
 from jax_transformer.text.encoding import Filters, encode_pairs
 from jax_transformer.text.parallel_text import (

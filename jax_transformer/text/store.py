@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import grain
 import msgspec
 import numpy as np
 from jaxtyping import Int64
@@ -253,8 +254,6 @@ def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:
     """
     if pairs <= count:
         return np.arange(pairs)
-    import grain
-
     shuffled = grain.MapDataset.range(pairs).shuffle(seed=seed)
     return np.sort([shuffled[place] for place in range(count)])
 
@@ -266,12 +265,8 @@ def has_long_word(line: str) -> bool:
     """
     if len(line) <= LONGEST_WORD:  # as nearly all lines
         return False
-    runs = itertools.groupby(line, _ends_word)
+    runs = itertools.groupby(line, lambda c: c.isspace() or unicodedata.category(c)[0] in "PS")
     return any(len(list(run)) > LONGEST_WORD for ends, run in runs if not ends)
-
-
-def _ends_word(character: str) -> bool:
-    return character.isspace() or unicodedata.category(character)[0] in "PS"
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import lzma
 import os
@@ -128,12 +127,16 @@ class _Decompressed(io.RawIOBase):
         """Fill the start of the buffer; return the number of bytes, 0 at the end of the text."""
         while not self._text:
             packed = self._packed or self._file.read1(COMPRESSED_CHUNK)
-            self._packed = b""
-            if not packed:
-                if self._decompressor is not None:
-                    raise self._damaged("it ends too early")
-                return 0
-            self._decompress(packed)
+            try:
+                if not packed and self._decompressor is not None:
+                    raise EOFError("it ends too early")
+                if not packed:
+                    return 0
+                self._packed = b""
+                self._decompress(packed)
+            except (EOFError, self._error) as error:
+                fault = f"damaged {self._kind} file ({error}); fetch or compress it again"
+                raise InputError(f"{self._name}: {fault}") from error
         count = min(len(buffer), len(self._text))
         buffer[:count] = self._text[:count]
         self._text = self._text[count:]
@@ -145,18 +148,10 @@ class _Decompressed(io.RawIOBase):
             if not packed:
                 return
             self._decompressor = self._new_decompressor()
-        try:
-            self._text = memoryview(self._decompressor.decompress(packed))
-        except self._error as error:
-            raise self._damaged(str(error)) from error
+        self._text = memoryview(self._decompressor.decompress(packed))
         if self._decompressor.eof:
             self._packed = self._decompressor.unused_data
             self._decompressor = None
-
-    def _damaged(self, reason: str) -> InputError:
-        return InputError(
-            f"{self._name}: damaged {self._kind} file ({reason}); fetch or compress it again"
-        )
 
 
 def _decompression(kind: str, name: str) -> tuple[Callable[[], Any], type[Exception]]:
@@ -170,14 +165,8 @@ def _decompression(kind: str, name: str) -> tuple[Callable[[], Any], type[Except
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError
     try:
         import zstandard
-    except ImportError:
-        pass
-    else:
-        return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
-    try:
-        zstd = importlib.import_module("compression.zstd")  # of Python 3.14
     except ImportError as error:
         raise InputError(
             f"{name}: is compressed with zstd; pip install zstandard, or decompress it"
         ) from error
-    return zstd.ZstdDecompressor, zstd.ZstdError
+    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError

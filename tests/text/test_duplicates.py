@@ -18,7 +18,7 @@ def blocks(pairs, size=100):
 
 
 @given(pairs=st.lists(st.tuples(WORDS, WORDS), max_size=60), size=st.integers(1, 20))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 def test_all_but_the_first_of_equal_pairs_with_text_repeat(tmp_path_factory, pairs, size):
     folder, seen, expected = tmp_path_factory.mktemp("duplicates"), set(), []
     for number, pair in enumerate(pairs):

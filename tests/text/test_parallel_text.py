@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import random
 import tracemalloc
 from itertools import chain
 from pathlib import Path
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
-from jax_transformer.text.parallel_text import TextFiles
+from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.text_files import LONGEST_LINE, count_lines
-from tests.text.compression import PACK, read_lines
+from tests.text.texts import PACK, read_lines
 
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\t"), max_size=8)
 PAIRS = st.lists(st.tuples(LINES, LINES), max_size=12)
@@ -33,7 +34,7 @@ def packed(kind, lines, last_end):
     tsv=st.booleans(),
     pairs=st.integers(1, 15),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_blocks_hold_every_line_once_in_order(tmp_path_factory, files, tsv, pairs):
     folder = tmp_path_factory.mktemp("text")
     sources, targets, expected = [], [], []
@@ -68,8 +69,8 @@ def test_blocks_hold_every_line_once_in_order(tmp_path_factory, files, tsv, pair
     assert [block.first for block in blocks] == [sum(sizes[:i]) for i in range(len(sizes))]
 
 
-@pytest.mark.parametrize("pairs", [1, 3, 5, 100])
-@pytest.mark.parametrize(("source", "target"), [(9, 10), (10, 9), (10, 0), (1200, 10)])
+@pytest.mark.parametrize("pairs", [1, 5, 100])
+@pytest.mark.parametrize(("source", "target"), [(9, 10), (10, 0), (1200, 10)])
 def test_files_of_different_line_counts_are_refused_with_both_counts(write, pairs, source, target):
     aligned = write("aligned", b"a\n" * 7)
     paths = write("source", b"a\n" * source), write("target", b"b\n" * target)
@@ -151,7 +152,6 @@ def test_files_that_make_no_pairs_are_refused(sources, targets, named):
     with pytest.raises(InputError) as refusal:
         TextFiles(tuple(map(Path, sources)), tuple(map(Path, targets)))
     assert named in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", ["plain", *PACK])
@@ -221,3 +221,44 @@ def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
         with pytest.raises(InputError) as refusal:
             TextFiles((path,), (path,)).with_facts()
         assert str(refusal.value).startswith(f"{path}")
+
+
+def test_pairs_are_never_shifted_by_an_empty_side(write):
+    generator = random.Random(0)
+    sources = [f"source {number}" for number in range(1000)]
+    targets = [f"target {number}" for number in range(1000)]
+    emptied = generator.sample(range(1000), 100)
+    for place in emptied:
+        blank = generator.choice(["", " ", "\t\u2003", "\u2028"])
+        for side in generator.choice([(sources,), (targets,), (sources, targets)]):
+            side[place] = blank
+    corpus = read_text(
+        write("source", "\n".join(sources).encode()), write("target", "\n".join(targets).encode())
+    )
+    kept = sorted(set(range(1000)) - set(emptied))
+    assert corpus.sources == tuple(f"source {number}" for number in kept)
+    assert corpus.targets == tuple(f"target {number}" for number in kept)
+    assert corpus.dropped_empty == 100
+
+
+@pytest.mark.parametrize(("source", "target"), [(b"", b""), (b"a\n\n", b" \nb\n"), (b"\n", b"\n")])
+def test_files_without_a_pair_are_refused(write, source, target):
+    with pytest.raises(InputError, match="no pair"):
+        read_text(write("source", source), write("target", target))
+
+
+def test_several_files_and_pairs_of_a_tsv_file_read_alike(write):
+    sources = [write("source1", b"a\n"), write("source2", b" \nc\n")]
+    targets = [write("target1", b"A\n"), write("target2", b"B\nC\n")]
+    pairs = [write("pairs1.tsv", b"a\tA\n"), write("pairs2.tsv", b" \tB\nc\tC\n")]
+    expected = Text(("a", "c"), ("A", "C"), dropped_empty=1)
+    assert read_text(sources, targets) == expected
+    assert read_text(pairs) == expected
+    assert read_text(str(pairs[0])) == Text(("a",), ("A",))
+
+
+def test_an_overlong_line_is_refused_by_place(write):
+    source, target = write("source", b"a\nb\n"), write("target", b"a\n" + b"b" * (LONGEST_LINE + 1))
+    with pytest.raises(InputError) as refusal:
+        read_text(source, target)
+    assert str(refusal.value).startswith(f"{source} or {target}:2: is longer than 1,048,576 bytes")

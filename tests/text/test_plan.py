@@ -80,7 +80,7 @@ def test_windows_hold_every_pair_once_in_the_shapes_of_the_layout(corpus, settin
     max_tokens=st.integers(1, 600),
     packed=st.booleans(),
 )
-@examples(deadline=None, max_examples=60)
+@examples(deadline=None, max_examples=30)
 def test_no_pair_is_lost_whatever_the_sizes(corpus, pairs, window, buckets, max_tokens, packed):
     some = corpus_of(*zip(*sides(corpus)[:pairs], strict=True), 90, 90)
     if packed:

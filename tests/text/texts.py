@@ -1,9 +1,12 @@
 """Small texts in files, and what it takes to prepare them."""
 
+import gzip
 import io
+import lzma
 import random
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from jax_transformer.text.corpus import Corpus, packed_part
@@ -11,11 +14,17 @@ from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.prepare import corpus_task, prepared_corpus
 from jax_transformer.text.store import with_known_facts
+from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import train_byte_pair
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
 TOKENIZER = train_byte_pair(WORDS, vocab_size=40)
 FILTERS = Filters(max_length=30)
+PACK = {  # for each kind, a function that returns the one that compresses bytes
+    "gzip": lambda: gzip.compress,
+    "xz": lambda: lzma.compress,
+    "zstd": lambda: pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress,
+}
 
 
 def quiet():
@@ -74,3 +83,8 @@ def random_corpus(random, source_lengths, target_lengths):
         src_vocab_size=90,
         tgt_vocab_size=90,
     )
+
+
+def read_lines(path):
+    with open_text(path) as file:
+        return list(decode_lines(file, str(path)))

@@ -1,7 +1,6 @@
 import copy
 import itertools
 import json
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -14,7 +13,7 @@ from scipy import stats
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import parse_byte_pair, separate, train_byte_pair
 from jax_transformer.tokenizers.bpe_dropout import EVERY_MERGE, BPEDropout
-from tests.tiers import tiered
+from tests.tiers import tiered_rows
 
 LINES = [
     "Ein Haus. Das Haus, das (kleine) Haus!",
@@ -65,6 +64,7 @@ def test_merges_of_which_none_is_dropped_give_the_ids_of_the_line(tokenizer, hal
 def remerged(dropout, ids):
     """Segment every word again, characters first, with no merge dropped."""
     dropout = copy.copy(dropout)
+    dropout._cache = {}
     segment, calls = dropout._segment, 0
 
     def undropped(word, numbers, dtype):
@@ -153,9 +153,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     forgetful = BPEDropout(tokenizer, 0.3)
     assert [forgetful.encode(ids, (i,)).tolist() for i in range(50)] == before
     assert len(forgetful._cache) <= 4 < len(kept._cache)
-    again = pickle.loads(pickle.dumps(kept))
-    assert not again._cache
-    assert [again.encode(ids, (i,)).tolist() for i in reversed(range(50))] == before[::-1]
+    assert [kept.encode(ids, (i,)).tolist() for i in reversed(range(50))] == before[::-1]
 
 
 def with_merges(merges):
@@ -214,8 +212,10 @@ def frequencies(tokenizer, word, rate):
     return Counter(tuple(tokenizer.source_texts(new)[1:]) for new in news)
 
 
-@pytest.mark.parametrize("rate", tiered([0.1, 0.5, 0.8], quick=[0.5]))
-@pytest.mark.parametrize("word", tiered(MERGES, quick=["ababc"]))
+RATES = [("ababc", 0.5), ("abcde", 0.1), ("abcd", 0.8), ("aaaa", 0.5)]
+
+
+@pytest.mark.parametrize(("word", "rate"), tiered_rows(RATES, lambda word, rate: word == "ababc"))
 def test_segmentations_are_as_frequent_as_algorithm_1_makes_them(word, rate):
     merges = MERGES[word]
     expected = probabilities(word, merges, rate)
@@ -231,13 +231,12 @@ def test_segmentations_are_as_frequent_as_algorithm_1_makes_them(word, rate):
     assert stats.chisquare(counts, shares).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("rate", tiered([0.1, 0.5], quick=[0.5]))
-def test_segmentations_are_as_frequent_as_those_of_the_tokenizers_library(rate):
+def test_segmentations_are_as_frequent_as_those_of_the_tokenizers_library():
     # Words whose merges do not overlap: see the docstring of the class.
     tokenizer = with_merges(SEPARATE)
-    ours = frequencies(tokenizer, "abcde", rate)
+    ours = frequencies(tokenizer, "abcde", 0.5)
     library = tokenizers.Tokenizer.from_str(tokenizer.contents["tokenizer.json"].decode())
-    library.model.dropout = rate
+    library.model.dropout = 0.5
     theirs = Counter(tuple(library.encode("abcde").tokens[1:]) for _ in range(DRAWS))
     assert set(ours) == set(theirs)
     table = [[counts[symbols] for symbols in ours] for counts in (ours, theirs)]

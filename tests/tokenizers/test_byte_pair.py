@@ -1,6 +1,5 @@
 import hashlib
 import json
-import os
 import unicodedata
 
 import pytest
@@ -8,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import (
-    read_byte_pair,
-    read_files,
-    train_byte_pair,
-    write_files,
-)
+from jax_transformer.tokenizers import read_byte_pair, read_files, train_byte_pair, write_files
 
 LINES = [
     "Ein Haus. Das Haus, das (kleine) Haus!",
@@ -123,8 +117,7 @@ def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
 
     def digest_after(edit):
-        write_files(tmp_path, tokenizer)
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(tokenizer.contents["tokenizer.json"])
         edit(content["model"])
         path.write_text(json.dumps(content), "utf-8")
         return load(tmp_path).digest()
@@ -136,12 +129,8 @@ def test_another_vocabulary_has_another_digest(tmp_path, tokenizer):
     def add(model):
         model["vocab"]["qqq"] = len(model["vocab"])
 
-    def reorder_merges(model):
-        model["merges"].reverse()
-
-    digests = [digest_after(edit) for edit in (swap, add, reorder_merges)]
-    digests.append(train_byte_pair(LINES, vocab_size=119).digest())
-    assert len({tokenizer.digest(), *digests}) == 5
+    digests = [digest_after(edit) for edit in (swap, add, lambda model: model["merges"].reverse())]
+    assert len({tokenizer.digest(), *digests}) == 4
     assert digest_after(lambda model: None) == tokenizer.digest()
 
 
@@ -163,14 +152,14 @@ FOREIGN = {
     "gap in the ids": edited(["model", "vocab", "qqq", 5000]),
     "merge of no tokens": edited(["model", "merges", 0, ["x\n", "y"]]),
     "no model": lambda content: content.pop("model"),
+    "the library panics": edited(["model", "continuing_subword_prefix", "longer than any token"]),
 }
 
 
 @pytest.mark.parametrize("edit", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_tokenizer_file_is_refused_by_name(tmp_path, tokenizer, edit):
     path = tmp_path / "tokenizer.json"
-    write_files(tmp_path, tokenizer)
-    content = json.loads(path.read_text("utf-8"))
+    content = json.loads(tokenizer.contents["tokenizer.json"])
     edit(content)
     path.write_text(json.dumps(content), "utf-8")
     refused(path)
@@ -183,41 +172,15 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content):
     refused(path)
 
 
-def test_what_is_no_regular_file_of_a_sensible_size_is_refused_by_name(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    refused(path)
-    os.mkfifo(path)  # reading one without a writer would wait for ever
-    refused(path)
-    path.unlink()
-    path.mkdir()
-    refused(path)
-    refused(path / "tokenizer.json")
-    path.rmdir()
-    path.touch()
-    os.truncate(path, 2**40)  # a sparse file of a tebibyte
-    refused(path)
-
-
 def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
     path = tmp_path / "tokenizer.json"
-    write_files(tmp_path, tokenizer)
-    whole = path.read_bytes()
+    whole = tokenizer.contents["tokenizer.json"]
     for length in (*range(0, len(whole), 997), len(whole) - 1):
         path.write_bytes(whole[:length])
         refused(path)
-
-
-def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, tokenizer):
-    path = tmp_path / "tokenizer.json"
-    write_files(tmp_path, tokenizer)
-    content = json.loads(path.read_text("utf-8"))
-    content["model"]["continuing_subword_prefix"] = "longer than any token of the vocabulary"
-    path.write_text(json.dumps(content), "utf-8")
-    refused(path)
 
 
 def refused(path):
     with pytest.raises(InputError) as refusal:
         load(path.parent)
     assert str(refusal.value).startswith(f"{path}")
-    assert "\n" not in str(refusal.value)

@@ -1,5 +1,6 @@
 """The families' tokenizers, read from folders: ids and texts of their classes in transformers."""
 
+import functools
 import json
 
 import numpy as np
@@ -14,12 +15,7 @@ from jax_transformer.text.batches import make_batch
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
-from jax_transformer.tokenizers import (
-    Languages,
-    LineError,
-    describe,
-    from_description,
-)
+from jax_transformer.tokenizers import Languages, LineError, describe, from_description
 from jax_transformer.tokenizers.readers.families import FAMILIES
 from jax_transformer.training.config import TrainingConfig
 from tests.tiers import tiered
@@ -64,7 +60,6 @@ FOLDERS = {
     ),
     "t5": ("t5", write.write_t5, {}, 28, 0, T5, ()),
     "t5 without tokenizer.json": ("t5", write.write_t5, UNSAVED, 28, 0, T5, ()),
-    "pegasus": ("pegasus", write.write_pegasus, {}, 0, 0, PEGASUS, ()),
     "pegasus that cleans up": ("pegasus", write.write_pegasus, {"cleans": True}, 0, 0, PEGASUS, ()),
 }
 QUICK = (
@@ -105,14 +100,7 @@ class Folder:
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
     """A function from a kind to its folder, which is written once."""
-    known = {}
-
-    def folder(kind):
-        if kind not in known:
-            known[kind] = Folder(kind, tmp_path_factory.mktemp("folder"))
-        return known[kind]
-
-    return folder
+    return functools.cache(lambda kind: Folder(kind, tmp_path_factory.mktemp("folder")))
 
 
 @pytest.fixture(params=tiered(FOLDERS, QUICK))
@@ -141,8 +129,6 @@ def test_ids_and_texts_are_those_of_transformers(folder):
         ids = [*targets, *random]
         texts = [own.decode(row) for row in ids]
         assert texts == theirs.batch_decode(ids, skip_special_tokens=True)
-    print(f"\n{len(pairs)} x {len(STRINGS)} sources and targets, {len(texts)} texts equal")
-    assert len(STRINGS) >= 1000
 
 
 def test_the_sentencepiece_model_of_mbart_normalises(tmp_path):
@@ -177,9 +163,8 @@ def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
     settings = TrainingConfig(batching="packed", pack_length=64)
     plan = plan_epoch(encoded, settings, epoch=0)
     members = np.arange(len(LINES))
-    batch = make_batch(
-        encoded, plan[0]._replace(rows=len(LINES), members=members, member_rows=members)
-    )
+    planned = plan[0]._replace(rows=len(LINES), members=members, member_rows=members)
+    batch = make_batch(encoded, planned)
     rows = labels_of(folder, theirs, LINES)
     assert len(encoded) == len(rows)
     labels = np.full((len(rows), 64), folder.config.pad_id)
@@ -277,19 +262,13 @@ def test_languages_are_settings_that_count(folder_of, kind):
     assert own.languages.target == second  # as it was
     swapped = own.with_languages(second, first, "x")
     assert len({own.digest(), other.digest(), swapped.digest()}) == 3
-    assert (
-        own.encode_source(["tlx"]) == other.encode_source(["tlx"]) != swapped.encode_source(["tlx"])
-    )
+    sources = [each.encode_source(["tlx"]) for each in (own, other, swapped)]
+    assert sources[0] == sources[1] != sources[2]
     assert own.encode_target(["tlx"]) != other.encode_target(["tlx"])
-    for languages in ({"source": "xx_XX"}, {"target": f"{first[:-1]}?"}):
-        side, code = next(iter(languages.items()))
-        given = [languages.get("source"), languages.get("target")]
-        with pytest.raises(InputError) as refused:
-            own.with_languages(*given, "folder")
-        message = str(refused.value)
-        assert message.startswith(f"folder: {side}_lang={code!r} is none of the model's ")
-        assert "\n" not in message
-    assert first in message  # the one that resembles it
+    with pytest.raises(InputError, match=r"^folder: source_lang='xx_XX' is none of the model's "):
+        own.with_languages("xx_XX", None, "folder")
+    with pytest.raises(InputError, match=rf"^folder: target_lang='.*\?' is none .*{first}"):
+        own.with_languages(None, f"{first[:-1]}?", "folder")  # the message has the nearest code
 
 
 @pytest.mark.parametrize("kind", tiered(WITH_LANGUAGES, QUICK))
@@ -297,26 +276,19 @@ def test_a_target_language_that_nobody_names_is_asked_for(folder_of, kind):
     folder = folder_of(kind)
     own = folder.files.read(folder.path, folder.config)
     assert own.languages.target is None
-    assert (
-        own.encode_source(["tlx"])
-        == transformers.AutoTokenizer.from_pretrained(folder.path)(["tlx"]).input_ids
-    )
-    for action in (
-        lambda: own.encode_target(["tlx"]),
-        lambda: generating(folder.config, {}, own, "folder"),
-    ):
-        with pytest.raises(InputError, match="name its code by --target-lang") as refused:
-            action()
-        assert "\n" not in str(refused.value)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder.path)
+    assert own.encode_source(["tlx"]) == theirs(["tlx"]).input_ids
+    with pytest.raises(InputError, match="name its code by --target-lang"):
+        own.encode_target(["tlx"])
+    with pytest.raises(InputError, match="name its code by --target-lang"):
+        generating(folder.config, {}, own, "folder")
 
 
 def test_a_family_without_languages_takes_none(folder_of):
-    own, _ = folder_of("bart").read()
-    with pytest.raises(InputError) as refused:
+    own, _ = folder_of("bart without tokenizer.json").read()
+    message = "folder: target_lang='de_DE': the model has no language codes; leave --target-lang"
+    with pytest.raises(InputError, match=f"^{message} out$"):
         own.with_languages(None, "de_DE", "folder")
-    assert str(refused.value) == (
-        "folder: target_lang='de_DE': the model has no language codes; leave --target-lang out"
-    )
 
 
 @pytest.mark.parametrize("kind", tiered(WITH_LANGUAGES, QUICK))
@@ -332,11 +304,8 @@ def test_files_say_the_languages_and_keep_their_bytes_otherwise(folder_of, kind)
     contents["config.json"] = b"{}"
     assert language_files(contents, own) == contents
     changed = language_files(contents, own.with_languages(third, first, "x"))
-    assert json.loads(changed["tokenizer_config.json"]) == {
-        "mine": 1,
-        "src_lang": third,
-        "tgt_lang": first,
-    }
+    languages = {"src_lang": third, "tgt_lang": first}
+    assert json.loads(changed["tokenizer_config.json"]) == {"mine": 1, **languages}
     assert json.loads(changed["generation_config.json"]) == {key: ids[first], "mine": 2}
     del contents["generation_config.json"]
     assert json.loads(language_files(contents, own)["config.json"]) == {key: ids[second]}
@@ -360,7 +329,7 @@ def test_the_class_tells_mbart_from_mbart_50(folder_of, tmp_path):
 
 REFUSED = {
     "a sentencepiece model alone": (
-        *("pegasus", lambda folder: (folder / "tokenizer.json").unlink()),
+        *("pegasus that cleans up", lambda folder: (folder / "tokenizer.json").unlink()),
         r"has spiece\.model but no tokenizer\.json; write one with transformers: AutoTokenizer",
     ),
     "half a sentencepiece model": (
@@ -387,25 +356,11 @@ REFUSED = {
         r"tokenizer\.json: has no language code among its added tokens",
     ),
     "another language": (
-        "mbart-50",
-        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(src_lang="x")),
+        *("mbart-50", lambda folder: configure(folder, src_lang="x")),
         r"tokenizer_config\.json: source_lang='x' is none of the model's 52 language codes",
     ),
-    "a language that is a number": (
-        "mbart-50",
-        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(tgt_lang=0)),
-        r"tokenizer_config\.json: target_lang='0' is none of the model's 52 language codes",
-    ),
-    "languages that are a list": (
-        "mbart-50",
-        lambda folder: change(folder, "tokenizer_config.json", lambda v: v.update(tgt_lang=["x"])),
-        r"tokenizer_config\.json: target_lang=\"\['x'\]\" is none of the model's 52 language codes",
-    ),
     "another list of codes": (
-        "m2m100",
-        lambda folder: change(
-            folder, "tokenizer_config.json", lambda v: v.update(language_codes="x")
-        ),
+        *("m2m100", lambda folder: configure(folder, language_codes="x")),
         "language_codes='x' must be one of m2m100, wmt21",
     ),
     "merges that are no pairs": (
@@ -433,6 +388,10 @@ def change(folder, name, edit):
     (folder / name).write_text(json.dumps(values))
 
 
+def configure(folder, **values):
+    change(folder, "tokenizer_config.json", lambda known: known.update(values))
+
+
 def without_codes(values):
     values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
 
@@ -447,6 +406,5 @@ def test_a_code_that_is_not_a_text_is_refused_in_one_line(code):
 def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message):
     folder = Folder(kind, tmp_path)
     damage(tmp_path)
-    with pytest.raises(InputError, match=message) as refused:
+    with pytest.raises(InputError, match=message):
         folder.files.read(tmp_path, folder.config)
-    assert "\n" not in str(refused.value)

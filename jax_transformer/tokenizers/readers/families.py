@@ -107,9 +107,8 @@ def _read(
 
     Args:
         splitting: Settings that decide how text is split.
-        rule: As for `family_settings`; the codes are those of the files.
         by_template: Whether the affixes of sources are those of the file's own template.
-        options: The other options of `family_settings`.
+        options: Those of `family_settings`; language codes are those of the files.
     """
     contents, path = read_files(folder, names), folder / names[0]
     library = library_of(kind, contents, splitting, str(folder))
@@ -294,9 +293,7 @@ def _mbart_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 MBART = FamilyTokenizer(
-    kinds=(TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM),
-    readers=_mbart_readers,
-    settings=_mbart_settings,
+    kinds=(TOKENIZER_JSON, SENTENCEPIECE, UNIGRAM), readers=_mbart_readers, settings=_mbart_settings
 )
 
 # M2M100: __en__ X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. Both

@@ -23,6 +23,7 @@ USUAL = {
     "cls": "<s>",
     "mask": "<mask>",
 }
+NEEDED = ("pad", "eos", "unk")  # by every tokenizer
 FITS = {"padded": max, "cut": min}
 # Codes whose ids follow from their place in the lists of MBartTokenizer, MBart50Tokenizer and
 # M2M100Tokenizer in transformers 5.23.
@@ -105,9 +106,8 @@ def family_settings(
     Args:
         path: The file of the vocabulary, beside tokenizer_config.json.
         config: The shape of the model, whose start token is that of targets; None for padding.
-        prefix: Names in `USUAL` of the tokens before the text of a source and of a target.
-        suffix: The same for the tokens after it.
-        target_suffix: The same for the tokens after a target; None for those of a source.
+        prefix: Names in `USUAL` of the tokens before a source and a target; `suffix`: after them.
+        target_suffix: Those after a target; None for those after a source.
         rule: How lines are marked by their languages; None by `prefix` and `suffix`.
         fit: Whether the model may have more ids than the tokenizer, because its table is padded,
             or may lack the tokenizer's last special tokens; None for neither.
@@ -121,8 +121,7 @@ def family_settings(
                 raise InputError(f"{path}: lacks the special token {tokens[key]!r:.60}; add it")
         return [vocabulary[tokens[key]] for key in keys]
 
-    named = ("pad", "eos", "unk")
-    settings = {f"{key}_id": i for key, i in zip(named, ids(named), strict=True)}
+    settings = {f"{key}_id": i for key, i in zip(NEEDED, ids(NEEDED), strict=True)}
     settings["bos_id"] = settings["pad_id"] if config is None else config.bos_id
     settings["clean_up_spaces"] = bool(values.get("clean_up_tokenization_spaces"))
     if rule is None:

@@ -149,10 +149,8 @@ def read_usual_names(content: bytes, name: str) -> Tokenizer:
     }
     for key, meaning in (("pad_id", "padding"), ("eos_id", "the end of a line")):
         if ids[key] is None:
-            raise InputError(
-                f"{name}: has no token for {meaning}: none of {', '.join(USUAL_NAMES[key])}; "
-                "add one of them"
-            )
+            wanted = ", ".join(USUAL_NAMES[key])
+            raise InputError(f"{name}: has no token for {meaning}: none of {wanted}; add one")
     settings = {key: ids["pad_id"] if i is None else i for key, i in ids.items()}
     settings |= {"source_suffix": [ids["eos_id"]], "target_suffix": [ids["eos_id"]]}
     contents = {TOKENIZER_FILE: content}

@@ -15,7 +15,9 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.tokenizers.readers.family_settings import (
+    NEEDED,
     TOKENIZER_CONFIG,
     family_settings,
     read_tokenizer_config,
@@ -33,10 +35,9 @@ from jax_transformer.tokenizers.segmenters import SentencePieceSegmenter
 from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 SENTENCEPIECE = "sentencepiece"  # the kind
-SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"
 TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
 FILES = {
-    "marian": (SOURCE_MODEL, TARGET_MODEL, VOCABULARY),
+    "marian": ("source.spm", "target.spm", VOCABULARY),
     "m2m_100": (MBART_MODEL, VOCABULARY),
     "mbart": (MBART_MODEL,),
 }
@@ -95,19 +96,16 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
     settings = family_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)
-    known = {tokens[key]: source[tokens[key]] for key in ("pad", "eos", "unk")}
+    known = {tokens[key]: source[tokens[key]] for key in NEEDED}
     for token, token_id in known.items() if target else ():
         if target[0].get(token) != token_id:
             raise InputError(
                 f"{folder}: {token!r} must have one id, but has {token_id} in {VOCABULARY} and "
                 f"{target[0].get(token)} in {TARGET_VOCABULARY}"
             )
-    try:
+    faults = AttributeError, KeyError, TypeError, ValueError
+    with faults_named(path, "is damaged; copy it again", *faults):
         added, special = _added_tokens(values, source, known, path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: is damaged ({error!r:.80}); copy it again") from error
     settings |= {
         "rule": "marian",
         "added_tokens": known | added,
@@ -120,9 +118,7 @@ def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
     added = dict(tokenizer.settings["added_tokens"])
     tokens = {token_id: token for token, token_id in reversed(added.items())}
-    named = {
-        f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in ("pad", "eos", "unk")
-    }
+    named = {f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in NEEDED}
     ordinary = tokenizer.settings.get("ordinary_tokens", [])
     more = {token: i for token, i in added.items() if token not in named.values()}
     special = [token for token in more if token not in ordinary]
