@@ -172,14 +172,6 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content):
     refused(path)
 
 
-def test_a_truncated_file_is_refused_at_every_length(tmp_path, tokenizer):
-    path = tmp_path / "tokenizer.json"
-    whole = tokenizer.contents["tokenizer.json"]
-    for length in (*range(0, len(whole), 997), len(whole) - 1):
-        path.write_bytes(whole[:length])
-        refused(path)
-
-
 def refused(path):
     with pytest.raises(InputError) as refusal:
         load(path.parent)

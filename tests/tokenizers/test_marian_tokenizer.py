@@ -161,7 +161,6 @@ DAMAGE = {
         lambda folder: (folder / "target.spm").unlink(),
         "target.spm cannot be read; a tokenizer file must be there",
     ),
-    "no model": (write("source.spm", b"\x0a\x03abc"), "source.spm: is not a whole sentencepiece"),
     "text as model": (write("target.spm", b"hello"), "target.spm: is not a sentencepiece model"),
     "no JSON": (write("vocab.json", b"{"), "vocab.json is no readable JSON"),
     "text as id": (change("vocab.json", lambda v: v.update(a="1")), "the id of 'a' is '1'"),
