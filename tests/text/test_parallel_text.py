@@ -128,15 +128,15 @@ def test_pairs_with_an_overlong_line_are_marked(write):
 
 
 def test_blocks_take_the_memory_of_one(write):
-    path = write("text", b"".join(b"%099d\n" % number for number in range(100_000)))
+    path = write("text", b"".join(b"%099d\n" % number for number in range(50_000)))
     tracemalloc.start()
     try:
         read = sum(len(block.sources) for block in TextFiles((path,), (path,)).blocks(1000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert read == 100_000
-    assert peak < 4_000_000  # two sides of 10,000,000 bytes each
+    assert read == 50_000
+    assert peak < 4_000_000  # two sides of 5,000,000 bytes each
 
 
 @pytest.mark.parametrize(

@@ -403,3 +403,16 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message
     damage(tmp_path)
     with pytest.raises(InputError, match=message):
         folder.files.read(tmp_path, folder.config)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"target": "x"}, {"placement": "x"}, {"ids": {"fr": "1"}}, {"ids": {"fr": -1}}],
+    ids=str,
+)
+def test_damaged_settings_of_languages_are_refused(folder_of, changed):
+    own, _ = folder_of("m2m100").read()
+    description = describe(own)
+    description |= {"languages": description["languages"] | {"source": "fr"} | changed}
+    with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
+        from_description(description, own.contents, "x")

@@ -162,7 +162,7 @@ def utf_8(content: bytes, name: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8; copy the file again") from error
+        raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
 
 
 def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
