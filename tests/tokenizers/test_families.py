@@ -155,6 +155,7 @@ def test_the_sentencepiece_model_of_mbart_normalises(tmp_path):
     assert texts == theirs.batch_decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("folder", QUICK, indirect=True)
 def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
     """The start id first, or the last token of the target rotated to the front."""
     languages = folder.codes[:2]
