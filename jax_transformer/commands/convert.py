@@ -16,10 +16,10 @@ from jax_transformer.convert.huggingface import (
     read_config,
     to_huggingface,
 )
-from jax_transformer.convert.layout_file import is_layout_file
+from jax_transformer.convert.layout_file import config_of, is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
-from jax_transformer.errors import InputError, one_line
+from jax_transformer.errors import InputError
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
@@ -193,12 +193,11 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
     """Return the config in the JSON file, else that of the layout's file, else the recorded one."""
     known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
     if config_file is not None:
-        fields = read_json(config_file)
-        known[f"the config in {config_file}"] = _config(config_file, fields)
+        known[f"the config in {config_file}"] = config_of(read_json(config_file), config_file)
     if (described := described_config(layout)) is not None:
         known[f"the config in {layout}"] = described
     if (recorded := files.read_metadata(source).get(CONFIG_KEY)) is not None:
-        known["the config saved with the weights"] = _config(source, parse_json(recorded, source))
+        known["the config saved with the weights"] = config_of(parse_json(recorded, source), source)
     if not known:
         raise InputError(f"{source}: records no config; name a JSON file of it by --config")
     config = next(iter(known.values()))
@@ -210,12 +209,3 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
 def described_config(layout: str) -> TransformerConfig | None:
     """Return the config in a layout's file; None where it has none or is no file."""
     return read_layout(layout).config if is_layout_file(layout) else None
-
-
-def _config(path: Path, fields: dict[str, Any]) -> TransformerConfig:
-    try:
-        if "preset" in fields:
-            return TransformerConfig.preset(fields.pop("preset"), **fields)
-        return TransformerConfig.from_dict(fields)
-    except InputError as error:
-        raise InputError(f"{path}: {one_line(str(error))}") from error

@@ -24,20 +24,8 @@ from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_m
 from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, torch_nn_model
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import (
-    Buffer,
-    Layout,
-    Operation,
-    Row,
-    identity,
-    transpose,
-)
-from jax_transformer.convert.transfer import (
-    ConfigMismatch,
-    check_config,
-    to_params,
-    to_tensors,
-)
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
+from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.extras import extras_named
 from jax_transformer.storage import weights as files
@@ -115,14 +103,9 @@ def from_torch(
     """
     if metadata is not None:
         check_config(config, metadata)
-    options = {
-        "dtype": dtype,
-        "strip_prefixes": strip_prefixes,
-        "allow_nonfinite": allow_nonfinite,
-        "buffers": buffers,
-    }
-    params, _ = to_params(state_dict, config, get_layout(layout), **options, leaf=as_jax)
-    return params
+    options = {"dtype": dtype, "strip_prefixes": strip_prefixes, "buffers": buffers}
+    options |= {"allow_nonfinite": allow_nonfinite, "leaf": as_jax}
+    return to_params(state_dict, config, get_layout(layout), **options)[0]
 
 
 def to_torch(

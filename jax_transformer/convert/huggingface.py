@@ -30,12 +30,7 @@ from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
-from jax_transformer.storage.folder import (
-    CONFIG_FILE,
-    check_writable,
-    model_folder_of,
-    staged,
-)
+from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.weights.arrays import FLOATS, as_jax
 from jax_transformer.storage.weights.shards import (
@@ -82,7 +77,7 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
-    tied = None if family.is_tied is None else family.is_tied(tensors)
+    tied = family.is_tied(tensors) if family.is_tied else None
     config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
@@ -111,12 +106,9 @@ def load_folder(
         of the target starts the decoder, it is the config's `bos_id`.
     """
     folder = Path(folder)
-    config, tokenizer = load_tokenizer(
-        folder,
-        ignore_generation_config=ignore_generation_config,
-        source_lang=source_lang,
-        target_lang=target_lang,
-    )
+    options = {"ignore_generation_config": ignore_generation_config}
+    options |= {"source_lang": source_lang, "target_lang": target_lang}
+    config, tokenizer = load_tokenizer(folder, **options)
     generation = {}
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
@@ -243,7 +235,7 @@ def _config_of(
             f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
             "origin out"
         )
-    tied = None if family.is_tied is None else config.output_projection == "tied"
+    tied = config.output_projection == "tied" if family.is_tied else None
     before = config_from_json(family, origin.config, tied)
     special_ids = ("pad_id", "eos_id") if new_start else ("pad_id", "bos_id", "eos_id")
     for name in ("src_vocab_size", "tgt_vocab_size", *special_ids):
@@ -273,8 +265,8 @@ def _tokenizer_files(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    written = files.config(tokenizer, config)
-    return {TOKENIZER_CONFIG: json_bytes(written)} if written else {}
+    settings = files.config(tokenizer, config)
+    return {TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
 
 
 def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
@@ -346,16 +338,16 @@ def _family_of(values: Mapping[str, Any]) -> Family:
 
 def _family_for(config: TransformerConfig) -> Family:
     """Return the only family that has models of this config."""
-    fitting, reasons = [], []
-    for family in FAMILIES.values():
+    reasons = {}
+    for name, family in FAMILIES.items():
         try:
             config_to_json(family, config)
-            fitting.append(family)
         except InputError as error:
-            reasons.append(str(error))
+            reasons[name] = str(error)
+    fitting = [name for name in FAMILIES if name not in reasons]
     if not fitting:
-        raise InputError("; ".join(reasons))
+        raise InputError("; ".join(reasons.values()))
     if len(fitting) > 1:
-        names = ", ".join(family.model_type for family in fitting)
+        names = ", ".join(fitting)
         raise InputError(f"several families have this config: choose one by family= from {names}")
-    return fitting[0]
+    return FAMILIES[fitting[0]]

@@ -7,6 +7,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families.family import generation_without_forced_end
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.model.memory_checks import check_position_table
@@ -40,19 +41,12 @@ def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
     return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
 
 
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    # No file of these models forces EOS at the end.
-    defaults = bart_lineage.generation(config)
-    del defaults["forced_eos_token_id"]
-    return defaults
-
-
 FAMILY = bart_lineage.family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
     "m2m100",
     layout=bart_lineage.layout("m2m_100", _PositionTable(), "weights"),
-    generation=_generation,
+    generation=generation_without_forced_end,
     defaults={
         "activation_function": "relu",
         "scale_embedding": True,

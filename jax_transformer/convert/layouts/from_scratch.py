@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
+from jax_transformer.convert.layouts.torch_nn import (
+    layer_rows,
+    linear,
+    norm,
+    residual_layer_rows,
+)
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
-
-ATTENTIONS = {
-    "encoder": ("self_attention",),
-    "decoder": ("self_attention", "cross_attention"),
-}
 
 
 def shared_heads() -> Layout:
     """Return the layout of the post-norm blog model whose heads share their projections."""
     names = ("query_matrix", "key_matrix", "value_matrix", "out")
-    layers = "encoder.layers.{i}", "encoder/layers_{i}"
-    own_attention = {"self_attention": ("attention", "norm1")}
     feed_forward = ("feed_forward.0", "feed_forward.2", "norm2")
+    inside_block = tuple(f"transformer_block.{name}" for name in feed_forward)
+    encoder_attentions = {"self_attention": ("attention", "norm1")}
     decoder_attentions = {
         "self_attention": ("attention", "norm"),
         "cross_attention": ("transformer_block.attention", "transformer_block.norm1"),
     }
-    inside_block = tuple(f"transformer_block.{name}" for name in feed_forward)
     rows = (
         Row("encoder.embedding_layer.embed.weight", "source_embedding/embedding"),
-        *layer_rows(*layers, own_attention, names, feed_forward),
+        *layer_rows("encoder.layers", "encoder", encoder_attentions, names, feed_forward),
         Row("decoder.word_embedding.weight", "target_embedding/embedding"),
-        *layer_rows(
-            "decoder.layers.{i}", "decoder/layers_{i}", decoder_attentions, names, inside_block
-        ),
+        *layer_rows("decoder.layers", "decoder", decoder_attentions, names, inside_block),
         *linear("decoder.fc_out", "output_projection"),
     )
     buffers = (
@@ -67,25 +64,16 @@ def pre_norm(
 
 def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
     """Return the layout of the pre-norm model whose decoder layers normalise the memory."""
-    names, scale_bias = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
+    names, leaves = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
     own = {"self_attention": ("self_attention", "norm1")}
-    both = {**own, "cross_attention": ("encoder_attention", "norm2")}
+    both = own | {"cross_attention": ("encoder_attention", "norm2")}
+    inner, outer = "feedforward.W_1", "feedforward.W_2"
     rows = (
         Row(f"src_embedding.{table_name}.weight", "source_embedding/embedding"),
         Row(f"tgt_embedding.{table_name}.weight", "target_embedding/embedding"),
-        *(
-            row
-            for stack, attentions, last in (("encoder", own, "norm2"), ("decoder", both, "norm4"))
-            for row in layer_rows(
-                f"{stack}.layers.{{i}}",
-                f"{stack}/layers_{{i}}",
-                attentions,
-                names,
-                ("feedforward.W_1", "feedforward.W_2", last),
-                scale_bias,
-            )
-        ),
-        *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", *scale_bias),
+        *layer_rows("encoder.layers", "encoder", own, names, (inner, outer, "norm2"), leaves),
+        *layer_rows("decoder.layers", "decoder", both, names, (inner, outer, "norm4"), leaves),
+        *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", *leaves),
         *linear("output_layer", "output_projection"),
     )
     buffers = (Buffer("positional_encoder", PositionTable(("length", "d_model"))),)
@@ -114,17 +102,12 @@ def _residual_stacks(
     feed_forward: tuple[str, str],
     norm_names: tuple[str, str],
 ) -> list[Row]:
-    """Return the rows of two stacks whose residual connections hold the norms."""
-    rows = []
-    for stack, blocks in ATTENTIONS.items():
-        norms = [f"residual_connections.{index}.norm" for index in range(len(blocks) + 1)]
-        rows += layer_rows(
-            f"{stack}.layers.{{i}}",
-            f"{stack}/layers_{{i}}",
-            {block: (f"{block}_block", name) for block, name in zip(blocks, norms, strict=False)},
-            projections,
-            (*(f"feed_forward_block.{name}" for name in feed_forward), norms[-1]),
-            norm_names,
-        )
-        rows += norm(f"{stack}.norm", f"{stack}/norm", *norm_names)
-    return rows
+    self_attention = ("self_attention", "self_attention_block")
+    cross_attention = ("cross_attention", "cross_attention_block")
+    products = tuple(f"feed_forward_block.{name}" for name in feed_forward)
+    norms = "residual_connections.{}.norm"
+    others = (norms, projections, products, norm_names)
+    return [
+        *residual_layer_rows("encoder", [self_attention], *others),
+        *residual_layer_rows("decoder", [self_attention, cross_attention], *others),
+    ]

@@ -72,14 +72,17 @@ def read_trainer(
     path: str | os.PathLike, trainer: str | None = None, *, num_heads: int | None = None
 ) -> tuple[Trainer, Model]:
     """Return the program and the model of a checkpoint; arguments and errors of `from_trainer`."""
-    path = Path(path)
-    if trainer is not None and trainer not in TRAINERS:
-        raise InputError(f"trainer={trainer!r} is unknown; choose one of {', '.join(TRAINERS)}")
     known = ", ".join(TRAINERS)
+    if trainer is not None and trainer not in TRAINERS:
+        raise InputError(f"trainer={trainer!r} is unknown; choose one of {known}")
     remedy = _RESAVE.format(known) if trainer is None else TRAINERS[trainer].remedy
-    checkpoint = files.read_checkpoint(path, remedy)
+    checkpoint = files.read_checkpoint(Path(path), remedy)
     content = as_dict(checkpoint.content)
-    found = [name for name, program in TRAINERS.items() if program.recognises(content)]
+    found = [
+        name
+        for name, program in TRAINERS.items()
+        if any(marks <= content.keys() for marks in program.marks)
+    ]
     if (trainer or next(iter(found), None)) not in found:
         what = "any of them" if trainer is None else trainer
         raise InputError(f"{path}: is no checkpoint of {what}; this library knows {known}")

@@ -14,6 +14,7 @@ from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import STACKS
 from jax_transformer.porting.trainers import joeynmt_sentencepiece, vocabulary
 from jax_transformer.porting.trainers.trainer import (
     MISSING,
@@ -21,7 +22,6 @@ from jax_transformer.porting.trainers.trainer import (
     Settings,
     Trainer,
     as_dict,
-    build,
     table_rows,
 )
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
@@ -34,11 +34,8 @@ SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
 PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
-PLACEMENTS = {"pre": "pre", "post": "post"}
 # What an absent setting means; the settings of a stack are joined by dots.
 DEFAULTS: Mapping[str, Any] = {
-    "tied_embeddings": False,
-    "tied_softmax": False,
     "encoder.type": "recurrent",
     "decoder.type": "transformer",
     "encoder.num_layers": 8,
@@ -47,7 +44,7 @@ DEFAULTS: Mapping[str, Any] = {
     "decoder.num_heads": 8,
     **{
         f"{stack}.{name}": value
-        for stack in ("encoder", "decoder")
+        for stack in STACKS
         for name, value in {
             "hidden_size": 512,
             "ff_size": 2048,
@@ -55,7 +52,6 @@ DEFAULTS: Mapping[str, Any] = {
             "alpha": 1.0,
             "activation": "relu",
             "embeddings.embedding_dim": 64,
-            "embeddings.scale": False,
         }.items()
     },
     "special_symbols.unk_id": 0,
@@ -74,19 +70,13 @@ def _layout() -> Layout:
             "cross_attention": ("src_trg_att", "dec_layer_norm"),
         },
     }
-    feed_forward = tuple(
-        f"feed_forward.{n}" for n in ("pwff_layer.0", "pwff_layer.3", "layer_norm")
-    )
+    inside = ("pwff_layer.0", "pwff_layer.3", "layer_norm")
+    feed_forward = tuple(f"feed_forward.{name}" for name in inside)
     for stack, modules in attentions.items():
-        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
-        rows += layer_rows(layer, own, modules, PROJECTIONS, feed_forward)
+        rows += layer_rows(f"{stack}.layers", stack, modules, PROJECTIONS, feed_forward)
         rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in attentions)
+    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
     return Layout("joeynmt", tuple(rows), tables)
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    return "model_state" in content
 
 
 def _read(checkpoint: Checkpoint) -> Model:
@@ -129,47 +119,40 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _config(model: Model) -> TransformerConfig:
+def _fields(model: Model) -> dict[str, Any]:
     s = model.settings
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         s.word(f"{stack}.type", {"transformer": None})
+        s.word(f"{stack}.activation", ACTIVATIONS)
         if s[f"{stack}.alpha"] != 1:
             raise s.refusal(f"{stack}.alpha", "residuals have the weight 1 in this library")
     shared, tied = s.flag("tied_embeddings"), s.flag("tied_softmax")
-    scaled = s.flag("encoder.embeddings.scale", *([] if shared else ["decoder.embeddings.scale"]))
-    widths = ["encoder.embeddings.embedding_dim"]
-    widths += [] if shared else ["decoder.embeddings.embedding_dim"]
+    tables = STACKS[:1] if shared else STACKS
+    scaled = s.flag(*(f"{stack}.embeddings.scale" for stack in tables))
+    widths = [f"{stack}.embeddings.embedding_dim" for stack in tables]
     placement = _placement(model)
-    return build(
-        s.origin,
-        {
-            "src_vocab_size": model.rows("src_embed.lut.weight"),
-            "tgt_vocab_size": model.rows("trg_embed.lut.weight"),
-            "d_model": s.agreed("encoder.hidden_size", "decoder.hidden_size", *widths),
-            "num_heads": s.agreed("encoder.num_heads", "decoder.num_heads"),
-            "d_ff": s.agreed("encoder.ff_size", "decoder.ff_size"),
-            "num_encoder_layers": s["encoder.num_layers"],
-            "num_decoder_layers": s["decoder.num_layers"],
-            "max_length": _table_rows(model),
-            "token_embeddings": "shared" if shared else "separate",
-            "embedding_scale": "sqrt_d_model" if scaled else "none",
-            "output_projection": "tied" if tied else "linear",
-            "output_bias": False,
-            "activation": ACTIVATIONS[_activation(s)],
-            "norm_epsilon": 1e-6,
-            "norm_placement": placement,
-            "final_norm": placement == "pre",
-            "dropout": s["encoder.dropout"],
-            "pad_id": s["special_symbols.pad_id"],
-            "bos_id": s["special_symbols.bos_id"],
-            "eos_id": s["special_symbols.eos_id"],
-        },
-    )
-
-
-def _activation(s: Settings) -> str:
-    s.word("encoder.activation", ACTIVATIONS)
-    return s.agreed("encoder.activation", "decoder.activation")
+    return {
+        "src_vocab_size": model.shape("src_embed.lut.weight")[0],
+        "tgt_vocab_size": model.shape("trg_embed.lut.weight")[0],
+        "d_model": s.agreed("encoder.hidden_size", "decoder.hidden_size", *widths),
+        "num_heads": s.agreed("encoder.num_heads", "decoder.num_heads"),
+        "d_ff": s.agreed("encoder.ff_size", "decoder.ff_size"),
+        "num_encoder_layers": s["encoder.num_layers"],
+        "num_decoder_layers": s["decoder.num_layers"],
+        "max_length": model.shape("encoder.pe.pe", axes=3)[1],
+        "token_embeddings": "shared" if shared else "separate",
+        "embedding_scale": "sqrt_d_model" if scaled else "none",
+        "output_projection": "tied" if tied else "linear",
+        "output_bias": False,
+        "activation": ACTIVATIONS[s.agreed("encoder.activation", "decoder.activation")],
+        "norm_epsilon": 1e-6,
+        "norm_placement": placement,
+        "final_norm": placement == "pre",
+        "dropout": s["encoder.dropout"],
+        "pad_id": s["special_symbols.pad_id"],
+        "bos_id": s["special_symbols.bos_id"],
+        "eos_id": s["special_symbols.eos_id"],
+    }
 
 
 def _placement(model: Model) -> str:
@@ -179,26 +162,19 @@ def _placement(model: Model) -> str:
     setting builds an encoder of one kind and a decoder of the other.
     """
     s = model.settings
-    names = [f"{stack}.layer_norm" for stack in ("encoder", "decoder")]
-    given = [name for name in names if name in s.values]
-    if not given and all(f"{name}.weight" in model.tensors for name in names):
+    names = [f"{stack}.layer_norm" for stack in STACKS]
+    absent = [name for name in names if name not in s.values]
+    if absent == names and all(f"{name}.weight" in model.tensors for name in names):
         return "pre"
+    if absent:
+        raise InputError(
+            f"{s.origin}: model.{absent[0]} is absent, which in JoeyNMT 2.3 means 'pre' in the "
+            "encoder, without a norm at its end, and 'post' in the decoder: this library has "
+            "no such model"
+        )
     for name in names:
-        if name not in given:
-            raise InputError(
-                f"{s.origin}: model.{name} is absent, which in JoeyNMT 2.3 means 'pre' in the "
-                "encoder, without a norm at its end, and 'post' in the decoder: this library has "
-                "no such model"
-            )
-        s.word(name, PLACEMENTS)
+        s.word(name, {"pre": None, "post": None})
     return s.agreed(*names)
-
-
-def _table_rows(model: Model) -> int:
-    table = model.tensors.get("encoder.pe.pe")
-    if table is None or table.ndim != 3:
-        raise InputError("the checkpoint has no table 'encoder.pe.pe'; is it of another program?")
-    return table.shape[1]
 
 
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
@@ -211,10 +187,10 @@ def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
 TRAINER = Trainer(
     "joeynmt",
     _layout(),
-    _recognises,
-    _read,
-    _config,
-    _tokenizer,
+    marks=({"model_state"},),
+    read=_read,
+    fields=_fields,
+    tokenizer=_tokenizer,
     remedy=(
         "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
         "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"

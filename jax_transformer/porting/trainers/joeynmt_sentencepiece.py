@@ -13,35 +13,31 @@ from typing import TYPE_CHECKING
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.porting.trainers.trainer import Model, as_dict
-from jax_transformer.porting.trainers.vocabulary import check_sizes
+from jax_transformer.porting.trainers.vocabulary import check_vocabularies
 
 if TYPE_CHECKING:
     from jax_transformer.tokenizers import Tokenizer
-
-SIDES = {"src": "source.spm", "trg": "target.spm"}
 
 
 def tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
     """Return the tokenizer of text; None where sentencepiece is not all that made the tokens."""
     if model.source_tokens is None or model.target_tokens is None:
         return None
-    files = {side: _model_file(model, side) for side in SIDES}
-    if None in files.values():
+    files = [_model_file(model, side) for side in ("src", "trg")]
+    if None in files:
         return None
     from jax_transformer.tokenizers import READERS, read_files
 
-    check_sizes(model, config)
-    contents = {}
-    for (side, name), tokens in zip(
-        SIDES.items(), (model.source_tokens, model.target_tokens), strict=True
-    ):
-        contents[name] = read_files(model.folder, [files[side]])[files[side]]
-        if not _is_whole(contents[name], files[side], tokens):
+    unk_id = model.settings["special_symbols.unk_id"]
+    check_vocabularies(model, config, unk_id)
+    contents, both = {}, (model.source_tokens, model.target_tokens)
+    for name, file, tokens in zip(("source.spm", "target.spm"), files, both, strict=True):
+        contents[name] = read_files(model.folder, [file])[file]
+        if not _is_whole(contents[name], file, tokens):
             return None
     contents["vocab.json"] = _vocabulary(model.source_tokens)
     if model.target_tokens != model.source_tokens:
         contents["target_vocab.json"] = _vocabulary(model.target_tokens)
-    unk_id = model.settings["special_symbols.unk_id"]
     ids = {name: getattr(config, name) for name in ("pad_id", "eos_id", "bos_id")}
     settings = {
         **ids,
