@@ -132,11 +132,11 @@ def read_source(
     num_heads: int | None = None,
 ) -> ConversionInput:
     """Return the model in a weight file or folder; arguments as for `convert`."""
+    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     if is_checkpoint(source, layout, config_file):
         program, trained = read_trainer(source, layout, num_heads=num_heads)
         config = program.config(trained)
         tokenizer = program.tokenizer(trained, config)
-        options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
         params, report = to_params(trained.tensors, config, program.layout, **options)
         return ConversionInput(config, params, tokenizer, report)
     if num_heads is not None:
@@ -158,7 +158,6 @@ def read_source(
         return ConversionInput(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
     config = file_config(source, config_file, layout)
-    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return ConversionInput(config, params, report=report)
 
@@ -176,16 +175,14 @@ def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
     config, params = from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
-    for note in notes(FAMILIES[origin.model_type], origin.config):
+    family = FAMILIES[origin.model_type]
+    for note in notes(family, origin.config):
         print(note)
-    files_of = FAMILIES[origin.model_type].tokenizer_files
-    names = files_of.names(folder) if files_of else ()
+    names = family.tokenizer_files.names(folder) if family.tokenizer_files else ()
     present = [name for name in names if (folder / name).exists()]
-    tokenizer = None
-    if names and len(present) == len(names):
-        _, tokenizer = load_tokenizer(folder)
-    else:
-        left = [*left, *present]
+    if not present or len(present) < len(names):
+        return ConversionInput(config, params, origin=origin, left=[*left, *present])
+    tokenizer = load_tokenizer(folder)[1]
     return ConversionInput(config, params, tokenizer, origin=origin, left=left)
 
 

@@ -24,17 +24,10 @@ from jax_transformer.model.parameters import LAYER, PARAMETERS, Shape, parameter
 
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]
+STACK_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have an axis of their own
 
 # Numbers of a config that a foreign shape may name.
-SIZES = (
-    "d_model",
-    "num_heads",
-    "head_dim",
-    "d_ff",
-    "src_vocab_size",
-    "tgt_vocab_size",
-    "max_length",
-)
+SIZES = tuple("d_model num_heads head_dim d_ff src_vocab_size tgt_vocab_size max_length".split())
 WORD = re.compile(r"\{(\w+)\}")
 
 
@@ -233,15 +226,12 @@ class Pair:
 
     def read(self, foreign: np.ndarray) -> list[np.ndarray]:
         """Return the parameters in a foreign tensor, as views of it where strides allow it."""
-        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
-        own = [self._by_head(part) for part in self.parts]
-        ends = np.cumsum([part[axis] for part in own])[:-1]
-        stacked = foreign.reshape(self._by_head(self.shape))
+        axis = STACK_AXES[self.stack]
+        ends = np.cumsum([self._by_head(part)[axis] for part in self.parts])[:-1]
+        stacked = np.split(foreign.reshape(self._by_head(self.shape)), ends, axis)
         return [
-            self.operation.to_parameter(part.reshape(foreign_shape), shape)
-            for part, foreign_shape, shape in zip(
-                np.split(stacked, ends, axis), self.parts, self.shapes, strict=True
-            )
+            self.operation.to_parameter(array.reshape(part), shape)
+            for array, part, shape in zip(stacked, self.parts, self.shapes, strict=True)
         ]
 
     def write(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
@@ -252,8 +242,7 @@ class Pair:
         ]
         if len(parts) == 1:
             return parts[0]
-        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
-        return np.concatenate(parts, axis).reshape(self.shape)
+        return np.concatenate(parts, STACK_AXES[self.stack]).reshape(self.shape)
 
     def _by_head(self, shape: Shape) -> Shape:
         """Return the shape with an axis for the heads in front, where the stack is by heads."""
@@ -269,7 +258,8 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     for row in layout.rows:
         if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
             continue
-        matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
+        pattern = _path_pattern(row.paths[0])
+        matches = [match for path in shapes if (match := pattern.fullmatch(path))]
         if not matches:
             check_possible(layout, row)
         for match in matches:
@@ -284,11 +274,10 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 raise InputError(
                     f"layout {layout.name!r}: {foreign!r} stacks {absent} of a model that lacks it"
                 )
-            own = tuple(shapes[path] for path in paths)
-            parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
-            pairs[foreign] = Pair(
-                foreign, paths, row.operation, own, parts, row.zeros, row.stack, config.num_heads
-            )
+            lengths = tuple(shapes[path] for path in paths)
+            parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
+            others = (row.zeros, row.stack, config.num_heads)
+            pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *others)
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
@@ -297,11 +286,12 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
 
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:
     """Return whether a layout has a row, a buffer or no use for every one of these names."""
-    templates = [row.foreign for row in layout.rows]
-    templates += [buffer.foreign for buffer in layout.buffers]
-    expressions = [_expression(template, "[^./]+") for template in templates]
-    pattern = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", e) for e in expressions))
-    return all(name in layout.unused or pattern.fullmatch(name) for name in names)
+    templates = {part.foreign for part in (*layout.rows, *layout.buffers)}
+    patterns = [name_pattern(template) for template in templates]
+    return all(
+        name in layout.unused or any(pattern.fullmatch(name) for pattern in patterns)
+        for name in names
+    )
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
@@ -328,25 +318,20 @@ def check_possible(layout: Layout, row: Row) -> None:
 @functools.lru_cache
 def is_possible(path: str) -> bool:
     """Whether some config has a parameter that the template of a path matches."""
-    pattern = _pattern(LAYER.sub("layers_0", path))
+    pattern = _path_pattern(LAYER.sub("layers_0", path))
     return any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS)
 
 
 @functools.lru_cache
-def _pattern(template: str) -> re.Pattern[str]:
-    """Return what the template of a path matches: a word in braces is any key."""
-    return re.compile(_expression(template, "[^/]+"))
-
-
-@functools.lru_cache
-def name_pattern(template: str) -> re.Pattern[str]:
-    """Return what ends as the template of a foreign name; a word in braces holds no dot."""
-    return re.compile(rf"(?:^|\.){_expression(template, '[^./]+')}$")
-
-
-def _expression(template: str, word: str) -> str:
+def name_pattern(template: str, word: str = "[^./]+") -> re.Pattern[str]:
+    """Return what the template of a name matches: a word in braces holds no dot and no slash."""
     pieces = WORD.split(template)  # literal, word, literal, word, ..., literal
     expression = re.escape(pieces[0])
     for index in range(1, len(pieces), 2):
         expression += f"(?P<{pieces[index]}>{word}){re.escape(pieces[index + 1])}"
-    return expression
+    return re.compile(expression)
+
+
+def _path_pattern(template: str) -> re.Pattern[str]:
+    """Return what the template of a path matches: a word in braces is any key."""
+    return name_pattern(template, "[^/]+")

@@ -13,15 +13,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.claims import check_buffers, check_zeros, claimed_shape, within
 from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import (
-    Buffer,
-    Layout,
-    Pair,
-    Tree,
-    expand,
-    flatten,
-    nest,
-)
+from jax_transformer.convert.table import Buffer, Layout, Pair, Tree, expand, flatten, nest
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.parameters import Shape, parameter_shapes
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
@@ -239,7 +231,8 @@ class _Check:
         if array.shape != shape:
             self.report.add("wrong shape", name, f"{list(array.shape)}, expected {list(shape)}")
             return None
-        if not self._right_type(array.dtype):
+        integers = self.dtype is not None and array.dtype.kind in "iub"
+        if array.dtype.name not in FLOATS and not integers:
             wanted = "expected a floating-point type" + ("" if self.dtype else "; or give dtype=")
             self.report.add("wrong dtype", name, f"{array.dtype}, {wanted}")
             return None
@@ -264,9 +257,6 @@ class _Check:
                 first, *rest = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
                 return (begin + int(first), *map(int, rest))[: array.ndim]
         return None
-
-    def _right_type(self, kind: np.dtype) -> bool:
-        return kind.name in FLOATS or (self.dtype is not None and kind.kind in "iub")
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray | None:
         both = np.promote_types(array.dtype, self.dtype)
@@ -327,12 +317,10 @@ def _compare_copies(
     same_memory = copy.ctypes.data == original.ctypes.data and copy.strides == original.strides
     if same_memory and pair.is_written_as(owner):
         report.add("tied", pair.foreign, f"to {owner.foreign}")
-        return
-    same = copy.dtype == original.dtype and all(
-        np.array_equal(_bits(one), _bits(other))
-        for one, other in zip(pair.read(copy), owner.read(original), strict=True)
-    )
-    if same:
+    elif copy.dtype == original.dtype and all(
+        np.array_equal(_bits(a), _bits(b))
+        for a, b in zip(pair.read(copy), owner.read(original), strict=True)
+    ):
         report.add("tied", pair.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
         report.add("not tied", pair.foreign, f"differs from {owner.foreign}, its tied copy")
@@ -356,29 +344,29 @@ def _compare_computed(
     except InputError as error:
         report.add("wrong dtype", buffer.foreign, str(error))
         return
-    # What a config claims must not take memory: the shape shows the fault as well.
+    # What a config claims must not take memory: the shape shows the fault as well. Where it is not
+    # known without computing, one row too many shows it.
     expected = claimed_shape(buffer, config)
-    if expected is None:  # it cannot say; one row too many shows the fault as well
+    if expected is None:
         rows = min(config.max_length, 1 + max(found.shape, default=0))
         config = dataclasses.replace(config, max_length=rows)
-    own = None if expected not in (None, found.shape) else buffer.value(config)
-    if found.shape != (expected := expected if own is None else own.shape):
+        expected = buffer.value(config).shape
+    if found.shape != expected:
         detail = f"{list(found.shape)}, expected {list(expected)}"
         report.add("wrong shape", buffer.foreign, detail)
         return
     if found.dtype.name not in FLOATS and found.dtype.kind not in "iub":
         report.add("wrong dtype", buffer.foreign, f"{found.dtype}, expected real numbers")
         return
-    exact, own = found.astype(np.float64), own.astype(np.float64)
+    exact, computed = found.astype(np.float64), buffer.value(config).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, as in a mask
-        error = np.abs(np.where(exact == own, 0, exact - own))
+        error = np.abs(np.where(exact == computed, 0, exact - computed))
     index = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     if error[index] <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(found.dtype.name, 0):
         report.add("computed", buffer.foreign, f"agrees within {error[index]:.2g}")
-    else:
-        place = [int(i) for i in index]
-        detail = f"is {exact[index]:.6g} at {place}, computed {own[index]:.6g}"
-        report.add("not as computed", buffer.foreign, detail)
+        return
+    detail = f"is {exact[index]:.6g} at {[*map(int, index)]}, computed {computed[index]:.6g}"
+    report.add("not as computed", buffer.foreign, detail)
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -174,11 +174,14 @@ PROGRAM = small_config(
     output_projection="linear",
     output_bias=True,
 )
-PROGRAM_LAYOUT = torch_nn.transformer(
-    "body.",
-    source_embedding="source.weight",
-    target_embedding="target.weight",
-    output_projection="head",
+PROGRAM_LAYOUT = convert.Layout(
+    "torch_nn",
+    (
+        *torch_nn.transformer("body.").rows,
+        convert.Row("source.weight", "source_embedding/embedding"),
+        convert.Row("target.weight", "target_embedding/embedding"),
+        *torch_nn.linear("head", "output_projection"),
+    ),
 )
 
 

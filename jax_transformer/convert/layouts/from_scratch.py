@@ -29,50 +29,39 @@ def shared_heads() -> Layout:
         *layer_rows("decoder.layers", "decoder", decoder_attentions, names, inside_block),
         *linear("decoder.fc_out", "output_projection"),
     )
-    buffers = (
-        Buffer("encoder.positional_encoder.pe", PositionTable()),
-        Buffer("decoder.position_embedding.pe", PositionTable()),
-    )
-    return Layout("shared_heads", rows, buffers)
+    tables = ("encoder.positional_encoder.pe", "decoder.position_embedding.pe")
+    return Layout("shared_heads", rows, tuple(Buffer(name, PositionTable()) for name in tables))
 
 
-def pre_norm(
-    source_length: int | None = None,
-    target_length: int | None = None,
-    norm_names: tuple[str, str] = ("alpha", "bias"),
-) -> Layout:
+def pre_norm() -> Layout:
     """Return the layout of what `build_transformer` builds.
 
     The printed code lacks its blocks and its norm; their names here come from the implementation
     that it names as its source.
     """
-    rows = (
-        Row("source_embeddings.embedding.weight", "source_embedding/embedding"),
-        Row("target_embeddings.embedding.weight", "target_embedding/embedding"),
-        *_residual_stacks(
-            ("w_q", "w_k", "w_v", "w_o"), ("linear_layer_1", "linear_layer_2"), norm_names
-        ),
-        *linear("projection_layer.projection", "output_projection"),
+    return _residual_layout(
+        "pre_norm",
+        tables=("source_embeddings", "target_embeddings"),
+        positions=("source_pos.postitons", "target_pos.postitons"),  # so the code spells the name
+        projections=("w_q", "w_k", "w_v", "w_o"),
+        feed_forward=("linear_layer_1", "linear_layer_2"),
+        norm_leaves=("alpha", "bias"),
+        head="projection_layer.projection",
     )
-    buffers = (
-        # The code spells the name in this way.
-        Buffer("source_pos.postitons", PositionTable(length=source_length)),
-        Buffer("target_pos.postitons", PositionTable(length=target_length)),
-    )
-    return Layout("pre_norm", rows, buffers)
 
 
-def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
+def pre_norm_memory_norm() -> Layout:
     """Return the layout of the pre-norm model whose decoder layers normalise the memory."""
     names, leaves = ("W_q", "W_k", "W_v", "W_o"), ("gamma", "beta")
-    own = {"self_attention": ("self_attention", "norm1")}
-    both = own | {"cross_attention": ("encoder_attention", "norm2")}
+    encoder_attentions = {"self_attention": ("self_attention", "norm1")}
+    attentions = encoder_attentions | {"cross_attention": ("encoder_attention", "norm2")}
     inner, outer = "feedforward.W_1", "feedforward.W_2"
+    ends = (inner, outer, "norm2"), (inner, outer, "norm4")
     rows = (
-        Row(f"src_embedding.{table_name}.weight", "source_embedding/embedding"),
-        Row(f"tgt_embedding.{table_name}.weight", "target_embedding/embedding"),
-        *layer_rows("encoder.layers", "encoder", own, names, (inner, outer, "norm2"), leaves),
-        *layer_rows("decoder.layers", "decoder", both, names, (inner, outer, "norm4"), leaves),
+        Row("src_embedding.embedding.weight", "source_embedding/embedding"),
+        Row("tgt_embedding.embedding.weight", "target_embedding/embedding"),
+        *layer_rows("encoder.layers", "encoder", encoder_attentions, names, ends[0], leaves),
+        *layer_rows("decoder.layers", "decoder", attentions, names, ends[1], leaves),
         *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", *leaves),
         *linear("output_layer", "output_projection"),
     )
@@ -80,34 +69,36 @@ def pre_norm_memory_norm(table_name: str = "embedding") -> Layout:
     return Layout("pre_norm_memory_norm", rows, buffers)
 
 
-def pre_norm_log_softmax(
-    source_length: int | None = None, target_length: int | None = None
-) -> Layout:
+def pre_norm_log_softmax() -> Layout:
     """Return the layout of the pre-norm model of encoder and decoder stacks."""
-    rows = (
-        Row("src_embed.embedding.weight", "source_embedding/embedding"),
-        Row("tgt_embed.embedding.weight", "target_embedding/embedding"),
-        *_residual_stacks(("W_q", "W_k", "W_v", "W_o"), ("linear1", "linear2"), ("gamma", "beta")),
-        *linear("projection_layer.proj", "output_projection"),
+    return _residual_layout(
+        "pre_norm_log_softmax",
+        tables=("src_embed", "tgt_embed"),
+        positions=("src_pos.pe", "tgt_pos.pe"),
+        projections=("W_q", "W_k", "W_v", "W_o"),
+        feed_forward=("linear1", "linear2"),
+        norm_leaves=("gamma", "beta"),
+        head="projection_layer.proj",
     )
-    buffers = (
-        Buffer("src_pos.pe", PositionTable(length=source_length)),
-        Buffer("tgt_pos.pe", PositionTable(length=target_length)),
-    )
-    return Layout("pre_norm_log_softmax", rows, buffers)
 
 
-def _residual_stacks(
+def _residual_layout(
+    name: str,
+    tables: tuple[str, str],
+    positions: tuple[str, str],
     projections: tuple[str, str, str, str],
     feed_forward: tuple[str, str],
-    norm_names: tuple[str, str],
-) -> list[Row]:
-    self_attention = ("self_attention", "self_attention_block")
-    cross_attention = ("cross_attention", "cross_attention_block")
-    products = tuple(f"feed_forward_block.{name}" for name in feed_forward)
-    norms = "residual_connections.{}.norm"
-    others = (norms, projections, products, norm_names)
-    return [
-        *residual_layer_rows("encoder", [self_attention], *others),
-        *residual_layer_rows("decoder", [self_attention, cross_attention], *others),
-    ]
+    norm_leaves: tuple[str, str],
+    head: str,
+) -> Layout:
+    blocks = [(block, f"{block}_block") for block in ("self_attention", "cross_attention")]
+    products = tuple(f"feed_forward_block.{product}" for product in feed_forward)
+    others = ("residual_connections.{}.norm", projections, products, norm_leaves)
+    rows = (
+        Row(f"{tables[0]}.embedding.weight", "source_embedding/embedding"),
+        Row(f"{tables[1]}.embedding.weight", "target_embedding/embedding"),
+        *residual_layer_rows("encoder", blocks[:1], *others),
+        *residual_layer_rows("decoder", blocks, *others),
+        *linear(head, "output_projection"),
+    )
+    return Layout(name, rows, tuple(Buffer(table, PositionTable()) for table in positions))

@@ -7,6 +7,7 @@ them from the module.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,36 +23,14 @@ if TYPE_CHECKING:
 PROJECTIONS = ("query", "key", "value", "output")
 
 
-def transformer(
-    prefix: str = "",
-    *,
-    source_embedding: str | tuple[str, ...] = (),
-    target_embedding: str | tuple[str, ...] = (),
-    token_embedding: str | tuple[str, ...] = (),
-    output_projection: str = "",
-) -> Layout:
+def transformer(prefix: str = "") -> Layout:
     """Return the layout of torch.nn.Transformer, bare or inside a module.
 
     Args:
         prefix: What precedes its names inside a module, as "transformer.".
-        source_embedding: Name of the table of source tokens, as "source_embedding.weight".
-        target_embedding: Name of the table of target tokens. Several names are tied copies: a
-            tied output projection is another name of this table.
-        token_embedding: Names of a table that source and target share.
-        output_projection: Module of an output projection that has its own matrix, or that adds a
-            bias to a tied matrix, as "generator".
     """
-    tables = {"source": source_embedding, "target": target_embedding, "token": token_embedding}
-    rows = [
-        Row(name, f"{table}_embedding/embedding")
-        for table, names in tables.items()
-        for name in ((names,) if isinstance(names, str) else names)
-    ]
-    if output_projection:
-        rows += linear(output_projection, "output_projection")
-    for stack in ("encoder", "decoder"):
-        rows += _stack(stack, f"{prefix}{stack}.", f"{stack}/")
-    return Layout("torch_nn", tuple(rows))
+    rows = (_stack(stack, f"{prefix}{stack}.", f"{stack}/") for stack in ("encoder", "decoder"))
+    return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
 
 
 def encoder() -> Layout:

@@ -22,7 +22,7 @@ SPECIAL = ("pad_id", "bos_id", "eos_id")
 def word_tokenizer(
     model: Model,
     config: TransformerConfig,
-    unk_id: int,
+    unk_id: Any,
     *,
     source_suffix: Sequence[int],
     any_whitespace: bool = False,
