@@ -232,8 +232,7 @@ def _config_of(
     """
     if origin.model_type != family.model_type:
         raise InputError(
-            f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
-            "origin out"
+            f"origin is of the family {origin.model_type}, not {family.model_type}; leave it out"
         )
     tied = config.output_projection == "tied" if family.is_tied else None
     before = config_from_json(family, origin.config, tied)

@@ -160,11 +160,8 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
     buffers = []
     for buffer in layout.buffers:
         table = buffer.value
-        if not isinstance(table, PositionTable):
-            raise InputError(
-                f"the buffer {buffer.foreign!r} is computed by a function, which a file cannot "
-                "hold; only a PositionTable can be written"
-            )
+        if type(table) is not PositionTable:
+            raise InputError(f"the buffer {buffer.foreign!r} is computed by a function")
         buffers.append(_Buffer(buffer.foreign, "position_table", table.shape, table.length))
     fields = None
     if config is not None:  # None has no word in TOML, and is the default wherever it is possible

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args, no_type_check
+from typing import Any, Literal, no_type_check
 
 import numpy as np
 from flax import traverse_util
@@ -107,14 +107,11 @@ class Row:
     stack: Stack = "rows"
 
     def __post_init__(self) -> None:
-        if self.stack not in (known := get_args(Stack)):
-            raise InputError(
-                f"{self.foreign!r}: stack={self.stack!r} must be one of {', '.join(known)}"
-            )
+        stack = f"{self.foreign!r}: stack={self.stack!r}"
+        if self.stack not in STACK_AXES:
+            raise InputError(f"{stack} must be one of {', '.join(STACK_AXES)}")
         if self.stack != "rows" and len(self.paths) == 1:
-            raise InputError(
-                f"{self.foreign!r}: stack={self.stack!r} needs several parameters, not one"
-            )
+            raise InputError(f"{stack} needs several parameters, not one")
         for path in self.paths:
             if set(WORD.findall(path)) != set(WORD.findall(self.foreign)):
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
@@ -190,14 +187,10 @@ class Pair:
         listed = ", ".join(str(list(part)) for part in self.parts)
         others = {part[:-1] if self.stack == "columns" else part[1:] for part in self.parts}
         if len(others) > 1:
-            raise InputError(
-                f"{self.foreign!r} cannot stack shapes {listed} with stack={self.stack!r}"
-            )
-        for own, part in zip(self.shapes, self.parts, strict=True):
-            if math.prod(own) != math.prod(part):
-                raise InputError(
-                    f"{self.foreign!r}: {list(own)} of a parameter cannot become {list(part)}"
-                )
+            raise InputError(f"{self.foreign!r} cannot stack {listed} with stack={self.stack!r}")
+        for shape, part in zip(self.shapes, self.parts, strict=True):
+            if math.prod(shape) != math.prod(part):
+                raise InputError(f"{self.foreign!r}: {list(shape)} cannot become {list(part)}")
         if self.stack == "heads" and any(part[0] % self.num_heads for part in self.parts):
             raise InputError(
                 f"{self.foreign!r}: stack='heads' needs first axes that num_heads={self.num_heads} "

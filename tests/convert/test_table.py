@@ -190,7 +190,7 @@ def test_a_stack_that_cannot_be_is_refused():
     paths = tuple(f"encoder/layers_0/feed_forward/{name}/kernel" for name in ("inner", "outer"))
     plain = [Row(path, path) for path in parameter_shapes(config) if path not in paths]
     for stack in ("rows", "columns"):
-        with pytest.raises(InputError, match=rf"'x' cannot stack shapes .* stack='{stack}'"):
+        with pytest.raises(InputError, match=rf"'x' cannot stack .* stack='{stack}'"):
             expand(Layout("x", (Row("x", paths, stack=stack), *plain)), config)
 
 

@@ -104,8 +104,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
         if used.isdisjoint(part.names):
             raise InputError(
                 f"{part.names[0]} {list(part.tensor.shape)} of a {type(part.owners[0]).__name__} "
-                f"has no place in the model; {type(module).__name__} may have embeddings, tables "
-                "of positions and a head beside its torch.nn.Transformer"
+                "has no place in the model, which has embeddings, tables of positions and a head"
             )
     computed, buffers = _buffers(module, d_model, fields)
     if learned and computed:
@@ -240,9 +239,7 @@ def _tokens(
         return found | {"output_projection": "none", "output_bias": False}, rows
     tied = any(part is head for part in tables)
     if tied and head is not tables[-1]:
-        raise InputError(
-            f"{head.names[0]} of the source is tied to the head; the model ties the target's"
-        )
+        raise InputError(f"{head.names[0]} of the source is tied to the head, not the target's")
     if len(head.tensor) != sizes[-1]:
         raise InputError(
             f"{head.names[0]} has {len(head.tensor)} outputs, but the target's table "

@@ -91,7 +91,7 @@ def read_trainer(
     if num_heads is not None:
         if program.records_heads:
             raise InputError(
-                f"num_heads={num_heads}: {program.name} records the number of heads; leave it out"
+                f"num_heads={num_heads}: {program.name} records the number; leave it out"
             )
         values = {**model.settings.values, "num_heads": num_heads}
         settings = dataclasses.replace(model.settings, values=values)
