@@ -147,12 +147,12 @@ def test_many_faults_stay_readable_and_fast():
     config, _, state_dict = reference_case()
     letters = str.maketrans("0123456789", "abcdefghij")
     strangers = {
-        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(100_000)
+        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(20_000)
     }
     report = refused(state_dict | strangers, config)
-    assert len(report.faults) == 100_000
+    assert len(report.faults) == 20_000
     message = str(ConversionError(report))
-    assert message.splitlines()[-1] == "  ... and 99983 more unexpected"
+    assert message.splitlines()[-1] == "  ... and 19983 more unexpected"
     assert len(message.splitlines()) <= 20
     assert max(map(len, message.splitlines())) < 300
 

@@ -1,12 +1,10 @@
 """Marian alone: its real sizes, its peculiarities, its old files; `test_families` has the rest."""
 
-import dataclasses
 import os
 import sys
 
 import jax
 import pytest
-import torch
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.commands import main as cli
@@ -39,40 +37,16 @@ forward = jax.jit(apply, static_argnames="config")
 
 
 @pytest.mark.exhaustive
-def test_the_numbers_of_opus_mt(dtype):
-    """In the real widths and depths; in float64 with a smaller vocabulary, to save time."""
-    fewer = {"vocab_size": 997, "pad_token_id": 996, "decoder_start_token_id": 996}
-    changes = OPUS_MT | (fewer if dtype == "float64" else {})
-    model = foreign_model("marian", None, getattr(torch, dtype), **changes)
+def test_the_numbers_of_opus_mt():
+    """In the real widths and depths."""
+    model = foreign_model("marian", None, **OPUS_MT)
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config, 7, 5)
     logits, _ = foreign_results(model, config, src, tgt)
-    measured = error(forward(params, config, src, tgt), logits)
-    print(f"\nopus-mt {dtype}: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
-    assert measured <= bound("logits", dtype)
-
-
-@pytest.mark.exhaustive
-def test_the_comparison_sees_each_peculiarity():
-    """Without one of Marian's peculiarities the logits are far off: the bounds are no formality."""
-    model = foreign_model("marian")
-    config, params = from_huggingface(model)
-    src, tgt = ragged_tokens(config)
-    logits, _ = foreign_results(model, config, src, tgt)
-    assert error(forward(params, config, src, tgt), logits) <= bound("logits", "float32")
-    for change in (
-        {"embedding_scale": "none"},
-        {"positions": "sinusoidal"},
-        {"activation": "gelu"},
-    ):
-        changed = dataclasses.replace(config, **change)
-        assert error(forward(params, changed, src, tgt), logits) > 1e-3, change
-    bias = params["output_projection"]["bias"]
-    unbiased = params | {"output_projection": {"bias": 0 * bias}}
-    assert error(forward(unbiased, config, src, tgt), logits) > 1e-3
-    attention = params["decoder"]["layers_0"]["cross_attention"]
-    attention["query"], attention["key"] = attention["key"], attention["query"]
-    assert error(forward(params, config, src, tgt), logits) > 1e-3
+    with jax.default_matmul_precision("highest"):
+        measured = error(forward(params, config, src, tgt), logits)
+    print(f"\nopus-mt: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
+    assert measured <= bound("logits", "float32")
 
 
 def test_config_of_an_older_transformers_is_read():
