@@ -268,33 +268,6 @@ def test_a_hostile_file_takes_bounded_time(write, text):
     assert took < 20
 
 
-LINES = ["\n", "[[rows]]\n", "[config]\n", "[[buffers]]\n", 'foreign = "x"\n', ROW]
-WORDS = '[ ] { } = " \' . , # name stack shape when "\\u0000" true {i}'.split()
-SNIPPETS = st.sampled_from(LINES + WORDS)
-
-
-def assert_read_or_refused(path):
-    """Return whether a file is read; any other error than a refusal in one line fails."""
-    with contextlib.suppress(InputError):
-        read_layout(path)
-        return True
-    with pytest.raises(InputError, match=r"^[^\n]*\Z"):
-        read_layout(path)
-    return False
-
-
-@hypothesis.settings(deadline=None, max_examples=300)
-@hypothesis.given(st.lists(SNIPPETS, max_size=30).map("".join))
-@pytest.mark.exhaustive
-def test_random_text_is_read_or_refused(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("random") / "x.toml"
-    path.write_text(text, "utf-8")
-    if assert_read_or_refused(path):
-        layout = read_layout(path).layout
-        write_layout(path, layout, overwrite=True)
-        assert read_layout(path).layout == layout
-
-
 LEAVES = st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
 VALUES = st.recursive(
     LEAVES,
@@ -305,7 +278,7 @@ VALUES = st.recursive(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=200)
 @hypothesis.given(st.data())
 @pytest.mark.exhaustive
 def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data):
@@ -325,4 +298,10 @@ def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data)
         values["config"] = {key: value}
     path = tmp_path_factory.mktemp("random") / "x.toml"
     path.write_bytes(tomli_w.dumps(values).encode("utf-8", "replace"))
-    assert_read_or_refused(path)
+    with contextlib.suppress(InputError):
+        layout = read_layout(path).layout
+        write_layout(path, layout, overwrite=True)
+        assert read_layout(path).layout == layout
+        return
+    with pytest.raises(InputError, match=r"^[^\n]*\Z"):
+        read_layout(path)

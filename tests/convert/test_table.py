@@ -17,7 +17,6 @@ from jax_transformer.convert.table import (
     check_possible,
     expand,
     flatten,
-    nest,
 )
 from jax_transformer.model.parameters import parameter_shapes
 from tests.convert.tools import (
@@ -70,7 +69,7 @@ def numbered(pair):
     return [random.normal(size=shape) for shape in pair.shapes]
 
 
-def test_rows_columns_and_heads_of_a_fused_kernel_by_hand():
+def test_rows_columns_and_heads_of_a_fused_kernel_and_bias_by_hand():
     config, pair = stacked("kernel", "rows", transpose)
     q, k, v = parameters = numbered(pair)
     assert same_bits(pair.write(parameters), np.concatenate([q.T, k.T, v.T]))
@@ -85,13 +84,10 @@ def test_rows_columns_and_heads_of_a_fused_kernel_by_hand():
             begin = (3 * head + index) * 5
             assert same_bits(fused[begin : begin + 5], kernel.T[5 * head : 5 * head + 5])
 
-
-def test_rows_columns_and_heads_of_a_fused_bias_by_hand():
-    _, pair = stacked("bias", "rows")
-    q, k, v = parameters = numbered(pair)
-    assert same_bits(pair.write(parameters), np.concatenate([q, k, v]))
-    _, pair = stacked("bias", "columns")
-    assert same_bits(pair.write(parameters), np.concatenate([q, k, v]))
+    for stack in ("rows", "columns"):
+        _, pair = stacked("bias", stack)
+        parameters = numbered(pair)
+        assert same_bits(pair.write(parameters), np.concatenate(parameters))
     _, pair = stacked("bias", "heads")
     heads = [part[5 * head : 5 * head + 5] for head in range(3) for part in parameters]
     assert same_bits(pair.write(parameters), np.concatenate(heads))
@@ -251,23 +247,6 @@ def test_every_row_of_every_layout_can_match(name):
     layout = porting.get_layout(name)
     for row in layout.rows:
         check_possible(layout, row)
-
-
-def test_every_layout_has_one_foreign_tensor_for_each_parameter_or_stack():
-    for preset, name in (
-        ("torch_nn", "torch_nn"),
-        ("pre_norm", "pre_norm"),
-        ("pre_norm", "reference"),
-    ):
-        config = small_config(preset)
-        pairs = expand(convert.get_layout(name), config)
-        paths = [path for pair in pairs for path in pair.paths]
-        assert sorted(paths) == sorted(parameter_shapes(config))
-
-
-def test_flatten_and_nest_are_inverse():
-    params = random_params(small_config("vaswani2017"))
-    assert_same_params(nest(flatten(params)), params)
 
 
 def test_an_unknown_layout_is_refused_with_the_known_ones():
