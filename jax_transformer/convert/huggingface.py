@@ -125,10 +125,10 @@ def load_tokenizer(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> tuple[TransformerConfig, Tokenizer]:
-    """Return the config and the tokenizer of a folder of a known family; reads no weights.
+    """Return the config and the tokenizer of a folder; arguments as for `load_folder`.
 
-    Arguments are those of `load_folder`. The language of the targets is `target_lang`, or that of
-    the generation defaults, or that of tokenizer_config.json; it may be unknown.
+    The language of the targets is `target_lang`, or that of the generation defaults, or that of
+    tokenizer_config.json; it may be unknown.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -206,11 +206,10 @@ def to_huggingface(
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = language_files(contents, tokenizer)
     parse_shard_size(max_shard_size)
-    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first_names.setdefault(id(tensor), name)  # transformers ties the copies again
-    tensors = {name: tensors[name] for name in first_names.values()}
+    whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
+    # Of tied copies the first is written: transformers ties them again.
+    first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
+    tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
     shards = split(tensors, max_shard_size)
     _check_free(directory, [*names_written(shards), *contents], overwrite)
     with staged(directory) as staging:

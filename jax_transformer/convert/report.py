@@ -8,6 +8,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from jax_transformer.errors import InputError, one_line
 
@@ -28,8 +29,7 @@ NUMBER = re.compile(r"(?<![0-9])[0-9]{1,6}(?![0-9])")
 Template = tuple[str, str] | tuple[str]  # what precedes and follows the layer's number
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of a report.
 
     Attributes:

@@ -33,14 +33,9 @@ def transformer(prefix: str = "") -> Layout:
     return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
 
 
-def encoder() -> Layout:
-    """Return the layout of torch.nn.TransformerEncoder: the parameters under "encoder"."""
-    return Layout("torch_nn_encoder", tuple(_stack("encoder", "", "")), scope="encoder")
-
-
-def decoder() -> Layout:
-    """Return the layout of torch.nn.TransformerDecoder: the parameters under "decoder"."""
-    return Layout("torch_nn_decoder", tuple(_stack("decoder", "", "")), scope="decoder")
+def part(stack: str) -> Layout:
+    """Return the layout of torch.nn.TransformerEncoder or TransformerDecoder alone."""
+    return Layout(f"torch_nn_{stack}", tuple(_stack(stack, "", "")), scope=stack)
 
 
 def attention(scope: str = "encoder/layers_0/self_attention") -> Layout:

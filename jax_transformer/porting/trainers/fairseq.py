@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families.bart_lineage import stack_rows
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
@@ -58,12 +57,8 @@ REFUSED = """
     no_decoder_final_norm quant_noise_pq quant_noise_scalar scale_attn scale_fc scale_heads
     scale_resids tie_adaptive_proj tie_adaptive_weights
 """
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+ACTIVATIONS |= {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 # Names of older versions, which fairseq itself renames when it loads them.
 _OLD_NORM = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.layer_norms\.(\d)\.(weight|bias)$")
 _OLD_NORMS = {
@@ -77,22 +72,13 @@ def _layout() -> Layout:
     rows = table_rows(
         "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection"
     )
-    # Models of versions below 3 have no norm at the end of their stacks. Sinusoids are computed
-    # anew.
-    return Layout(
-        "fairseq",
-        (*rows, *stack_rows("")),
-        buffers=tuple(Buffer(f"{stack}.version", _version) for stack in STACKS),
-        unused=tuple(
-            f"{stack}.embed_positions.{name}"
-            for stack in STACKS
-            for name in ("_float_tensor", "weights")
-        ),
-    )
-
-
-def _version(_: TransformerConfig) -> np.ndarray:
-    return np.array([3], np.float32)
+    # Models of versions below 3 have no norm at the end of their stacks.
+    version = np.array([3], np.float32)
+    buffers = tuple(Buffer(f"{stack}.version", lambda config: version) for stack in STACKS)
+    # Sinusoids are computed anew.
+    leaves = ("_float_tensor", "weights")
+    unused = tuple(f"{stack}.embed_positions.{leaf}" for stack in STACKS for leaf in leaves)
+    return Layout("fairseq", (*rows, *stack_rows("")), buffers, unused=unused)
 
 
 def _read(checkpoint: Checkpoint) -> Model:

@@ -84,29 +84,23 @@ def _read(checkpoint: Checkpoint) -> Model:
     """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
-    whole = _yaml(file)
+    try:
+        from jax_transformer.storage.yaml_file import read_yaml
+    except ImportError as error:
+        raise InputError(f"{file}: needs pyyaml; install jax-transformer[train]") from error
+    whole = as_dict(read_yaml(file, MISSING))
+    if not isinstance(whole.get("model"), dict):
+        raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
     data = as_dict(whole.get("data"))
     symbols = as_dict(data.get("special_symbols"))
     values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols, "data": data})
     content = as_dict(checkpoint.content)
+    files = [folder / name for name in VOCABULARIES]
     tokens: list[list[str] | None] = [None, None]
-    if all((folder / name).is_file() for name in VOCABULARIES):
-        tokens = [
-            read_text(folder / name, MISSING, MAX_TOKENIZER).splitlines() for name in VOCABULARIES
-        ]
+    if all(vocabulary_file.is_file() for vocabulary_file in files):
+        tokens = [read_text(path, MISSING, MAX_TOKENIZER).splitlines() for path in files]
     tensors = checkpoint.arrays(content.get("model_state"))
     return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        from jax_transformer.storage.yaml_file import read_yaml
-    except ImportError as error:
-        raise InputError(f"{path}: needs pyyaml; install jax-transformer[train]") from error
-    values = read_yaml(path, MISSING)
-    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
-        raise InputError(f"{path}: has no section 'model'; it is not the settings of JoeyNMT")
-    return values
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -112,18 +112,14 @@ def _read(checkpoint: Checkpoint) -> Model:
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     vocab = as_dict(content.get("vocab"))
     values["decoder_start_token"] = vocab.get("decoder_start_token", BOS)
-    tokens = (_tokens(checkpoint, vocab, side) for side in ("src", "tgt"))
-    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *tokens)
-
-
-def _tokens(checkpoint: Checkpoint, vocab: Mapping[str, Any], side: str) -> list[str]:
-    tokens = vocab.get(side)
-    if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
-        raise InputError(
-            f"{checkpoint.path}: vocab has no list of tokens for {side!r}; convert a checkpoint "
-            "of version 2 with convertv2_v3.py of OpenNMT-py 3"
-        )
-    return tokens
+    both = [vocab.get(side) for side in ("src", "tgt")]
+    for tokens in both:
+        if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+            raise InputError(
+                f"{checkpoint.path}: vocab has no lists of tokens; convert a checkpoint of version "
+                "2 with convertv2_v3.py of OpenNMT-py 3"
+            )
+    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *both)
 
 
 def _fields(model: Model) -> dict[str, Any]:

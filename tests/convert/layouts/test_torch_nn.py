@@ -260,7 +260,7 @@ def test_an_encoder_alone(final_norm):
     with jax.default_matmul_precision("highest"):
         ours = encode({"encoder": params}, config, src)
     assert error(ours, module(torch.from_numpy(src))) <= LOGIT_BOUNDS["float32"]
-    back = convert.to_torch(params, config, torch_nn.encoder())
+    back = convert.to_torch(params, config, torch_nn.part("encoder"))
     assert_same_tensors(back, module.state_dict())
 
 
