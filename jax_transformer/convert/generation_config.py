@@ -30,27 +30,22 @@ CACHES = (
     "dynamic dynamic_full hybrid hybrid_chunked offloaded offloaded_hybrid "
     "offloaded_hybrid_chunked offloaded_static paged sliding_window static"
 ).split()
+NEVER_NEUTRAL = (
+    "assistant_early_exit constraints dola_layers exponential_decay_length_penalty force_words_ids "
+    "max_time prompt_lookup_num_tokens sequence_bias stop_strings watermarking_config"
+).split()
 # Keys that are refused, with the values at which they change nothing; null never does.
 NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "assistant_early_exit": (),
+    **dict.fromkeys(NEVER_NEUTRAL, ()),
     "cache_implementation": CACHES,
-    "constraints": (),
     "diversity_penalty": (0,),
     "do_sample": (False,),
-    "dola_layers": (),
     "encoder_repetition_penalty": (1,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": (),
     "guidance_scale": (1,),
-    "max_time": (),
     "num_beam_groups": (1,),
     "penalty_alpha": (0,),
-    "prompt_lookup_num_tokens": (),
-    "sequence_bias": (),
-    "stop_strings": (),
     "token_healing": (False,),
     "use_mtp": (False,),
-    "watermarking_config": (),
 }
 
 

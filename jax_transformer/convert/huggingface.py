@@ -32,16 +32,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
 from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.weights import shards
 from jax_transformer.storage.weights.arrays import FLOATS, as_jax
-from jax_transformer.storage.weights.shards import (
-    MAX_SHARD_SIZE,
-    names_written,
-    parse_shard_size,
-    read_weights,
-    split,
-    stale_files,
-    write_weights,
-)
 from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +62,7 @@ def from_huggingface(
             (lists the faults).
     """
     if isinstance(source, str | os.PathLike):
-        values, tensors = read_config(Path(source)), read_weights(Path(source))
+        values, tensors = read_config(Path(source)), shards.read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
         # A dict of our own, which the conversion empties.
         values, tensors = source.config.to_dict(), dict(source.state_dict())
@@ -162,7 +154,7 @@ def to_huggingface(
     tokenizer: Tokenizer | None = None,
     origin: Origin | None = None,
     overwrite: bool = False,
-    max_shard_size: int | str = MAX_SHARD_SIZE,
+    max_shard_size: int | str = shards.MAX_SHARD_SIZE,
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
@@ -205,15 +197,15 @@ def to_huggingface(
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = language_files(contents, tokenizer)
-    parse_shard_size(max_shard_size)
+    shards.parse_shard_size(max_shard_size)
     whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     # Of tied copies the first is written: transformers ties them again.
     first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
     tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
-    shards = split(tensors, max_shard_size)
-    _check_free(directory, [*names_written(shards), *contents], overwrite)
+    parts = shards.split(tensors, max_shard_size)
+    _check_free(directory, [*shards.names_written(parts), *contents], overwrite)
     with staged(directory) as staging:
-        write_weights(staging, tensors, shards)
+        shards.write_weights(staging, tensors, parts)
         for name, content in contents.items():
             (staging / name).write_bytes(content)
 
@@ -277,7 +269,7 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
     with faults_named(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
-    if stale := stale_files(directory, names):
+    if stale := shards.stale_files(directory, names):
         raise InputError(
             f"{directory} holds {_few(stale)} of other weights, which could be read in the place "
             "of the new ones; remove them"
