@@ -6,16 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import check_config, read_layout, to_params, to_tensors
+from jax_transformer.convert import check_config, huggingface, read_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
-from jax_transformer.convert.huggingface import (
-    from_huggingface,
-    is_huggingface,
-    load_tokenizer,
-    read_config,
-    to_huggingface,
-)
 from jax_transformer.convert.layout_file import config_of, is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
@@ -118,7 +111,7 @@ def _write_folder(
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
     options["max_shard_size"] = max_shard_size
-    to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
+    huggingface.to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
     if left:
         print(f"not carried over: {', '.join(left)}")
 
@@ -141,9 +134,12 @@ def read_source(
         return ConversionInput(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
-    if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
+    if (
+        layout in FAMILIES
+        and (found := huggingface.read_config(source).get("model_type")) != layout
+    ):
         raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
-    if is_huggingface(source):
+    if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
     if source.is_dir():
         from jax_transformer.translation import model_folder
@@ -173,7 +169,7 @@ def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
 
 def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
-    config, params = from_huggingface(folder, dtype=dtype)
+    config, params = huggingface.from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
     family = FAMILIES[origin.model_type]
     for note in notes(family, origin.config):
@@ -182,7 +178,7 @@ def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     present = [name for name in names if (folder / name).exists()]
     if not present or len(present) < len(names):
         return ConversionInput(config, params, origin=origin, left=[*left, *present])
-    tokenizer = load_tokenizer(folder)[1]
+    tokenizer = huggingface.load_tokenizer(folder)[1]
     return ConversionInput(config, params, tokenizer, origin=origin, left=left)
 
 

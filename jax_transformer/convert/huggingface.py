@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import languages
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.generation_config import (
     GENERATION_FILE,
     generation_options,
     read_generation_config,
-)
-from jax_transformer.convert.languages import (
-    TOKENIZER_CONFIG,
-    generating,
-    language_files,
-    with_generated_language,
 )
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.table import flatten
@@ -105,7 +100,7 @@ def load_folder(
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
-    config, generation = generating(config, generation, tokenizer, str(folder))
+    config, generation = languages.generating(config, generation, tokenizer, str(folder))
     found, params = from_huggingface(folder)  # the weights decide a part of the config
     return dataclasses.replace(found, bos_id=config.bos_id), params, tokenizer, generation
 
@@ -141,7 +136,7 @@ def load_tokenizer(
             )
     if tokenizer.languages is not None and target_lang is None:
         generation = {} if ignore_generation_config else read_generation_config(folder)[0]
-        tokenizer = with_generated_language(tokenizer, generation, config, str(folder))
+        tokenizer = languages.with_generated_language(tokenizer, generation, config, str(folder))
     return config, tokenizer.with_languages(source_lang, target_lang, str(folder))
 
 
@@ -196,7 +191,7 @@ def to_huggingface(
         contents = {**origin.files, CONFIG_FILE: brought_up}
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
-        contents = language_files(contents, tokenizer)
+        contents = languages.language_files(contents, tokenizer)
     shards.parse_shard_size(max_shard_size)
     whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     # Of tied copies the first is written: transformers ties them again.
@@ -256,7 +251,7 @@ def _tokenizer_files(
             "leave it out"
         )
     settings = files.config(tokenizer, config)
-    return {TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
+    return {languages.TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
 
 
 def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:

@@ -29,6 +29,7 @@ STACK_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have 
 # Numbers of a config that a foreign shape may name.
 SIZES = tuple("d_model num_heads head_dim d_ff src_vocab_size tgt_vocab_size max_length".split())
 WORD = re.compile(r"\{(\w+)\}")
+KEY = "[^/]+"  # of a nested dict; a word in the braces of a path stands for one
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -251,7 +252,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     for row in layout.rows:
         if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
             continue
-        pattern = _path_pattern(row.paths[0])
+        pattern = name_pattern(row.paths[0], KEY)
         matches = [match for path in shapes if (match := pattern.fullmatch(path))]
         if not matches:
             check_possible(layout, row)
@@ -301,21 +302,15 @@ def check_possible(layout: Layout, row: Row) -> None:
     """Refuse a row that can match no parameter of any config: its path is misspelt."""
     inside = f"{layout.scope}/" if layout.scope else ""
     for path in row.paths:
-        if not is_possible(f"{inside}{path}"):
+        pattern = name_pattern(LAYER.sub("layers_0", f"{inside}{path}"), KEY)
+        if not any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS):
             raise InputError(
                 f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
                 f"parameter of any config; {nearest(f'{inside}{path}', PARAMETERS)}"
             )
 
 
-@functools.lru_cache
-def is_possible(path: str) -> bool:
-    """Whether some config has a parameter that the template of a path matches."""
-    pattern = _path_pattern(LAYER.sub("layers_0", path))
-    return any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS)
-
-
-@functools.lru_cache
+@functools.lru_cache(4096)
 def name_pattern(template: str, word: str = "[^./]+") -> re.Pattern[str]:
     """Return what the template of a name matches: a word in braces holds no dot and no slash."""
     pieces = WORD.split(template)  # literal, word, literal, word, ..., literal
@@ -323,8 +318,3 @@ def name_pattern(template: str, word: str = "[^./]+") -> re.Pattern[str]:
     for index in range(1, len(pieces), 2):
         expression += f"(?P<{pieces[index]}>{word}){re.escape(pieces[index + 1])}"
     return re.compile(expression)
-
-
-def _path_pattern(template: str) -> re.Pattern[str]:
-    """Return what the template of a path matches: a word in braces is any key."""
-    return name_pattern(template, "[^/]+")

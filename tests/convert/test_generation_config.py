@@ -119,10 +119,7 @@ HONOURED_VALUES = {
         {"suppress_tokens": [52, 0]},
         {"banned_tokens": (0,), "allow_padding": False},
     ),
-    "at the beginning": (
-        {"begin_suppress_tokens": [0, 4]},
-        {"begin_suppressed_tokens": (0, 4)},
-    ),
+    "at the beginning": ({"begin_suppress_tokens": [0, 4]}, {"begin_suppressed_tokens": (0, 4)}),
     "several results": (
         {"num_beams": 3, "num_return_sequences": 2},
         {"beam_size": 3, "num_hypotheses": 2},

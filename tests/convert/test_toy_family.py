@@ -74,10 +74,7 @@ TOY = Family(
     },
     words={
         "activation": ACTIVATIONS,
-        "scaled": {
-            True: {"embedding_scale": "sqrt_d_model"},
-            False: {"embedding_scale": "none"},
-        },
+        "scaled": {True: {"embedding_scale": "sqrt_d_model"}, False: {"embedding_scale": "none"}},
     },
     fixed={"version": (2, 1), "tied": (True,)},
     defaults={"scaled": True, "positions": 512},

@@ -64,12 +64,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def family(
-    model_type: str,
-    architecture: str,
-    preset: str,
-    *,
-    defaults: Mapping[str, Any],
-    **others: Any,
+    model_type: str, architecture: str, preset: str, *, defaults: Mapping[str, Any], **others: Any
 ) -> Family:
     """Return a family with one table of tokens; the arguments replace the usual attributes."""
     usual = {

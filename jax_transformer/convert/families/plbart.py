@@ -6,10 +6,6 @@ FAMILY = bart_lineage.family(
     "plbart",
     "PLBartForConditionalGeneration",
     "bart",
-    defaults={
-        "scale_embedding": True,
-        "attention_dropout": 0.1,
-        "bos_token_id": 0,
-    },
+    defaults={"scale_embedding": True, "attention_dropout": 0.1, "bos_token_id": 0},
     computed=bart_lineage.START_FROM_BOS,
 )

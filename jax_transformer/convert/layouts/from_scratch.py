@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from jax_transformer.convert.layouts.torch_nn import (
-    layer_rows,
-    linear,
-    norm,
-    residual_layer_rows,
-)
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, residual_layer_rows
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 

@@ -271,19 +271,14 @@ def _module_fields(part: str, module: nn.Module) -> dict[str, Any]:
     raise InputError(f"{part}: this {type(module).__name__} has no counterpart in the model")
 
 
-def _activation(function: object) -> str:
+def _activation(activation: object) -> str:
     """Return the config's name of a torch activation."""
     from torch import nn
-    from torch.nn import functional
 
-    if function is functional.relu or isinstance(function, nn.ReLU):
-        return "relu"
-    if function is functional.silu or isinstance(function, nn.SiLU):
-        return "silu"
-    if function is functional.gelu:
-        return "gelu"
-    if isinstance(function, nn.GELU):
-        return "gelu" if function.approximate == "none" else "gelu_tanh"
-    if isinstance(function, functools.partial) and function.func is functional.gelu:
-        return "gelu_tanh" if function.keywords == {"approximate": "tanh"} else "gelu"
-    raise InputError(f"activation={function!r} must be relu, gelu or silu")
+    function, approximate = activation, getattr(activation, "approximate", "none")
+    if isinstance(activation, functools.partial):
+        function, approximate = activation.func, activation.keywords.get("approximate", "none")
+    for name, kind in {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}.items():
+        if function is getattr(nn.functional, name) or isinstance(function, kind):
+            return "gelu_tanh" if name == "gelu" and approximate == "tanh" else name
+    raise InputError(f"activation={activation!r} must be relu, gelu or silu")

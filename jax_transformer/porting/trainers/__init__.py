@@ -28,7 +28,6 @@ TRAINERS: dict[str, Trainer] = {
     "joeynmt": joeynmt.TRAINER,
     "opennmt_py": opennmt_py.TRAINER,
 }
-_RESAVE = "name its program, one of {}, to be told how to save it without them"
 
 
 def from_trainer(
@@ -75,7 +74,8 @@ def read_trainer(
     known = ", ".join(TRAINERS)
     if trainer is not None and trainer not in TRAINERS:
         raise InputError(f"trainer={trainer!r} is unknown; choose one of {known}")
-    remedy = _RESAVE.format(known) if trainer is None else TRAINERS[trainer].remedy
+    remedy = f"name its program, one of {known}, to be told how to save it without them"
+    remedy = TRAINERS[trainer].remedy if trainer else remedy
     checkpoint = files.read_checkpoint(Path(path), remedy)
     content = as_dict(checkpoint.content)
     found = [

@@ -19,14 +19,7 @@ from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    MISSING,
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -128,7 +121,7 @@ def read_dictionary(path: Path) -> list[str]:
     """Return the token of each id of a dictionary, a file of lines "token count"."""
     tokens = list(SPECIAL_TOKENS)
     known = set(tokens)
-    lines = read_text(path, MISSING, MAX_TOKENIZER).split("\n")
+    lines = read_text(path, vocabulary.MISSING, MAX_TOKENIZER).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

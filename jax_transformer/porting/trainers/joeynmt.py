@@ -17,14 +17,7 @@ from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.model.parameters import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    MISSING,
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -88,7 +81,7 @@ def _read(checkpoint: Checkpoint) -> Model:
         from jax_transformer.storage.yaml_file import read_yaml
     except ImportError as error:
         raise InputError(f"{file}: needs pyyaml; install jax-transformer[train]") from error
-    whole = as_dict(read_yaml(file, MISSING))
+    whole = as_dict(read_yaml(file, vocabulary.MISSING))
     if not isinstance(whole.get("model"), dict):
         raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
     data = as_dict(whole.get("data"))
@@ -98,7 +91,7 @@ def _read(checkpoint: Checkpoint) -> Model:
     files = [folder / name for name in VOCABULARIES]
     tokens: list[list[str] | None] = [None, None]
     if all(vocabulary_file.is_file() for vocabulary_file in files):
-        tokens = [read_text(path, MISSING, MAX_TOKENIZER).splitlines() for path in files]
+        tokens = [read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files]
     tensors = checkpoint.arrays(content.get("model_state"))
     return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
 

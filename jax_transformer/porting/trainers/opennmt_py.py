@@ -17,13 +17,7 @@ from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -36,10 +30,7 @@ EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in LAYERS)
 PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
 GATED, PLAIN = ("gated_feed_forward", True), ("gated_feed_forward", False)
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
-POSITIONS = {
-    "SinusoidalInterleaved": "sinusoidal",
-    "SinusoidalConcat": "sinusoidal_tensor2tensor",
-}
+POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
 REQUIRED = {
     "model_type": "text",
@@ -167,9 +158,7 @@ def _fields(model: Model) -> dict[str, Any]:
 
 def _rate(s: Settings, name: str) -> float | None:
     """Return a dropout rate, the first of several; None where it is that of "dropout"."""
-    if name not in s.values and name not in DEFAULTS:
-        return None
-    rate = s[name]
+    rate = s.get(name, None)
     return rate[0] if isinstance(rate, list) and rate else rate
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from jax_transformer.tokenizers import Tokenizer
 
-MISSING = "cannot be read; copy the file beside the checkpoint"
 PLAIN = (bool, int, float, str, list, dict, type(None))
 
 

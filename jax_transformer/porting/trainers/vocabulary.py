@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jax_transformer.tokenizers import Tokenizer
 
 SPECIAL = ("pad_id", "bos_id", "eos_id")
+MISSING = "cannot be read; copy the file beside the checkpoint"
 
 
 def word_tokenizer(

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import (
-    TransformerConfig,
-    apply,
-    generate,
-    init_params,
-)
+from jax_transformer import TransformerConfig, apply, generate, init_params
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
@@ -22,12 +17,7 @@ from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
-from tests.convert.families.case import (
-    foreign_model,
-    foreign_results,
-    ragged_tokens,
-    transformers,
-)
+from tests.convert.families.case import foreign_model, foreign_results, ragged_tokens, transformers
 from tests.convert.families.t5_lineage import three_heads, write_folder
 from tests.convert.tools import assert_same_params, same_bits
 from tests.models import small_config

@@ -10,12 +10,7 @@ import torch
 from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
 from tests.convert.foreign import MODELS, randomized
-from tests.convert.tools import (
-    LOGIT_BOUNDS,
-    assert_same_tensors,
-    gradient_error,
-    target_masks,
-)
+from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, gradient_error, target_masks
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered

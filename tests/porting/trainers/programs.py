@@ -12,14 +12,7 @@ import yaml
 from torch import nn
 
 from tests.convert.foreign import StdNorm
-from tests.porting.trainers.parts import (
-    Attention,
-    Model,
-    Numbered,
-    Part,
-    halves,
-    interleaved,
-)
+from tests.porting.trainers.parts import Attention, Model, Numbered, Part, halves, interleaved
 
 WORDS = tuple(f"w{index}" for index in range(33))
 ACTIVATIONS = {
@@ -399,10 +392,7 @@ CASES = {
             activation_fn="gelu",
         ),
     ),
-    "fairseq without positions": (
-        "fairseq",
-        lambda: Fairseq(no_token_positional_embeddings=True),
-    ),
+    "fairseq without positions": ("fairseq", lambda: Fairseq(no_token_positional_embeddings=True)),
     "joeynmt pre": ("joeynmt", JoeyNMT),
     "joeynmt post scaled": (
         "joeynmt",
