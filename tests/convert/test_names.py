@@ -12,20 +12,8 @@ from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.names import why_unexpected
 from jax_transformer.convert.report import Report, group_layers
 from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
-from tests.convert.tools import assert_same_params
+from tests.convert.tools import assert_same_params, reference_case, refused
 from tests.models import random_params, small_config
-
-
-def reference_case():
-    config = small_config("pre_norm")
-    params = random_params(config)
-    return config, params, convert.to_torch(params, config)
-
-
-def refused(tensors, config):
-    with pytest.raises(ConversionError) as caught:
-        convert.from_torch(tensors, config)
-    return caught.value.report
 
 
 def message_of(tensors, config, layout="reference"):

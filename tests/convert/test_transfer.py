@@ -18,7 +18,13 @@ from jax_transformer.convert.table import expand, flatten, nest
 from jax_transformer.porting.verify import verify
 from jax_transformer.storage.weights.arrays import as_torch
 from tests.convert.foreign import MODELS
-from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
+from tests.convert.tools import (
+    assert_same_params,
+    assert_same_tensors,
+    reference_case,
+    refused,
+    same_bits,
+)
 from tests.models import random_params, small_config
 from tests.tiers import tiered
 
@@ -51,19 +57,6 @@ def random_bits(shape, name, random):
     flat = bits.reshape(-1)
     flat[: len(special)] = special[: flat.size]
     return bits.view(kind)
-
-
-def reference_case():
-    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
-    params = random_params(config)
-    return config, params, convert.to_torch(params, config)
-
-
-def refused(tensors, config, layout="reference", **options):
-    """Return the report of a refusal."""
-    with pytest.raises(ConversionError) as caught:
-        convert.from_torch(tensors, config, layout, **options)
-    return caught.value.report
 
 
 @pytest.mark.parametrize("name", TYPES)
