@@ -37,7 +37,6 @@ FREE_FIELDS = (
     "initialization",
 )
 
-
 # A computed table may have this many numbers (some 100 MB while it is computed), and more where the
 # parameters are larger: so many times theirs.
 FREE_NUMBERS = 2**22

@@ -75,24 +75,19 @@ def read_trainer(
     if trainer is not None and trainer not in TRAINERS:
         raise InputError(f"trainer={trainer!r} is unknown; choose one of {known}")
     remedy = f"name its program, one of {known}, to be told how to save it without them"
-    remedy = TRAINERS[trainer].remedy if trainer else remedy
+    if trainer is not None:
+        remedy = TRAINERS[trainer].remedy
     checkpoint = files.read_checkpoint(Path(path), remedy)
     content = as_dict(checkpoint.content)
-    found = [
-        name
-        for name, program in TRAINERS.items()
-        if any(marks <= content.keys() for marks in program.marks)
-    ]
-    if (trainer or next(iter(found), None)) not in found:
-        what = "any of them" if trainer is None else trainer
+    programs = TRAINERS.values() if trainer is None else [TRAINERS[trainer]]
+    program = next((program for program in programs if program.wrote(content)), None)
+    if program is None:
+        what = trainer or "any of them"
         raise InputError(f"{path}: is no checkpoint of {what}; this library knows {known}")
-    program = TRAINERS[trainer or found[0]]
     model = program.read(checkpoint)
     if num_heads is not None:
         if program.records_heads:
-            raise InputError(
-                f"num_heads={num_heads}: {program.name} records the number; leave it out"
-            )
+            raise InputError(f"num_heads={num_heads}: {program.name} records the number itself")
         values = {**model.settings.values, "num_heads": num_heads}
         settings = dataclasses.replace(model.settings, values=values)
         model = model._replace(settings=settings)
