@@ -133,7 +133,8 @@ def torch_steps(
 
     config = model_config(size, dropout)
     model = _torch_model(config, settings.label_smoothing)
-    layout = torch_nn.transformer("body.", token_embedding="table.weight")
+    table = convert.Row("table.weight", "token_embedding/embedding")
+    layout = convert.Layout("body", (table, *torch_nn.transformer("body.").rows))
     params = init_state(config, settings).params
     model.load_state_dict(convert.to_torch(params, config, layout))
     model.to(device)

@@ -4,7 +4,6 @@ A program around torch.nn.Transformer computes the tanh approximation of GELU. I
 its weights under a config that names the exact GELU. Needs the extras test and browser.
 """
 
-import dataclasses
 import os
 import shutil
 import tempfile
@@ -63,13 +62,15 @@ def report(path: Path) -> None:
     """Write the report of the program under a config with another activation."""
     torch.manual_seed(0)
     program = Program().double()
-    layout = torch_nn.transformer(
-        prefix="transformer.",
-        source_embedding="source.weight",
-        target_embedding="target.weight",
-        output_projection="head",
+    layout = convert.Layout(
+        "my_model",
+        (
+            *torch_nn.transformer("transformer.").rows,
+            convert.Row("source.weight", "source_embedding/embedding"),
+            convert.Row("target.weight", "target_embedding/embedding"),
+            *torch_nn.linear("head", "output_projection"),
+        ),
     )
-    layout = dataclasses.replace(layout, name="my_model")
     config = TransformerConfig(
         src_vocab_size=VOCABULARY,
         tgt_vocab_size=VOCABULARY,

@@ -6,20 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import check_config, read_layout, to_params, to_tensors
+from jax_transformer.convert import check_config, huggingface, read_layout, to_params, to_tensors
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
-from jax_transformer.convert.huggingface import (
-    from_huggingface,
-    is_huggingface,
-    load_tokenizer,
-    read_config,
-    to_huggingface,
-)
-from jax_transformer.convert.layout_file import is_layout_file
+from jax_transformer.convert.layout_file import config_of, is_layout_file
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.convert.report import Report
-from jax_transformer.errors import InputError, one_line
+from jax_transformer.errors import InputError
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
@@ -118,7 +111,7 @@ def _write_folder(
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
     options["max_shard_size"] = max_shard_size
-    to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
+    huggingface.to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
     if left:
         print(f"not carried over: {', '.join(left)}")
 
@@ -132,18 +125,21 @@ def read_source(
     num_heads: int | None = None,
 ) -> ConversionInput:
     """Return the model in a weight file or folder; arguments as for `convert`."""
+    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     if is_checkpoint(source, layout, config_file):
         program, trained = read_trainer(source, layout, num_heads=num_heads)
         config = program.config(trained)
         tokenizer = program.tokenizer(trained, config)
-        options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
         params, report = to_params(trained.tensors, config, program.layout, **options)
         return ConversionInput(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
-    if layout in FAMILIES and (found := read_config(source).get("model_type")) != layout:
+    if (
+        layout in FAMILIES
+        and (found := huggingface.read_config(source).get("model_type")) != layout
+    ):
         raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
-    if is_huggingface(source):
+    if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
     if source.is_dir():
         from jax_transformer.translation import model_folder
@@ -158,7 +154,6 @@ def read_source(
         return ConversionInput(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
     config = file_config(source, config_file, layout)
-    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     params, report = to_params(tensors, config, get_layout(layout), **options)
     return ConversionInput(config, params, report=report)
 
@@ -174,18 +169,16 @@ def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
 
 def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
-    config, params = from_huggingface(folder, dtype=dtype)
+    config, params = huggingface.from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
-    for note in notes(FAMILIES[origin.model_type], origin.config):
+    family = FAMILIES[origin.model_type]
+    for note in notes(family, origin.config):
         print(note)
-    files_of = FAMILIES[origin.model_type].tokenizer_files
-    names = files_of.names(folder) if files_of else ()
+    names = family.tokenizer_files.names(folder) if family.tokenizer_files else ()
     present = [name for name in names if (folder / name).exists()]
-    tokenizer = None
-    if names and len(present) == len(names):
-        _, tokenizer = load_tokenizer(folder)
-    else:
-        left = [*left, *present]
+    if not present or len(present) < len(names):
+        return ConversionInput(config, params, origin=origin, left=[*left, *present])
+    tokenizer = huggingface.load_tokenizer(folder)[1]
     return ConversionInput(config, params, tokenizer, origin=origin, left=left)
 
 
@@ -193,12 +186,11 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
     """Return the config in the JSON file, else that of the layout's file, else the recorded one."""
     known: dict[str, TransformerConfig] = {}  # by what a message calls it, the first one counts
     if config_file is not None:
-        fields = read_json(config_file)
-        known[f"the config in {config_file}"] = _config(config_file, fields)
+        known[f"the config in {config_file}"] = config_of(read_json(config_file), config_file)
     if (described := described_config(layout)) is not None:
         known[f"the config in {layout}"] = described
     if (recorded := files.read_metadata(source).get(CONFIG_KEY)) is not None:
-        known["the config saved with the weights"] = _config(source, parse_json(recorded, source))
+        known["the config saved with the weights"] = config_of(parse_json(recorded, source), source)
     if not known:
         raise InputError(f"{source}: records no config; name a JSON file of it by --config")
     config = next(iter(known.values()))
@@ -210,12 +202,3 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
 def described_config(layout: str) -> TransformerConfig | None:
     """Return the config in a layout's file; None where it has none or is no file."""
     return read_layout(layout).config if is_layout_file(layout) else None
-
-
-def _config(path: Path, fields: dict[str, Any]) -> TransformerConfig:
-    try:
-        if "preset" in fields:
-            return TransformerConfig.preset(fields.pop("preset"), **fields)
-        return TransformerConfig.from_dict(fields)
-    except InputError as error:
-        raise InputError(f"{path}: {one_line(str(error))}") from error

@@ -24,20 +24,8 @@ from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_m
 from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, torch_nn_model
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import (
-    Buffer,
-    Layout,
-    Operation,
-    Row,
-    identity,
-    transpose,
-)
-from jax_transformer.convert.transfer import (
-    ConfigMismatch,
-    check_config,
-    to_params,
-    to_tensors,
-)
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
+from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.extras import extras_named
 from jax_transformer.storage import weights as files
@@ -93,14 +81,11 @@ def from_torch(
     """Return the parameters in a state_dict, as a nested dict of jax arrays.
 
     Gradients and Adam moments are read in the same way, by the names of their parameters and
-    with `buffers=False`. `to_params` also returns a report.
+    with `buffers=False`. `to_params` also returns a report, and describes the other arguments.
 
     Args:
         layout: The names and shapes in the state_dict: one of `layouts()`, the path of a TOML file,
             or a `Layout`.
-        strip_prefixes: Prefixes that are removed from every name that begins with them, as
-            "module.".
-        buffers: Whether the layout's computed buffers are in the state_dict.
         metadata: Fields of the config that are saved with the weights; `config` must agree.
 
     Returns:
@@ -115,14 +100,9 @@ def from_torch(
     """
     if metadata is not None:
         check_config(config, metadata)
-    options = {
-        "dtype": dtype,
-        "strip_prefixes": strip_prefixes,
-        "allow_nonfinite": allow_nonfinite,
-        "buffers": buffers,
-    }
-    params, _ = to_params(state_dict, config, get_layout(layout), **options, leaf=as_jax)
-    return params
+    options = {"dtype": dtype, "strip_prefixes": strip_prefixes, "buffers": buffers}
+    options |= {"allow_nonfinite": allow_nonfinite, "leaf": as_jax}
+    return to_params(state_dict, config, get_layout(layout), **options)[0]
 
 
 def to_torch(
@@ -158,7 +138,7 @@ def to_torch(
 
 def layouts() -> tuple[str, ...]:
     """Return the names of the layouts that need no arguments, also of families."""
-    return tuple(_layouts())
+    return (*LAYOUTS, *FAMILIES)
 
 
 def get_layout(layout: str | os.PathLike | Layout) -> Layout:
@@ -175,14 +155,9 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
         return layout
     if is_layout_file(layout):
         return read_layout(layout).layout
-    known = _layouts()
-    if layout not in known:
-        raise InputError(
-            f"layout={shorten(layout)} is unknown; choose one of {', '.join(known)}, or the name "
-            "of a file that ends in .toml"
-        )
-    return known[layout]
-
-
-def _layouts() -> dict[str, Layout]:
-    return LAYOUTS | {name: family.layout for name, family in FAMILIES.items()}
+    if layout in LAYOUTS:
+        return LAYOUTS[layout]
+    if layout in FAMILIES:
+        return FAMILIES[layout].layout
+    known = ", ".join(layouts())
+    raise InputError(f"layout={shorten(layout)} is unknown; choose one of {known}, or a .toml file")

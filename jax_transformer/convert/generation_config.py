@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.generation_config import GenerationConfig
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.declared import checked
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
@@ -26,38 +25,28 @@ from jax_transformer.storage.reading import read_json
 GENERATION_FILE = "generation_config.json"
 REMEDY = "--ignore-generation-config ignores the file's generation defaults"
 DEFAULT_NEW_TOKENS = 20  # of transformers, where a file has neither max_length nor max_new_tokens
-LONGEST_VALUE = 60  # characters of a value in a message
 
-CACHES = tuple(
-    (
-        "dynamic dynamic_full hybrid hybrid_chunked offloaded offloaded_hybrid "
-        "offloaded_hybrid_chunked offloaded_static paged sliding_window static"
-    ).split()
-)
+CACHES = (
+    "dynamic dynamic_full hybrid hybrid_chunked offloaded offloaded_hybrid "
+    "offloaded_hybrid_chunked offloaded_static paged sliding_window static"
+).split()
+NEVER_NEUTRAL = (
+    "assistant_early_exit constraints dola_layers exponential_decay_length_penalty force_words_ids "
+    "max_time prompt_lookup_num_tokens sequence_bias stop_strings watermarking_config"
+).split()
 # Keys that are refused, with the values at which they change nothing; null never does.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "assistant_early_exit": (),
-        "cache_implementation": CACHES,
-        "constraints": (),
-        "diversity_penalty": (0,),
-        "do_sample": (False,),
-        "dola_layers": (),
-        "encoder_repetition_penalty": (1,),
-        "exponential_decay_length_penalty": (),
-        "force_words_ids": (),
-        "guidance_scale": (1,),
-        "max_time": (),
-        "num_beam_groups": (1,),
-        "penalty_alpha": (0,),
-        "prompt_lookup_num_tokens": (),
-        "sequence_bias": (),
-        "stop_strings": (),
-        "token_healing": (False,),
-        "use_mtp": (False,),
-        "watermarking_config": (),
-    }
-)
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(NEVER_NEUTRAL, ()),
+    "cache_implementation": CACHES,
+    "diversity_penalty": (0,),
+    "do_sample": (False,),
+    "encoder_repetition_penalty": (1,),
+    "guidance_scale": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "token_healing": (False,),
+    "use_mtp": (False,),
+}
 
 
 def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
@@ -99,16 +88,18 @@ def generation_options(
         if value is not None and value not in neutral:
             raise read.refusal(key, "cannot be honoured")
     started = values.get("decoder_start_token_id") is not None
-    start = read.token("decoder_start_token_id" if started else "bos_token_id", config.bos_id)
+    start_key = "decoder_start_token_id" if started else "bos_token_id"
+    start = read.value(start_key, read.token_id, config.bos_id)
     eos_ids = read.tokens("eos_token_id", (config.eos_id,))
-    forced_last = read.tokens("forced_eos_token_id", ())
+    forced_last = read.tokens("forced_eos_token_id")
     if len(forced_last) > 1:
         raise read.refusal("forced_eos_token_id", "cannot be honoured")
     max_new_tokens = _max_new_tokens(read, config)
-    sequences = read.sequences("bad_words_ids")
+    sequence = Annotated[tuple[read.token_id, ...], Meta(min_length=1)]
+    sequences = read.value("bad_words_ids", tuple[sequence, ...], ())
     # transformers does not ban EOS by itself.
     banned = {words[0] for words in sequences if len(words) == 1} - {*eos_ids}
-    banned |= set(read.tokens("suppress_tokens", ()))
+    banned |= set(read.tokens("suppress_tokens"))
     beams = read.count("num_beams", 1, least=1)
     hypotheses = read.count("num_return_sequences", 1, least=1)
     if hypotheses > beams:
@@ -125,11 +116,11 @@ def generation_options(
         "allow_padding": config.pad_id not in banned,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": _min_new_tokens(read, max_new_tokens, bool(forced_last)) or None,
-        "forced_first_token": read.token("forced_bos_token_id", None),
+        "forced_first_token": read.value("forced_bos_token_id", read.token_id, None),
         "forced_last_token": forced_last[0] if forced_last else None,
         "banned_tokens": tuple(sorted(banned - {config.pad_id})),
         "banned_sequences": tuple(words for words in sequences if len(words) > 1),
-        "begin_suppressed_tokens": read.tokens("begin_suppress_tokens", ()),
+        "begin_suppressed_tokens": read.tokens("begin_suppress_tokens"),
         "repetition_penalty": None if penalty == 1 else penalty,
         "no_repeat_ngram_size": read.count("no_repeat_ngram_size", 0) or None,
         "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0) or None,
@@ -142,7 +133,7 @@ def generation_options(
 
 
 class _Reader:
-    """The values of a file, checked one by one."""
+    """The values of a file, checked one by one; null and an absent key are one."""
 
     def __init__(self, values: Mapping[str, Any], config: TransformerConfig, name: str) -> None:
         self.values, self.name = values, name
@@ -150,13 +141,10 @@ class _Reader:
 
     def refusal(self, key: str, fault: str) -> InputError:
         """Return the error for the value of a key."""
-        value = f"{self.values[key]!r}"
-        if len(value) > LONGEST_VALUE:
-            value = f"{value[:LONGEST_VALUE]}..."
-        return InputError(f"{self.name}: {key}={value} {fault}; {REMEDY}")
+        return InputError(f"{self.name}: {key}={shorten(self.values[key])} {fault}; {REMEDY}")
 
     def value(self, key: str, declared: Any, default: Any) -> Any:
-        """Return the value of a key as its type is declared; null and an absent key are one."""
+        """Return the value of a key as its type is declared."""
         if (value := self.values.get(key)) is None:
             return default
         try:
@@ -168,27 +156,17 @@ class _Reader:
         """Return a whole number of at least `least`."""
         return self.value(key, Annotated[int, Meta(ge=least)], default)
 
-    def token(self, key: str, default: int | None) -> int | None:
-        """Return the id of a token."""
-        return self.value(key, self.token_id, default)
-
-    def tokens(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    def tokens(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Return ids of tokens, each once; the file has one id or a list."""
         several = isinstance(self.values.get(key), list)
         ids = self.value(key, tuple[self.token_id, ...] if several else self.token_id, ())
         return tuple(dict.fromkeys(ids if isinstance(ids, tuple) else (ids,))) or default
 
-    def sequences(self, key: str) -> tuple[tuple[int, ...], ...]:
-        """Return a list of sequences of ids."""
-        sequence = Annotated[tuple[self.token_id, ...], Meta(min_length=1)]
-        return self.value(key, tuple[sequence, ...], ())
-
 
 def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
-    """Return the largest number of tokens after the start token.
+    """Return the largest number of tokens after the start token, which `max_length` counts.
 
-    `max_length` counts the start token. A target never becomes longer than the position table,
-    beyond which transformers fails.
+    A target never becomes longer than the position table, beyond which transformers fails.
     """
     most = config.max_length if config.has_position_table else math.inf
     new_tokens = read.count("max_new_tokens", None, least=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import languages
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.generation_config import (
@@ -19,34 +20,15 @@ from jax_transformer.convert.generation_config import (
     generation_options,
     read_generation_config,
 )
-from jax_transformer.convert.languages import (
-    TOKENIZER_CONFIG,
-    generating,
-    language_files,
-    with_generated_language,
-)
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
-from jax_transformer.storage.folder import (
-    CONFIG_FILE,
-    check_writable,
-    model_folder_of,
-    staged,
-)
+from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
 from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.weights import shards
 from jax_transformer.storage.weights.arrays import FLOATS, as_jax
-from jax_transformer.storage.weights.shards import (
-    MAX_SHARD_SIZE,
-    names_written,
-    parse_shard_size,
-    read_weights,
-    split,
-    stale_files,
-    write_weights,
-)
 from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
@@ -75,14 +57,14 @@ def from_huggingface(
             (lists the faults).
     """
     if isinstance(source, str | os.PathLike):
-        values, tensors = read_config(Path(source)), read_weights(Path(source))
+        values, tensors = read_config(Path(source)), shards.read_weights(Path(source))
     elif hasattr(source, "config") and hasattr(source, "state_dict"):
         # A dict of our own, which the conversion empties.
         values, tensors = source.config.to_dict(), dict(source.state_dict())
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
-    tied = None if family.is_tied is None else family.is_tied(tensors)
+    tied = family.is_tied(tensors) if family.is_tied else None
     config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
@@ -111,17 +93,14 @@ def load_folder(
         of the target starts the decoder, it is the config's `bos_id`.
     """
     folder = Path(folder)
-    config, tokenizer = load_tokenizer(
-        folder,
-        ignore_generation_config=ignore_generation_config,
-        source_lang=source_lang,
-        target_lang=target_lang,
-    )
+    options = {"ignore_generation_config": ignore_generation_config}
+    options |= {"source_lang": source_lang, "target_lang": target_lang}
+    config, tokenizer = load_tokenizer(folder, **options)
     generation = {}
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
-    config, generation = generating(config, generation, tokenizer, str(folder))
+    config, generation = languages.generating(config, generation, tokenizer, str(folder))
     found, params = from_huggingface(folder)  # the weights decide a part of the config
     return dataclasses.replace(found, bos_id=config.bos_id), params, tokenizer, generation
 
@@ -133,10 +112,10 @@ def load_tokenizer(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> tuple[TransformerConfig, Tokenizer]:
-    """Return the config and the tokenizer of a folder of a known family; reads no weights.
+    """Return the config and the tokenizer of a folder; arguments as for `load_folder`.
 
-    Arguments are those of `load_folder`. The language of the targets is `target_lang`, or that of
-    the generation defaults, or that of tokenizer_config.json; it may be unknown.
+    The language of the targets is `target_lang`, or that of the generation defaults, or that of
+    tokenizer_config.json; it may be unknown.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -157,7 +136,7 @@ def load_tokenizer(
             )
     if tokenizer.languages is not None and target_lang is None:
         generation = {} if ignore_generation_config else read_generation_config(folder)[0]
-        tokenizer = with_generated_language(tokenizer, generation, config, str(folder))
+        tokenizer = languages.with_generated_language(tokenizer, generation, config, str(folder))
     return config, tokenizer.with_languages(source_lang, target_lang, str(folder))
 
 
@@ -170,7 +149,7 @@ def to_huggingface(
     tokenizer: Tokenizer | None = None,
     origin: Origin | None = None,
     overwrite: bool = False,
-    max_shard_size: int | str = MAX_SHARD_SIZE,
+    max_shard_size: int | str = shards.MAX_SHARD_SIZE,
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
@@ -212,17 +191,16 @@ def to_huggingface(
         contents = {**origin.files, CONFIG_FILE: brought_up}
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
-        contents = language_files(contents, tokenizer)
-    parse_shard_size(max_shard_size)
-    tensors, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
-    first_names: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first_names.setdefault(id(tensor), name)  # transformers ties the copies again
-    tensors = {name: tensors[name] for name in first_names.values()}
-    shards = split(tensors, max_shard_size)
-    _check_free(directory, [*names_written(shards), *contents], overwrite)
+        contents = languages.language_files(contents, tokenizer)
+    shards.parse_shard_size(max_shard_size)
+    whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
+    # Of tied copies the first is written: transformers ties them again.
+    first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
+    tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
+    parts = shards.split(tensors, max_shard_size)
+    _check_free(directory, [*shards.names_written(parts), *contents], overwrite)
     with staged(directory) as staging:
-        write_weights(staging, tensors, shards)
+        shards.write_weights(staging, tensors, parts)
         for name, content in contents.items():
             (staging / name).write_bytes(content)
 
@@ -240,10 +218,9 @@ def _config_of(
     """
     if origin.model_type != family.model_type:
         raise InputError(
-            f"the origin is of the family {origin.model_type}, not {family.model_type}; leave the "
-            "origin out"
+            f"origin is of the family {origin.model_type}, not {family.model_type}; leave it out"
         )
-    tied = None if family.is_tied is None else config.output_projection == "tied"
+    tied = config.output_projection == "tied" if family.is_tied else None
     before = config_from_json(family, origin.config, tied)
     special_ids = ("pad_id", "eos_id") if new_start else ("pad_id", "bos_id", "eos_id")
     for name in ("src_vocab_size", "tgt_vocab_size", *special_ids):
@@ -273,8 +250,8 @@ def _tokenizer_files(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    written = files.config(tokenizer, config)
-    return {TOKENIZER_CONFIG: json_bytes(written)} if written else {}
+    settings = files.config(tokenizer, config)
+    return {languages.TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
 
 
 def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
@@ -287,7 +264,7 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
     with faults_named(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
-    if stale := stale_files(directory, names):
+    if stale := shards.stale_files(directory, names):
         raise InputError(
             f"{directory} holds {_few(stale)} of other weights, which could be read in the place "
             "of the new ones; remove them"
@@ -346,16 +323,16 @@ def _family_of(values: Mapping[str, Any]) -> Family:
 
 def _family_for(config: TransformerConfig) -> Family:
     """Return the only family that has models of this config."""
-    fitting, reasons = [], []
-    for family in FAMILIES.values():
+    reasons = {}
+    for name, family in FAMILIES.items():
         try:
             config_to_json(family, config)
-            fitting.append(family)
         except InputError as error:
-            reasons.append(str(error))
+            reasons[name] = str(error)
+    fitting = [name for name in FAMILIES if name not in reasons]
     if not fitting:
-        raise InputError("; ".join(reasons))
+        raise InputError("; ".join(reasons.values()))
     if len(fitting) > 1:
-        names = ", ".join(family.model_type for family in fitting)
+        names = ", ".join(fitting)
         raise InputError(f"several families have this config: choose one by family= from {names}")
-    return fitting[0]
+    return FAMILIES[fitting[0]]

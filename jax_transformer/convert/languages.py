@@ -53,17 +53,17 @@ def generating(
 
     Where its code starts the decoder it is the config's `bos_id`, else the `forced_first_token`.
     """
-    languages = tokenizer.languages
+    languages, options = tokenizer.languages, dict(generation)
     if languages is None:
-        return config, dict(generation)
+        return config, options
     try:
         languages.known("target")
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     if languages.starts:
-        others = {option: v for option, v in generation.items() if option != "start_token"}
-        return dataclasses.replace(config, bos_id=languages.start_id), others
-    return config, {**generation, "forced_first_token": languages.forced_id}
+        options.pop("start_token", None)
+        return dataclasses.replace(config, bos_id=languages.start_id), options
+    return config, options | {"forced_first_token": languages.forced_id}
 
 
 def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -82,10 +82,9 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
         files[name] = json_bytes(defaults | {key: languages.ids[languages.target]})
     values = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     source, target = values.get("src_lang"), values.get("tgt_lang")
+    usual = source is None and languages.source in USUAL_SOURCES
     changed = {}
-    if source != languages.source and (source, languages.source) not in [
-        (None, usual) for usual in USUAL_SOURCES
-    ]:
+    if source != languages.source and not usual:
         changed["src_lang"] = languages.source
     if target != languages.target and (target is not None or generated != languages.target):
         changed["tgt_lang"] = languages.target

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -54,26 +54,46 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class _Row(_Table):
     foreign: Name
-    parameters: Name | Annotated[list[Name], Meta(max_length=MAX_ROWS)]
+    parameters: Name | Annotated[tuple[Name, ...], Meta(max_length=MAX_ROWS)]
     operation: Literal["transpose"] | None = None
-    shape: list[int | str] = []
+    shape: tuple[int | str, ...] = ()
     stack: Stack = "rows"
     zeros: bool = False
     when: tuple[Name, bool | int | float | str] | None = None
+
+    def __post_init__(self) -> None:
+        self.row()  # what it refuses is refused with the place in the file
+
+    def row(self) -> Row:
+        operation = Operation(self.operation is not None, self.shape)
+        row = Row(self.foreign, self.parameters, operation, self.zeros, self.when, self.stack)
+        for template, separator in ((row.foreign, "."), *((path, "/") for path in row.paths)):
+            # Two words side by side take long to match.
+            if any(len(WORD.findall(part)) > 1 for part in template.split(separator)):
+                raise InputError(
+                    f"{shorten(template)} must hold at most one {{word}} between two {separator!r}"
+                )
+        return row
 
 
 class _Buffer(_Table):
     foreign: Name
     kind: Literal["position_table"]
-    shape: Annotated[list[int | str], Meta(max_length=8)]
+    shape: Annotated[tuple[int | str, ...], Meta(max_length=8)]
     length: Annotated[int, Meta(le=MAX_LENGTH)] | None = None
+
+    def __post_init__(self) -> None:
+        self.buffer()
+
+    def buffer(self) -> Buffer:
+        return Buffer(self.foreign, PositionTable(self.shape, self.length))
 
 
 class _File(_Table):
     name: Name
     rows: Annotated[list[_Row], Meta(min_length=1, max_length=MAX_ROWS)]
     scope: Annotated[str, Meta(max_length=255)] = ""
-    unused: list[Name] = []
+    unused: tuple[Name, ...] = ()
     config: dict[str, Any] | None = None
     buffers: list[_Buffer] = []
 
@@ -120,7 +140,7 @@ def write_layout(
         raise WeightFileError(f"{path}: the name must end in .toml")
     check_target(path, overwrite)
     try:
-        text = tomli_w.dumps(msgspec.to_builtins(_table_of(layout, config)))
+        text = tomli_w.dumps(msgspec.to_builtins(_file_of(layout, config)))
         if _parse(text) != LayoutFile(layout, config):
             raise InputError("it would not come back as it is written")
         content = text.encode()
@@ -129,44 +149,25 @@ def write_layout(
     replace_file(path, content)
 
 
-def _table_of(layout: Layout, config: TransformerConfig | None) -> _File:
+def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
+    rows = []
+    for row in layout.rows:
+        operation = "transpose" if row.operation.transposed else None
+        shape = row.operation.shape
+        rows.append(
+            _Row(row.foreign, row.parameters, operation, shape, row.stack, row.zeros, row.when)
+        )
+    buffers = []
+    for buffer in layout.buffers:
+        table = buffer.value
+        if type(table) is not PositionTable:
+            raise InputError(f"the buffer {buffer.foreign!r} is computed by a function")
+        buffers.append(_Buffer(buffer.foreign, "position_table", table.shape, table.length))
     fields = None
     if config is not None:  # None has no word in TOML, and is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
-    return _File(
-        name=layout.name,
-        scope=layout.scope,
-        unused=list(layout.unused),
-        config=fields,
-        rows=[
-            _Row(
-                foreign=row.foreign,
-                parameters=row.parameters,
-                operation="transpose" if row.operation.transposed else None,
-                shape=list(row.operation.shape),
-                stack=row.stack,
-                zeros=row.zeros,
-                when=row.when,
-            )
-            for row in layout.rows
-        ],
-        buffers=[_table_of_buffer(buffer) for buffer in layout.buffers],
-    )
-
-
-def _table_of_buffer(buffer: Buffer) -> _Buffer:
-    if not isinstance(buffer.value, PositionTable):
-        raise InputError(
-            f"the buffer {buffer.foreign!r} is computed by a function, which a file cannot hold; "
-            "only a PositionTable can be written"
-        )
-    return _Buffer(
-        foreign=buffer.foreign,
-        kind="position_table",
-        shape=list(buffer.value.shape),
-        length=buffer.value.length,
-    )
+    return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers)
 
 
 def _parse(text: str) -> LayoutFile:
@@ -175,46 +176,21 @@ def _parse(text: str) -> LayoutFile:
         if line.count(".") > MAX_DOTS:
             raise InputError(f"line {number} has more than {MAX_DOTS} dots; break it")
     try:
-        table = msgspec.convert(tomllib.loads(text), _File)
+        file = msgspec.convert(tomllib.loads(text), _File)
     except msgspec.ValidationError as error:
-        raise InputError(one_line(str(error), 300)) from error
+        raise InputError(one_line(str(error))) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"is not TOML: {shorten(str(error))}") from error
-    rows = _placed("row", _row, table.rows)
-    buffers = _placed("buffer", _buffer, table.buffers)
-    layout = Layout(table.name, rows, buffers, table.scope, tuple(table.unused))
+    rows = tuple(table.row() for table in file.rows)
+    buffers = tuple(table.buffer() for table in file.buffers)
+    layout = Layout(file.name, rows, buffers, file.scope, file.unused)
     for row in rows:
         check_possible(layout, row)
-    return LayoutFile(layout, None if table.config is None else _config(table.config))
+    return LayoutFile(layout, None if file.config is None else config_of(file.config, "config"))
 
 
-def _placed(kind: str, read: Callable[[Any], Any], tables: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what `read` makes of each table; its refusal names the table."""
-    values = []
-    for number, table in enumerate(tables, 1):
-        try:
-            values.append(read(table))
-        except InputError as error:
-            raise InputError(f"{kind} {number} ({shorten(table.foreign)}): {error}") from error
-    return tuple(values)
-
-
-def _row(table: _Row) -> Row:
-    _check_template(table.foreign, ".")
-    parameters = table.parameters
-    if not isinstance(parameters, str):
-        parameters = tuple(parameters)
-    for path in (parameters,) if isinstance(parameters, str) else parameters:
-        _check_template(path, "/")
-    operation = Operation(table.operation is not None, tuple(table.shape))
-    return Row(table.foreign, parameters, operation, table.zeros, table.when, table.stack)
-
-
-def _buffer(table: _Buffer) -> Buffer:
-    return Buffer(table.foreign, PositionTable(tuple(table.shape), table.length))
-
-
-def _config(fields: dict[str, Any]) -> TransformerConfig:
+def config_of(fields: Mapping[str, Any], origin: object) -> TransformerConfig:
+    """Return the config of a file's fields, after a "preset" or not; `origin` is in messages."""
     fields = dict(fields)
     preset = fields.pop("preset", None)
     try:
@@ -222,13 +198,4 @@ def _config(fields: dict[str, Any]) -> TransformerConfig:
             return TransformerConfig.from_dict(fields)
         return TransformerConfig.preset(preset, **fields)
     except InputError as error:
-        raise InputError(f"config: {error}") from error
-
-
-def _check_template(template: str, separator: str) -> None:
-    """Refuse a name with {words} that takes long to match: two words side by side."""
-    for part in template.split(separator):
-        if len(WORD.findall(part)) > 1:
-            raise InputError(
-                f"{shorten(template)} must hold at most one {{word}} between two {separator!r}"
-            )
+        raise InputError(f"{origin}: {one_line(str(error))}") from error

@@ -44,14 +44,15 @@ class PositionTable:
                 f"positions={config.positions!r} has no computed table, but the layout has a "
                 "buffer for one; name a sinusoidal kind, or leave the buffer out"
             )
-        check_position_table(self._rows(config), config.d_model)
-        table = sinusoidal_positions(self._rows(config), config.d_model, config.positions)
+        check_position_table(self.rows(config), config.d_model)
+        table = sinusoidal_positions(self.rows(config), config.d_model, config.positions)
         return table.reshape(self.lengths(config))
 
     def lengths(self, config: TransformerConfig) -> tuple[int, ...]:
         """Return the shape of the table for a config, without computing the table."""
-        known = {"length": self._rows(config), "d_model": config.d_model}
+        known = {"length": self.rows(config), "d_model": config.d_model}
         return tuple(known.get(axis, 1) for axis in self.shape)
 
-    def _rows(self, config: TransformerConfig) -> int:
+    def rows(self, config: TransformerConfig) -> int:
+        """Return the number of rows of the table for a config."""
         return config.max_length + config.position_offset if self.length is None else self.length

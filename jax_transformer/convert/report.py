@@ -8,6 +8,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from jax_transformer.errors import InputError, one_line
 
@@ -28,8 +29,7 @@ NUMBER = re.compile(r"(?<![0-9])[0-9]{1,6}(?![0-9])")
 Template = tuple[str, str] | tuple[str]  # what precedes and follows the layer's number
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of a report.
 
     Attributes:
@@ -156,17 +156,16 @@ def _as_one(template: Template, entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1 or len(template) == 1:  # alone, or one name several times
         return first
     before, after = template
-    own = [entry.name[len(before) : len(entry.name) - len(after)] for entry in entries]
-    numbers = sorted(set(map(int, own)))
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        spelt = f"{{{numbers[0]}..{numbers[-1]}}}"
+    digits = [entry.name[len(before) : len(entry.name) - len(after)] for entry in entries]
+    numbers = sorted(set(map(int, digits)))
+    if len(numbers) == numbers[-1] - numbers[0] + 1:
+        shown = f"{numbers[0]}..{numbers[-1]}"
     else:
-        most = ",".join(map(str, numbers[:8]))
-        spelt = f"{{{most},...}}" if len(numbers) > 8 else f"{{{most}}}"
+        shown = ",".join([*map(str, numbers[:8]), *(["..."] if len(numbers) > 8 else [])])
     detail = first.detail
     if first.kind in ("missing", "unexpected"):
-        detail = re.sub(rf"(?<![0-9]){own[0]}(?![0-9])", spelt, detail, count=1)
-    return Entry(first.kind, f"{before}{spelt}{after}", detail)
+        detail = re.sub(rf"(?<![0-9]){digits[0]}(?![0-9])", f"{{{shown}}}", detail, count=1)
+    return Entry(first.kind, f"{before}{{{shown}}}{after}", detail)
 
 
 def _line(entry: Entry) -> str:

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args, no_type_check
+from typing import Any, Literal, no_type_check
 
 import numpy as np
 from flax import traverse_util
@@ -24,18 +24,12 @@ from jax_transformer.model.parameters import LAYER, PARAMETERS, Shape, parameter
 
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]
+STACK_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have an axis of their own
 
 # Numbers of a config that a foreign shape may name.
-SIZES = (
-    "d_model",
-    "num_heads",
-    "head_dim",
-    "d_ff",
-    "src_vocab_size",
-    "tgt_vocab_size",
-    "max_length",
-)
+SIZES = tuple("d_model num_heads head_dim d_ff src_vocab_size tgt_vocab_size max_length".split())
 WORD = re.compile(r"\{(\w+)\}")
+KEY = "[^/]+"  # of a nested dict; a word in the braces of a path stands for one
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -114,14 +108,11 @@ class Row:
     stack: Stack = "rows"
 
     def __post_init__(self) -> None:
-        if self.stack not in (known := get_args(Stack)):
-            raise InputError(
-                f"{self.foreign!r}: stack={self.stack!r} must be one of {', '.join(known)}"
-            )
+        stack = f"{self.foreign!r}: stack={self.stack!r}"
+        if self.stack not in STACK_AXES:
+            raise InputError(f"{stack} must be one of {', '.join(STACK_AXES)}")
         if self.stack != "rows" and len(self.paths) == 1:
-            raise InputError(
-                f"{self.foreign!r}: stack={self.stack!r} needs several parameters, not one"
-            )
+            raise InputError(f"{stack} needs several parameters, not one")
         for path in self.paths:
             if set(WORD.findall(path)) != set(WORD.findall(self.foreign)):
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
@@ -197,14 +188,10 @@ class Pair:
         listed = ", ".join(str(list(part)) for part in self.parts)
         others = {part[:-1] if self.stack == "columns" else part[1:] for part in self.parts}
         if len(others) > 1:
-            raise InputError(
-                f"{self.foreign!r} cannot stack shapes {listed} with stack={self.stack!r}"
-            )
-        for own, part in zip(self.shapes, self.parts, strict=True):
-            if math.prod(own) != math.prod(part):
-                raise InputError(
-                    f"{self.foreign!r}: {list(own)} of a parameter cannot become {list(part)}"
-                )
+            raise InputError(f"{self.foreign!r} cannot stack {listed} with stack={self.stack!r}")
+        for shape, part in zip(self.shapes, self.parts, strict=True):
+            if math.prod(shape) != math.prod(part):
+                raise InputError(f"{self.foreign!r}: {list(shape)} cannot become {list(part)}")
         if self.stack == "heads" and any(part[0] % self.num_heads for part in self.parts):
             raise InputError(
                 f"{self.foreign!r}: stack='heads' needs first axes that num_heads={self.num_heads} "
@@ -233,15 +220,12 @@ class Pair:
 
     def read(self, foreign: np.ndarray) -> list[np.ndarray]:
         """Return the parameters in a foreign tensor, as views of it where strides allow it."""
-        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
-        own = [self._by_head(part) for part in self.parts]
-        ends = np.cumsum([part[axis] for part in own])[:-1]
-        stacked = foreign.reshape(self._by_head(self.shape))
+        axis = STACK_AXES[self.stack]
+        ends = np.cumsum([self._by_head(part)[axis] for part in self.parts])[:-1]
+        stacked = np.split(foreign.reshape(self._by_head(self.shape)), ends, axis)
         return [
-            self.operation.to_parameter(part.reshape(foreign_shape), shape)
-            for part, foreign_shape, shape in zip(
-                np.split(stacked, ends, axis), self.parts, self.shapes, strict=True
-            )
+            self.operation.to_parameter(array.reshape(part), shape)
+            for array, part, shape in zip(stacked, self.parts, self.shapes, strict=True)
         ]
 
     def write(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
@@ -252,8 +236,7 @@ class Pair:
         ]
         if len(parts) == 1:
             return parts[0]
-        axis = {"rows": 0, "columns": -1, "heads": 1}[self.stack]
-        return np.concatenate(parts, axis).reshape(self.shape)
+        return np.concatenate(parts, STACK_AXES[self.stack]).reshape(self.shape)
 
     def _by_head(self, shape: Shape) -> Shape:
         """Return the shape with an axis for the heads in front, where the stack is by heads."""
@@ -269,7 +252,8 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
     for row in layout.rows:
         if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
             continue
-        matches = [match for path in shapes if (match := _pattern(row.paths[0]).fullmatch(path))]
+        pattern = name_pattern(row.paths[0], KEY)
+        matches = [match for path in shapes if (match := pattern.fullmatch(path))]
         if not matches:
             check_possible(layout, row)
         for match in matches:
@@ -284,11 +268,10 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
                 raise InputError(
                     f"layout {layout.name!r}: {foreign!r} stacks {absent} of a model that lacks it"
                 )
-            own = tuple(shapes[path] for path in paths)
-            parts = tuple(row.operation.foreign_shape(shape, config) for shape in own)
-            pairs[foreign] = Pair(
-                foreign, paths, row.operation, own, parts, row.zeros, row.stack, config.num_heads
-            )
+            lengths = tuple(shapes[path] for path in paths)
+            parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
+            others = (row.zeros, row.stack, config.num_heads)
+            pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *others)
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
@@ -297,11 +280,12 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
 
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:
     """Return whether a layout has a row, a buffer or no use for every one of these names."""
-    templates = [row.foreign for row in layout.rows]
-    templates += [buffer.foreign for buffer in layout.buffers]
-    expressions = [_expression(template, "[^./]+") for template in templates]
-    pattern = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", e) for e in expressions))
-    return all(name in layout.unused or pattern.fullmatch(name) for name in names)
+    templates = {part.foreign for part in (*layout.rows, *layout.buffers)}
+    patterns = [name_pattern(template) for template in templates]
+    return all(
+        name in layout.unused or any(pattern.fullmatch(name) for pattern in patterns)
+        for name in names
+    )
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
@@ -318,35 +302,19 @@ def check_possible(layout: Layout, row: Row) -> None:
     """Refuse a row that can match no parameter of any config: its path is misspelt."""
     inside = f"{layout.scope}/" if layout.scope else ""
     for path in row.paths:
-        if not is_possible(f"{inside}{path}"):
+        pattern = name_pattern(LAYER.sub("layers_0", f"{inside}{path}"), KEY)
+        if not any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS):
             raise InputError(
                 f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
                 f"parameter of any config; {nearest(f'{inside}{path}', PARAMETERS)}"
             )
 
 
-@functools.lru_cache
-def is_possible(path: str) -> bool:
-    """Whether some config has a parameter that the template of a path matches."""
-    pattern = _pattern(LAYER.sub("layers_0", path))
-    return any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS)
-
-
-@functools.lru_cache
-def _pattern(template: str) -> re.Pattern[str]:
-    """Return what the template of a path matches: a word in braces is any key."""
-    return re.compile(_expression(template, "[^/]+"))
-
-
-@functools.lru_cache
-def name_pattern(template: str) -> re.Pattern[str]:
-    """Return what ends as the template of a foreign name; a word in braces holds no dot."""
-    return re.compile(rf"(?:^|\.){_expression(template, '[^./]+')}$")
-
-
-def _expression(template: str, word: str) -> str:
+@functools.lru_cache(4096)
+def name_pattern(template: str, word: str = "[^./]+") -> re.Pattern[str]:
+    """Return what the template of a name matches: a word in braces holds no dot and no slash."""
     pieces = WORD.split(template)  # literal, word, literal, word, ..., literal
     expression = re.escape(pieces[0])
     for index in range(1, len(pieces), 2):
         expression += f"(?P<{pieces[index]}>{word}){re.escape(pieces[index + 1])}"
-    return expression
+    return re.compile(expression)

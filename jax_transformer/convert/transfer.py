@@ -1,29 +1,25 @@
-"""Tensors through a layout, both ways: every fault is found before anything is converted."""
+"""Tensors through a layout, both ways: every fault is found before anything is converted.
+
+A config may come from a file that nobody checked. Nothing of a size that it claims is built before
+it was compared with the tensors: reading it costs no more time and memory than they do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, no_type_check
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.claims import check_buffers, check_zeros, claimed_shape, within
-from jax_transformer.convert.names import add_names, compare_names
+from jax_transformer.convert.names import NUMBER, add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import (
-    Buffer,
-    Layout,
-    Pair,
-    Tree,
-    expand,
-    flatten,
-    nest,
-)
+from jax_transformer.convert.table import Buffer, Layout, Pair, Tree, expand, flatten, nest
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.model.parameters import Shape, parameter_shapes
+from jax_transformer.model.parameters import LAYER, STACKS, Shape, parameter_shapes
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
@@ -40,6 +36,11 @@ FREE_FIELDS = (
     "embedding_dropout",
     "initialization",
 )
+
+# A computed table may have this many numbers (some 100 MB while it is computed), and more where the
+# parameters are larger: so many times theirs.
+FREE_NUMBERS = 2**22
+FREE_SHARE = 4
 
 
 class ConfigMismatch(InputError):
@@ -108,7 +109,7 @@ def to_params(
     for name in [name for name in layout.unused if name in named]:
         report.add("not read", name, "has no meaning in the model")
         del named[name]
-    config = within(config, layout, named, "tensors", report)
+    config = _within(config, layout, named, "tensors", report)
     pairs = expand(layout, config)
     computed = layout.buffers if buffers else ()
     compare_names(named, pairs, computed, layout, config, report)
@@ -133,7 +134,12 @@ def to_params(
         raise ConversionError(report)
 
     absent = [pair for pair in pairs if pair.zeros and pair.foreign not in named]
-    check_zeros(absent, arrays.values())
+    claimed = sum(math.prod(shape) for pair in absent for shape in pair.shapes)
+    if claimed > (size := sum(array.size for array in arrays.values())):
+        raise InputError(
+            f"{absent[0].foreign!r} is absent: {claimed:,} numbers would be zeros, but the tensors "
+            f"hold only {size:,}"
+        )
     named.clear()
     if consume:
         tensors.clear()
@@ -180,7 +186,7 @@ def to_tensors(
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
     given = flatten(params)
-    config = within(config, layout, given, "parameters", report)
+    config = _within(config, layout, given, "parameters", report)
     pairs = expand(layout, config)
     shapes = parameter_shapes(config, layout.scope)
     add_names(report, "missing", [path for path in shapes if path not in given], given)
@@ -194,7 +200,14 @@ def to_tensors(
     if report.faults:
         raise ConversionError(report)
     computed = layout.buffers if buffers else ()
-    check_buffers(computed, config, arrays.values())
+    size = sum(array.size for array in arrays.values())
+    for buffer in computed:
+        shape = _claimed_shape(buffer, config)
+        if shape is not None and math.prod(shape) > max(FREE_NUMBERS, FREE_SHARE * size):
+            raise InputError(
+                f"{buffer.foreign!r} of max_length={config.max_length} would have the shape "
+                f"{list(shape)}, but the parameters have {size:,} numbers; set a shorter max_length"
+            )
 
     tensors: dict[str, np.ndarray] = {}
     owners: dict[tuple[str, ...], Pair] = {}
@@ -215,6 +228,33 @@ def to_tensors(
         tensors[buffer.foreign] = value
         report.add("computed", buffer.foreign, _text(value))
     return tensors, report
+
+
+def _within(
+    config: TransformerConfig, layout: Layout, names: Iterable[str], what: str, report: Report
+) -> TransformerConfig:
+    """Return the config with no more layers than the names hold numbers; more are a fault."""
+    most = len({number for name in names for number in NUMBER.findall(name)})
+    scope_layer = LAYER.search(layout.scope)
+    fields = {}
+    for stack in STACKS:
+        field = f"num_{stack}_layers"
+        claimed = getattr(config, field)
+        if scope_layer or (layout.scope and layout.scope != stack):
+            # Of a stack that the layout does not convert, only the layer of its scope is needed.
+            fields[field] = min(claimed, 1 + int(scope_layer[1]) if scope_layer else 1)
+            continue
+        if claimed > most > 0:  # of 0 layers, the missing names say more
+            detail = f"the {what} hold at most {most} layers of the {stack}"
+            report.add("missing", f"{field}={claimed}", detail)
+        fields[field] = min(claimed, max(1, most))
+    return dataclasses.replace(config, **fields)
+
+
+def _claimed_shape(buffer: Buffer, config: TransformerConfig) -> Shape | None:
+    """Return the shape of a buffer without computing it; None where it cannot say."""
+    lengths = getattr(buffer.value, "lengths", None)
+    return None if lengths is None else lengths(config)
 
 
 class _Check:
@@ -239,7 +279,8 @@ class _Check:
         if array.shape != shape:
             self.report.add("wrong shape", name, f"{list(array.shape)}, expected {list(shape)}")
             return None
-        if not self._right_type(array.dtype):
+        integers = self.dtype is not None and array.dtype.kind in "iub"
+        if array.dtype.name not in FLOATS and not integers:
             wanted = "expected a floating-point type" + ("" if self.dtype else "; or give dtype=")
             self.report.add("wrong dtype", name, f"{array.dtype}, {wanted}")
             return None
@@ -264,9 +305,6 @@ class _Check:
                 first, *rest = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
                 return (begin + int(first), *map(int, rest))[: array.ndim]
         return None
-
-    def _right_type(self, kind: np.dtype) -> bool:
-        return kind.name in FLOATS or (self.dtype is not None and kind.kind in "iub")
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray | None:
         both = np.promote_types(array.dtype, self.dtype)
@@ -327,12 +365,10 @@ def _compare_copies(
     same_memory = copy.ctypes.data == original.ctypes.data and copy.strides == original.strides
     if same_memory and pair.is_written_as(owner):
         report.add("tied", pair.foreign, f"to {owner.foreign}")
-        return
-    same = copy.dtype == original.dtype and all(
-        np.array_equal(_bits(one), _bits(other))
-        for one, other in zip(pair.read(copy), owner.read(original), strict=True)
-    )
-    if same:
+    elif copy.dtype == original.dtype and all(
+        np.array_equal(_bits(a), _bits(b))
+        for a, b in zip(pair.read(copy), owner.read(original), strict=True)
+    ):
         report.add("tied", pair.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
         report.add("not tied", pair.foreign, f"differs from {owner.foreign}, its tied copy")
@@ -356,29 +392,29 @@ def _compare_computed(
     except InputError as error:
         report.add("wrong dtype", buffer.foreign, str(error))
         return
-    # What a config claims must not take memory: the shape shows the fault as well.
-    expected = claimed_shape(buffer, config)
-    if expected is None:  # it cannot say; one row too many shows the fault as well
+    # What a config claims must not take memory: the shape shows the fault as well. Where it is not
+    # known without computing, one row too many shows it.
+    expected = _claimed_shape(buffer, config)
+    if expected is None:
         rows = min(config.max_length, 1 + max(found.shape, default=0))
         config = dataclasses.replace(config, max_length=rows)
-    own = None if expected not in (None, found.shape) else buffer.value(config)
-    if found.shape != (expected := expected if own is None else own.shape):
+        expected = buffer.value(config).shape
+    if found.shape != expected:
         detail = f"{list(found.shape)}, expected {list(expected)}"
         report.add("wrong shape", buffer.foreign, detail)
         return
     if found.dtype.name not in FLOATS and found.dtype.kind not in "iub":
         report.add("wrong dtype", buffer.foreign, f"{found.dtype}, expected real numbers")
         return
-    exact, own = found.astype(np.float64), own.astype(np.float64)
+    exact, computed = found.astype(np.float64), buffer.value(config).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, as in a mask
-        error = np.abs(np.where(exact == own, 0, exact - own))
+        error = np.abs(np.where(exact == computed, 0, exact - computed))
     index = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     if error[index] <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(found.dtype.name, 0):
         report.add("computed", buffer.foreign, f"agrees within {error[index]:.2g}")
-    else:
-        place = [int(i) for i in index]
-        detail = f"is {exact[index]:.6g} at {place}, computed {own[index]:.6g}"
-        report.add("not as computed", buffer.foreign, detail)
+        return
+    detail = f"is {exact[index]:.6g} at {[*map(int, index)]}, computed {computed[index]:.6g}"
+    report.add("not as computed", buffer.foreign, detail)
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -315,32 +315,22 @@ class PreNormLogSoftmax(nn.Module):
 # The pre-norm model whose decoder layers norm the memory.
 
 
-class MemoryNormEncoderLayer(nn.Module):
-    def __init__(self, config):
+class MemoryNormLayer(nn.Module):
+    def __init__(self, config, decoder):
         super().__init__()
-        self.self_attention = Attention(config, ("W_q", "W_k", "W_v", "W_o"), bias=False)
+        names = ("W_q", "W_k", "W_v", "W_o")
+        self.self_attention = Attention(config, names, bias=False)
+        if decoder:
+            self.encoder_attention = Attention(config, names, bias=False)
         self.feedforward = TwoLayers(config, ("W_1", "W_2"))
-        self.norm1 = StdNorm(config.d_model, 1e-5, "gamma", "beta")
-        self.norm2 = StdNorm(config.d_model, 1e-5, "gamma", "beta")
+        for number in range(1, 5 if decoder else 3):
+            self.add_module(f"norm{number}", StdNorm(config.d_model, 1e-5, "gamma", "beta"))
 
-    def forward(self, x, mask):
+    def forward(self, x, mask, memory=None, memory_mask=None):
         y = self.norm1(x)
         x = x + self.self_attention(y, y, y, mask)
-        return x + self.feedforward(self.norm2(x))
-
-
-class MemoryNormDecoderLayer(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.self_attention = Attention(config, ("W_q", "W_k", "W_v", "W_o"), bias=False)
-        self.encoder_attention = Attention(config, ("W_q", "W_k", "W_v", "W_o"), bias=False)
-        self.feedforward = TwoLayers(config, ("W_1", "W_2"))
-        for name in ("norm1", "norm2", "norm3", "norm4"):
-            self.add_module(name, StdNorm(config.d_model, 1e-5, "gamma", "beta"))
-
-    def forward(self, x, memory, mask, memory_mask):
-        y = self.norm1(x)
-        x = x + self.self_attention(y, y, y, mask)
+        if memory is None:
+            return x + self.feedforward(self.norm2(x))
         y, memory = self.norm2(x), self.norm3(memory)
         x = x + self.encoder_attention(y, memory, memory, memory_mask)
         return x + self.feedforward(self.norm4(x))
@@ -352,8 +342,8 @@ class PreNormMemoryNorm(nn.Module):
         self.src_embedding = Table(config.src_vocab_size, config.d_model)
         self.tgt_embedding = Table(config.tgt_vocab_size, config.d_model)
         self.encoder, self.decoder = nn.Module(), nn.Module()
-        encoder_layers = (MemoryNormEncoderLayer(config) for _ in range(config.num_encoder_layers))
-        decoder_layers = (MemoryNormDecoderLayer(config) for _ in range(config.num_decoder_layers))
+        encoder_layers = (MemoryNormLayer(config, False) for _ in range(config.num_encoder_layers))
+        decoder_layers = (MemoryNormLayer(config, True) for _ in range(config.num_decoder_layers))
         self.encoder.layers = nn.ModuleList(encoder_layers)
         self.decoder.layers = nn.ModuleList(decoder_layers)
         table = interleaved_positions(config.max_length, config.d_model)
@@ -366,7 +356,7 @@ class PreNormMemoryNorm(nn.Module):
             memory = layer(memory, src_mask)
         x = self.tgt_embedding(tgt) + self.positional_encoder[: tgt.shape[1]]
         for layer in self.decoder.layers:
-            x = layer(x, memory, tgt_mask, src_mask)
+            x = layer(x, tgt_mask, memory, src_mask)
         return self.output_layer(x)
 
 

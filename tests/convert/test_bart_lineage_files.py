@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import apply
+from jax_transformer import TransformerConfig, apply
 from jax_transformer.commands.convert import convert
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json, notes
@@ -17,6 +17,7 @@ from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.errors import InputError
 from jax_transformer.runs.run_model import read_initial_model
+from tests.convert.families.bart_lineage import both_sides, ids
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,
@@ -25,7 +26,7 @@ from tests.convert.families.case import (
     write_tokenizer,
 )
 from tests.convert.tools import assert_same_params
-from tests.parity.ladder import error
+from tests.parity.ladder import bound, error
 
 TIED = (
     "model.shared.weight",
@@ -213,5 +214,51 @@ def test_generation_defaults_of_a_folder_without_an_origin(bart):
     }
     for name in ("bart", "mbart", "plbart", "mvp"):
         assert FAMILIES[name].generation(bart[0]) == expected
+    never_padding = {"bad_words_ids": [[1]]}  # from which the decoder of Marian starts
+    assert FAMILIES["marian"].generation(bart[0]) == expected | never_padding
     del expected["forced_eos_token_id"]  # no file of M2M100 or NLLB has it
     assert FAMILIES["m2m_100"].generation(bart[0]) == expected
+
+
+OPUS_MT = both_sides(
+    heads=8,
+    d_ff=2048,
+    vocab_size=58_101,
+    d_model=512,
+    encoder_layers=6,
+    decoder_layers=6,
+    max_position_embeddings=512,
+    activation_function="swish",
+    **ids(pad=58_100, eos=0),
+)
+
+
+@pytest.mark.exhaustive
+def test_the_numbers_of_opus_mt():
+    """In the real widths and depths."""
+    model = foreign_model("marian", None, **OPUS_MT)
+    config, params = from_huggingface(model)
+    src, tgt = ragged_tokens(config, 7, 5)
+    logits, _ = foreign_results(model, config, src, tgt)
+    with jax.default_matmul_precision("highest"):
+        measured = error(jax.jit(apply, static_argnums=1)(params, config, src, tgt), logits)
+    print(f"\nopus-mt: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
+    assert measured <= bound("logits", "float32")
+
+
+def test_config_of_an_older_transformers_is_read():
+    """The keys that config.json of opus-mt models had in 2020, before some of today's."""
+    values = transformers.MarianConfig(**OPUS_MT).to_dict()
+    for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        del values[key]
+    values |= {
+        "add_bias_logits": False,
+        "add_final_layer_norm": False,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+        "num_beams": 6,
+        "max_length": 512,
+        "bad_words_ids": [[58_100]],
+    }
+    assert config_from_json(FAMILIES["marian"], values) == TransformerConfig.preset("marian")

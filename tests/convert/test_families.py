@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import os
-import random
 import shutil
 import socket
 import time
@@ -81,14 +80,14 @@ def write(usual, folder, **options):
     to_huggingface(usual.params, usual.config, folder, family=name, **options)
 
 
-# Compiled whole: thousands of small compilations would take longer.
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def layer(config, encoder, index, x, mask):
+# Compiled whole, once for all layers: thousands of small compilations would take longer.
+@functools.partial(jax.jit, static_argnums=0)
+def layer(config, params, shared_bias, x, mask):
     bias = None
     if config.has_shared_relative_bias:
         table = RelativeAttentionBias(config, bidirectional=True)
-        bias = table.apply({"params": encoder["relative_attention_bias"]}, *2 * x.shape[1:2])
-    return EncoderLayer(config).apply({"params": encoder[f"layers_{index}"]}, x, mask, bias)
+        bias = table.apply({"params": shared_bias}, *2 * x.shape[1:2])
+    return EncoderLayer(config).apply({"params": params}, x, mask, bias)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -114,7 +113,8 @@ def test_the_same_numbers(name, shape, dtype):
     for index, (before, after) in enumerate(itertools.pairwise(states)):
         if config.final_norm and index + 1 == config.num_encoder_layers:
             break  # the last state of transformers has passed the final norm
-        own = layer(config, params["encoder"], index, before.numpy(), mask)
+        bias = params["encoder"].get("relative_attention_bias")
+        own = layer(config, params["encoder"][f"layers_{index}"], bias, before.numpy(), mask)
         measured = error(np.asarray(own)[valid], after.numpy()[valid])
         print(f", encoder layer {index} {measured:.1e}", end="")
         assert measured <= bound("block", dtype)
@@ -376,32 +376,6 @@ def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
         with pytest.raises(InputError, match=message):
             from_huggingface(tmp_path)
         assert time.process_time() - start < 2
-
-
-@ONE_FAMILY
-def test_mutated_configs_raise_nothing_else(usual, tmp_path):
-    folder = shutil.copytree(usual.folder, tmp_path / "model")
-    path = folder / "config.json"
-    whole = path.read_bytes()
-    chance = random.Random(0)
-    outcomes = {"read": 0, "refused": 0}
-    for _ in range(100):
-        data = bytearray(whole)
-        for _ in range(chance.choice([1, 1, 2, 5])):
-            at = chance.randrange(len(data))
-            if chance.random() < 0.7:
-                data[at] = chance.choice(b'0123456789-.eE"{}[],:ntfu\x00\xff')
-            else:
-                del data[at : at + chance.randrange(1, 30)]
-        path.write_bytes(data)
-        try:
-            from_huggingface(folder)
-        except InputError:
-            outcomes["refused"] += 1
-        else:
-            outcomes["read"] += 1
-    print(f"\n100 mutated config.json: {outcomes}")
-    assert outcomes["refused"] > 25
 
 
 @ONE_FAMILY

@@ -1,26 +1,30 @@
 """Traps on the way to each family's numbers: with one set, the comparison must go red.
 
-Each is a mistake that changes no shape and raises nothing. `test_marian.py` has those of Marian:
-the scale of embeddings, the sinusoids, the activation, the bias of the output, query and key.
+Each is a mistake that changes no shape and raises nothing.
 """
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import pytest
+import torch
 
-from jax_transformer import apply
+from jax_transformer import apply, decode, decode_step, encode, init_cache
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.table import flatten, nest
-from jax_transformer.model import functional
+from jax_transformer.errors import InputError
+from jax_transformer.model import functional, layers, transformer
 from jax_transformer.model.masks import source_mask
 from jax_transformer.model.transformer import Transformer
-from tests.convert.families.case import case_of, foreign_model, foreign_results, ragged_tokens
+from tests.convert.families.case import foreign_model, foreign_results, ragged_tokens
+from tests.convert.families.t5_lineage import write_folder
 from tests.parity.ladder import bound, error
 
 
@@ -28,14 +32,21 @@ class Trap(NamedTuple):
     """A mistake.
 
     Attributes:
-        family: Model type of the family.
         mistake: Returns a wrong config and wrong parameters, given the right ones.
         patch: What replaces a function of the library: (module, name, function).
+        seen: The error that it must exceed.
     """
 
     family: str
+    shape: str
     mistake: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
     patch: tuple[Any, str, Callable[..., Any]] | None = None
+    seen: float = 1e-3
+
+
+Bart = functools.partial(Trap, "bart", "other_ids")
+M2m = functools.partial(Trap, "m2m_100", "other_ids")
+Marian = functools.partial(Trap, "marian", "three_heads")
 
 
 def fields(**changes):
@@ -44,36 +55,43 @@ def fields(**changes):
 
 
 def leaves(change):
-    """Return the mistake of a function (path, leaf) of each parameter."""
+    """Return the mistake of a function (path, leaf, leaf of a path) of each parameter."""
 
     def mistake(config, params):
-        return config, nest({path: change(path, leaf) for path, leaf in flatten(params).items()})
+        flat = flatten(params)
+        return config, nest({path: change(path, leaf, flat) for path, leaf in flat.items()})
 
     return mistake
+
+
+def swapped(first, second):
+    """Return the mistake of two names for each other, in every path."""
+    names = {first: second, second: first}
+    return leaves(
+        lambda path, leaf, flat: flat[
+            re.sub(f"{first}|{second}", lambda name: names[name[0]], path)
+        ]
+    )
+
+
+def untransposed(projection):
+    return leaves(lambda path, leaf, flat: leaf.T if f"{projection}/kernel" in path else leaf)
 
 
 def without_offset(config, params):
     changed = dataclasses.replace(config, position_offset=0)
-    return leaves(lambda path, leaf: leaf[:-2] if "_positions" in path else leaf)(changed, params)
+    rows = leaves(lambda path, leaf, flat: leaf[:-2] if "_positions" in path else leaf)
+    return rows(changed, params)
 
 
-def untransposed(projection):
-    ends = f"{projection}/kernel"
-    return leaves(lambda path, leaf: leaf.T if path.endswith(ends) else leaf)
-
-
-def scale_of_bart(name):
-    """Return the mistake of reading a config.json without the key as BART's class does."""
-
-    def mistake(config, params):
-        family = FAMILIES[name]
-        values = config_to_json(family, config)
-        del values["scale_embedding"]
-        assert config_from_json(family, values) == config
-        defaults = {**family.defaults, "scale_embedding": False}
-        return config_from_json(dataclasses.replace(family, defaults=defaults), values), params
-
-    return mistake
+def scale_of_bart(config, params, *, name):
+    """Read a config.json without the key as BART's class does."""
+    family = FAMILIES[name]
+    values = config_to_json(family, config)
+    del values["scale_embedding"]
+    assert config_from_json(family, values) == config
+    defaults = {**family.defaults, "scale_embedding": False}
+    return config_from_json(dataclasses.replace(family, defaults=defaults), values), params
 
 
 def encode_normed_tokens(self, src, src_mask=None, *, src_positions=None):
@@ -85,39 +103,75 @@ def with_halves(length, d_model, kind, offset=0):
     return sinusoidal_positions(length + offset, d_model, "sinusoidal_halves")[offset:]
 
 
+def flipped(distance, *others):
+    return relative_position_buckets(-distance, *others)
+
+
+def both_directions(distance, buckets, longest, bidirectional):
+    return relative_position_buckets(distance, buckets, longest, True)
+
+
 sinusoidal_positions = functional.sinusoidal_positions
+relative_position_buckets = functional.relative_position_buckets
+SCALED = fields(output_scale="inverse_sqrt_d_model")
+UNSCALED = fields(output_scale="none")
 TRAPS = {
-    "the offset of positions forgotten": Trap("bart", without_offset),
-    "the norm of embeddings forgotten": Trap("bart", fields(embedding_norm=False)),
-    "the norm of embeddings before positions": Trap(
-        "bart", patch=(Transformer, "encode", encode_normed_tokens)
+    "the offset of positions forgotten": Bart(without_offset),
+    "the norm of embeddings forgotten": Bart(fields(embedding_norm=False)),
+    "the norm of embeddings before positions": Bart(
+        patch=(Transformer, "encode", encode_normed_tokens)
     ),
-    "post-norm for pre-norm": Trap("mbart", fields(norm_placement="post")),
-    "pre-norm for post-norm": Trap("bart", fields(norm_placement="pre")),
-    "the final norm forgotten": Trap("blenderbot", fields(final_norm=False)),
-    "M2M100 with the sinusoids of Marian": Trap(
-        "m2m_100", patch=(functional, "sinusoidal_positions", with_halves)
+    "post-norm for pre-norm": Trap("mbart", "other_ids", fields(norm_placement="post")),
+    "pre-norm for post-norm": Bart(fields(norm_placement="pre")),
+    "the final norm forgotten": Trap("blenderbot", "other_ids", fields(final_norm=False)),
+    "M2M100 with the sinusoids of Marian": M2m(
+        patch=(functional, "sinusoidal_positions", with_halves)
     ),
-    "M2M100 from row 0": Trap("m2m_100", fields(position_offset=0)),
+    "M2M100 from row 0": M2m(fields(position_offset=0)),
     "Pegasus with the sinusoids of M2M100": Trap(
-        "pegasus", fields(positions="sinusoidal_tensor2tensor")
+        "pegasus", "other_ids", fields(positions="sinusoidal_tensor2tensor")
     ),
-    **{
-        f"the {projection} not transposed": Trap("bart", untransposed(projection))
-        for projection in ("query", "key", "value", "output")
-    },
-    "an absent scale as in BART, PLBart": Trap("plbart", scale_of_bart("plbart")),
-    "an absent scale as in BART, M2M100": Trap("m2m_100", scale_of_bart("m2m_100")),
+    "the query not transposed": Bart(untransposed("query")),
+    "the output not transposed": Bart(untransposed("output")),
+    "an absent scale as in BART": M2m(functools.partial(scale_of_bart, name="m2m_100")),
+    "Marian without the scale": Marian(fields(embedding_scale="none")),
+    "Marian with the paper's sinusoids": Marian(fields(positions="sinusoidal")),
+    "Marian with GELU": Marian(fields(activation="gelu")),
+    "Marian without the output's bias": Marian(
+        leaves(lambda path, leaf, flat: 0 * leaf if path == "output_projection/bias" else leaf)
+    ),
+    "query and key swapped": Marian(swapped("query", "key")),
+    "output scale forgotten": Trap("t5", "tied", UNSCALED),
+    "output scale too much": Trap("t5", "v1_1", SCALED),
+    "output scale of mT5": Trap("mt5", "own_output", SCALED),
+    "output scale of a tied UMT5": Trap("umt5", "tied", UNSCALED),
+    "output scale of UMT5": Trap("umt5", "own_output", SCALED),
+    "scores divided": Trap("t5", "tied", fields(attention_scale="head_dim")),
+    "mean subtracted": Trap("t5", "tied", fields(norm="layer_norm")),
+    "epsilon of BART": Trap("t5", "v1_1", fields(norm_epsilon=1e-5)),
+    "distance flipped": Trap(
+        "t5", "tied", patch=(functional, "relative_position_buckets", flipped)
+    ),
+    "decoder in both directions": Trap(
+        "t5", "tied", patch=(functional, "relative_position_buckets", both_directions)
+    ),
+    "one bias for all layers": Trap(
+        "umt5",
+        "tied",
+        leaves(lambda path, leaf, flat: flat[re.sub(r"_\d+/relative", "_0/relative", path)]),
+    ),
+    "exact gelu": Trap("t5", "v1_1", fields(activation="gelu"), seen=1e-4),
+    "gate and inner swapped": Trap("t5", "v1_1", swapped("gate", "inner")),
 }
-
-
 quick_apply = jax.jit(apply, static_argnames="config")
 
 
 @functools.cache
-def right(family):
+def right(family, shape, table=1.0):
     """Return a model's config, parameters and tokens, and the logits of transformers."""
-    model = foreign_model(family, [*case_of(family).shapes][-1])
+    model = foreign_model(family, shape, torch.float64)
+    if table != 1:
+        model.shared.weight.data *= table
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config)
     return config, params, src, tgt, foreign_results(model, config, src, tgt)[0]
@@ -125,18 +179,59 @@ def right(family):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TRAPS)
-def test_a_trap_is_seen(name, monkeypatch):
+def test_a_trap_is_seen(name, x64, monkeypatch):
     trap = TRAPS[name]
-    config, params, src, tgt, logits = right(trap.family)
+    # Where the epsilon of a norm counts, the squares of the embeddings are as small.
+    table = 1e-3 if "epsilon" in name else 1.0
+    config, params, src, tgt, logits = right(trap.family, trap.shape, table)
+    measured = error(quick_apply(params, config, src, tgt), logits)
     run = quick_apply
     if trap.patch is not None:
+        monkeypatch.setattr(*trap.patch)
         run = jax.jit(lambda *arguments: apply(*arguments), static_argnums=1)  # not traced yet
-    with jax.default_matmul_precision("highest"):
-        measured = error(quick_apply(params, config, src, tgt), logits)
-        if trap.patch is not None:
-            monkeypatch.setattr(*trap.patch)
-        wrong_config, wrong_params = trap.mistake(config, params)
-        wrong = error(run(wrong_params, wrong_config, src, tgt), logits)
+    wrong_config, wrong_params = trap.mistake(config, params)
+    wrong = error(run(wrong_params, wrong_config, src, tgt), logits)
     print(f"\n{name}: {wrong:.1e} instead of {measured:.1e}")
-    assert measured <= bound("logits", "float32")
-    assert wrong > 100 * bound("logits", "float32")
+    assert measured <= bound("logits", "float64")
+    assert wrong > trap.seen
+
+
+def test_trap_of_the_width_of_a_head(tmp_path):
+    """Where the heads of T5 are together as wide as the model, the width could be left unread."""
+    model = foreign_model("t5", "tied", d_model=40, d_kv=10, num_heads=4)
+    folder = write_folder(tmp_path / "model", model, d_kv=8, num_heads=5)
+    with pytest.raises(InputError, match="relative_attention_bias"):
+        from_huggingface(folder)
+    folder = write_folder(tmp_path / "wide", foreign_model("t5"), d_kv=14)  # 42 // 3
+    with pytest.raises(InputError, match=r"wrong shape.*SelfAttention"):
+        from_huggingface(folder)
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+@pytest.mark.exhaustive
+def test_cached_steps_have_the_relative_bias(family, x64, monkeypatch):
+    """Every bucket is used; without the bias in the cached step the logits are far off."""
+    config, params = from_huggingface(foreign_model(family, None, torch.float64))
+    src, tgt = ragged_tokens(config)
+    mask = source_mask(jnp.asarray(src), config)
+
+    def uncached(params):
+        return decode(params, config, tgt, encode(params, config, src), src_mask=mask)
+
+    def cached(params):
+        memory = encode(params, config, src)
+        cache = init_cache(params, config, memory, tgt.shape[1], mask)
+
+        def step(cache, tokens):
+            logits, cache = decode_step(params, config, cache, tokens)
+            return cache, logits
+
+        return jax.lax.scan(step, cache, jnp.asarray(tgt.T))[1].swapaxes(0, 1)
+
+    expected = jax.jit(uncached)(params)
+    assert error(jax.jit(cached)(params), expected) <= 1e-12
+    for module in (layers, transformer):  # a bias of its own in each layer, or one of the stack
+        monkeypatch.setattr(module, "slot_bias", lambda bias, position, mask: None)
+    missing = error(jax.jit(lambda params: cached(params))(params), expected)
+    print(f"\n{family}: {missing:.0e} without the bias", end="")
+    assert missing > 1e-3

@@ -3,19 +3,17 @@
 import json
 import os
 
-import numpy as np
 import pytest
 import torch
 
-from jax_transformer import TransformerConfig, generate
+from jax_transformer import TransformerConfig
 from jax_transformer.convert.generation_config import (
     NEUTRAL,
     generation_options,
     read_generation_config,
 )
-from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.errors import InputError
-from tests.convert.families.case import as_inputs, foreign_model, ragged_tokens, transformers
+from tests.convert.families.case import foreign_model, transformers
 
 HONOURED = frozenset(
     """
@@ -121,10 +119,7 @@ HONOURED_VALUES = {
         {"suppress_tokens": [52, 0]},
         {"banned_tokens": (0,), "allow_padding": False},
     ),
-    "at the beginning": (
-        {"begin_suppress_tokens": [0, 4]},
-        {"begin_suppressed_tokens": (0, 4)},
-    ),
+    "at the beginning": ({"begin_suppress_tokens": [0, 4]}, {"begin_suppressed_tokens": (0, 4)}),
     "several results": (
         {"num_beams": 3, "num_return_sequences": 2},
         {"beam_size": 3, "num_hypotheses": 2},
@@ -244,24 +239,6 @@ def test_lengths_are_those_of_transformers(values, new_tokens):
     model.generation_config = transformers.GenerationConfig(**values, **ids)
     generated = model.generate(torch.tensor([[3, 4, 5, 0]]))
     assert generated.shape[1] - 1 == new_tokens == options(**values)["max_new_tokens"]
-
-
-def test_a_folders_defaults_generate_what_transformers_generates(tmp_path):
-    """With the rules that both have had from the beginning."""
-    model = foreign_model("marian")
-    values = {"decoder_start_token_id": 52, "eos_token_id": 0, "pad_token_id": 52}
-    values |= {"num_beams": 3, "length_penalty": 0.6, "early_stopping": "never", "max_length": 12}
-    values |= {"bad_words_ids": [[52], [9]], "min_length": 4, "no_repeat_ngram_size": 2}
-    model.generation_config = transformers.GenerationConfig(**values)
-    model.save_pretrained(tmp_path)
-    config, params = from_huggingface(tmp_path)
-    src, _ = ragged_tokens(config)
-    found, name = read_generation_config(tmp_path)
-    best = generate(params, config, src, **generation_options(found, config, name))
-    expected = model.generate(**as_inputs(config, src)).numpy()[:, 1:]
-    for ids, length, row in zip(best.tokens[:, 0], best.lengths[:, 0], expected, strict=True):
-        np.testing.assert_array_equal(ids[:length], row[: int(length)])
-        assert (row[int(length) :] == config.pad_id).all()
 
 
 def test_relative_positions_do_not_limit_targets():

@@ -161,7 +161,7 @@ def test_what_a_file_cannot_hold_is_refused_and_nothing_written(tmp_path):
     with pytest.raises(InputError, match=r"'model.encoder.embed_positions.weights' is computed by"):
         write_layout(path, convert.get_layout("m2m_100"))
     row = Row("{a}{b}.bias", "{a}/{b}/bias")
-    with pytest.raises(InputError, match=r"x.toml cannot hold this layout: row 1 .* at most one"):
+    with pytest.raises(InputError, match=r"x.toml cannot hold this layout: .* at most one"):
         write_layout(path, Layout("x", (row,)))
     with pytest.raises(InputError, match=r"must end in .toml"):
         write_layout(tmp_path / "x.json", convert.get_layout("reference"))
@@ -185,9 +185,12 @@ REFUSED = {
     "name": (f"name = 3\n{ROW}", "Expected `str`, got `int` - at `$.name`"),
     "operation": (f'name = "x"\n{ROW}operation = "flip"', "'flip' - at `$.rows[0].operation`"),
     "stack": (f'name = "x"\n{ROW}stack = "row"', "'row' - at `$.rows[0].stack`"),
-    "stack of one": (f'name = "x"\n{ROW}stack = "heads"', "needs several parameters"),
+    "stack of one": (
+        f'name = "x"\n{ROW}stack = "heads"',
+        "needs several parameters, not one - at `$.rows[0]`",
+    ),
     "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
-    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "row 1 ('x'): head=1 is not a setting"),
+    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "head=1 is not a setting"),
     "when's one": (f'name = "x"\n{ROW}when = ["d_model"]', "at `$.rows[0].when`"),
     "path": (
         'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
@@ -209,7 +212,7 @@ REFUSED = {
     ),
     "buffer's shape": (
         f'{BUFFER}kind = "position_table"\nshape = [2]\n',
-        "buffer 1 ('p'): shape=[2] of a position table must hold",
+        "axes of length 1 - at `$.buffers[0]`",
     ),
     "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
     "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is not a setting"),
@@ -265,33 +268,6 @@ def test_a_hostile_file_takes_bounded_time(write, text):
     assert took < 20
 
 
-LINES = ["\n", "[[rows]]\n", "[config]\n", "[[buffers]]\n", 'foreign = "x"\n', ROW]
-WORDS = '[ ] { } = " \' . , # name stack shape when "\\u0000" true {i}'.split()
-SNIPPETS = st.sampled_from(LINES + WORDS)
-
-
-def assert_read_or_refused(path):
-    """Return whether a file is read; any other error than a refusal in one line fails."""
-    with contextlib.suppress(InputError):
-        read_layout(path)
-        return True
-    with pytest.raises(InputError, match=r"^[^\n]*\Z"):
-        read_layout(path)
-    return False
-
-
-@hypothesis.settings(deadline=None, max_examples=300)
-@hypothesis.given(st.lists(SNIPPETS, max_size=30).map("".join))
-@pytest.mark.exhaustive
-def test_random_text_is_read_or_refused(tmp_path_factory, text):
-    path = tmp_path_factory.mktemp("random") / "x.toml"
-    path.write_text(text, "utf-8")
-    if assert_read_or_refused(path):
-        layout = read_layout(path).layout
-        write_layout(path, layout, overwrite=True)
-        assert read_layout(path).layout == layout
-
-
 LEAVES = st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
 VALUES = st.recursive(
     LEAVES,
@@ -302,7 +278,7 @@ VALUES = st.recursive(
 )
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=200)
 @hypothesis.given(st.data())
 @pytest.mark.exhaustive
 def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data):
@@ -322,4 +298,10 @@ def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data)
         values["config"] = {key: value}
     path = tmp_path_factory.mktemp("random") / "x.toml"
     path.write_bytes(tomli_w.dumps(values).encode("utf-8", "replace"))
-    assert_read_or_refused(path)
+    with contextlib.suppress(InputError):
+        layout = read_layout(path).layout
+        write_layout(path, layout, overwrite=True)
+        assert read_layout(path).layout == layout
+        return
+    with pytest.raises(InputError, match=r"^[^\n]*\Z"):
+        read_layout(path)

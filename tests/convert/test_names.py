@@ -10,22 +10,10 @@ from jax_transformer import convert
 from jax_transformer.convert import ConversionError, Layout, Row
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.names import why_unexpected
-from jax_transformer.convert.report import group_layers
+from jax_transformer.convert.report import Report, group_layers
 from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
-from tests.convert.tools import assert_same_params
+from tests.convert.tools import assert_same_params, reference_case, refused
 from tests.models import random_params, small_config
-
-
-def reference_case():
-    config = small_config("pre_norm")
-    params = random_params(config)
-    return config, params, convert.to_torch(params, config)
-
-
-def refused(tensors, config):
-    with pytest.raises(ConversionError) as caught:
-        convert.from_torch(tensors, config)
-    return caught.value.report
 
 
 def message_of(tensors, config, layout="reference"):
@@ -156,3 +144,17 @@ def test_every_field_that_is_named_has_a_case():
     configs = [small_config("pre_norm", **small, **fields) for fields, _ in FIELDS]
     paths = [path for _, path in FIELDS]
     assert {named_field(*case)[0] for case in zip(configs, paths, strict=True)} == declared
+
+
+@pytest.mark.parametrize("name", ["a\n" * 100, "a\u2028b\x1b[2J", "x" * 5000])
+def test_a_refusal_is_short_and_the_report_is_whole(name):
+    report = Report("reference", hint=f"strip\n{name}")
+    for number in range(500):
+        report.add("unexpected", f"{name}{number}", f"nearest: {name}")
+        report.add("missing", f"{chr(97 + number % 26)}{name}", name)
+    refusal = ConversionError(report)
+    assert len(str(refusal).splitlines()) <= 22
+    assert len(str(refusal)) < 22 * 1000
+    assert "\x1b" not in str(refusal)
+    assert refusal.report.faults[0].name == f"{name}0"
+    assert len(refusal.report.faults) == 1000

@@ -3,7 +3,6 @@
 import gc
 import json
 import shutil
-import sys
 import tracemalloc
 
 import jax
@@ -44,16 +43,6 @@ def home(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def convert(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", "convert", *map(str, arguments)])
-        cli.main()
-        return capsys.readouterr().out
-
-    return run
-
-
 def assert_loads_in_transformers(folder, home):
     models = []
     for path in (folder, home):
@@ -68,12 +57,16 @@ def assert_loads_in_transformers(folder, home):
         assert torch.equal(states[0][name], states[1][name]), name
 
 
-def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, convert):
+def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, capsys):
     _, params = from_huggingface(home)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
-    layout = ["--output-layout", "pegasus", "--max-shard-size", "3KB"]
-    printed = convert(home, tmp_path / "direct", *layout)
-    assert "not carried over: pytorch_model.bin\n" in printed
+    layout = ("--output-layout", "pegasus", "--max-shard-size", "3KB")
+
+    def convert(*arguments):
+        cli.run_command("convert", *map(str, arguments))
+
+    convert(home, tmp_path / "direct", *layout)
+    assert "not carried over: pytorch_model.bin\n" in capsys.readouterr().out
     assert len(weight_files(tmp_path / "direct")) > 4
     convert(home, tmp_path / "weights.safetensors")
     assert {

@@ -18,7 +18,13 @@ from jax_transformer.convert.table import expand, flatten, nest
 from jax_transformer.porting.verify import verify
 from jax_transformer.storage.weights.arrays import as_torch
 from tests.convert.foreign import MODELS
-from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
+from tests.convert.tools import (
+    assert_same_params,
+    assert_same_tensors,
+    reference_case,
+    refused,
+    same_bits,
+)
 from tests.models import random_params, small_config
 from tests.tiers import tiered
 
@@ -51,19 +57,6 @@ def random_bits(shape, name, random):
     flat = bits.reshape(-1)
     flat[: len(special)] = special[: flat.size]
     return bits.view(kind)
-
-
-def reference_case():
-    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
-    params = random_params(config)
-    return config, params, convert.to_torch(params, config)
-
-
-def refused(tensors, config, layout="reference", **options):
-    """Return the report of a refusal."""
-    with pytest.raises(ConversionError) as caught:
-        convert.from_torch(tensors, config, layout, **options)
-    return caught.value.report
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -147,12 +140,12 @@ def test_many_faults_stay_readable_and_fast():
     config, _, state_dict = reference_case()
     letters = str.maketrans("0123456789", "abcdefghij")
     strangers = {
-        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(100_000)
+        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(20_000)
     }
     report = refused(state_dict | strangers, config)
-    assert len(report.faults) == 100_000
+    assert len(report.faults) == 20_000
     message = str(ConversionError(report))
-    assert message.splitlines()[-1] == "  ... and 99983 more unexpected"
+    assert message.splitlines()[-1] == "  ... and 19983 more unexpected"
     assert len(message.splitlines()) <= 20
     assert max(map(len, message.splitlines())) < 300
 

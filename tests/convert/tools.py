@@ -1,10 +1,14 @@
 """Comparisons that the conversion tests share."""
 
 import numpy as np
+import pytest
 import torch
 
+from jax_transformer import convert
+from jax_transformer.convert import ConversionError
 from jax_transformer.convert.table import flatten
 from jax_transformer.storage.weights.arrays import as_numpy
+from tests.models import random_params, small_config
 
 LOGIT_BOUNDS = {"float64": 1e-11, "float32": 1e-5}
 
@@ -41,3 +45,16 @@ def target_masks(src, tgt, pad_id):
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     src_mask = torch.from_numpy(src != pad_id)[:, None, None, :]
     return src_mask, torch.from_numpy(tgt != pad_id)[:, None, None, :] & causal
+
+
+def reference_case():
+    config = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config)
+    return config, params, convert.to_torch(params, config)
+
+
+def refused(tensors, config, layout="reference", **options):
+    """Return the report of a refusal."""
+    with pytest.raises(ConversionError) as caught:
+        convert.from_torch(tensors, config, layout, **options)
+    return caught.value.report

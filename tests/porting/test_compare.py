@@ -174,11 +174,14 @@ PROGRAM = small_config(
     output_projection="linear",
     output_bias=True,
 )
-PROGRAM_LAYOUT = torch_nn.transformer(
-    "body.",
-    source_embedding="source.weight",
-    target_embedding="target.weight",
-    output_projection="head",
+PROGRAM_LAYOUT = convert.Layout(
+    "torch_nn",
+    (
+        *torch_nn.transformer("body.").rows,
+        convert.Row("source.weight", "source_embedding/embedding"),
+        convert.Row("target.weight", "target_embedding/embedding"),
+        *torch_nn.linear("head", "output_projection"),
+    ),
 )
 
 
@@ -306,7 +309,7 @@ REFUSED = {
     "vectors": ({"src": np.ones((2, 7, 42))}, PROGRAM_LAYOUT, "must hold whole numbers"),
     "width": ({"output": np.ones((2, 5, 9))}, PROGRAM_LAYOUT, "9 numbers .* tgt_vocab_size=41"),
     "padding": ({"src": np.zeros((2, 7), int)}, PROGRAM_LAYOUT, "no row with a source and"),
-    "part": ({}, torch_nn.encoder(), "is of encoder, not of a whole model"),
+    "part": ({}, torch_nn.part("encoder"), "is of encoder, not of a whole model"),
     "layout": ({}, convert.get_layout("torch_nn"), "has no row for"),
 }
 

@@ -5,7 +5,6 @@ and the tests look it up here. A program can add its own: `FAMILIES[family.model
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from jax_transformer.convert.families import (
     bart,
@@ -40,33 +39,26 @@ _EXPERTS = "its layers are mixtures of experts"
 _SPARSE = "its attention is sparse"
 _ROTARY = "its positions are rotary"
 # Encoder-decoders of transformers that no config of this library describes.
-REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "nllb-moe": _EXPERTS,
-        "nllb_moe": _EXPERTS,
-        "switch_transformers": _EXPERTS,
-        "led": _SPARSE,
-        "longt5": _SPARSE,
-        "bigbird_pegasus": _SPARSE,
-        "pegasus_x": _SPARSE,
-        "prophetnet": "its decoder predicts several tokens at once",
-        "t5gemma": _ROTARY,
-        "t5gemma2": _ROTARY,
-        "fsmt": "its encoder and decoder have tables and widths of their own",
-        "blenderbot-small": "its decoder norms the embeddings before the positions are added",
-    }
-)
+REFUSED: Mapping[str, str] = {
+    "nllb-moe": _EXPERTS,
+    "nllb_moe": _EXPERTS,
+    "switch_transformers": _EXPERTS,
+    "led": _SPARSE,
+    "longt5": _SPARSE,
+    "bigbird_pegasus": _SPARSE,
+    "pegasus_x": _SPARSE,
+    "prophetnet": "its decoder predicts several tokens at once",
+    "t5gemma": _ROTARY,
+    "t5gemma2": _ROTARY,
+    "fsmt": "its encoder and decoder have tables and widths of their own",
+    "blenderbot-small": "its decoder norms the embeddings before the positions are added",
+}
 
 
 def get_family(model_type: object) -> Family:
     """Return the family of a model type."""
-    reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
-    if reason is not None:
-        known = ", ".join(FAMILIES)
-        raise InputError(
-            f"model_type={model_type!r} cannot be converted: {reason}; this library knows {known}"
-        )
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")
-    return FAMILIES[model_type]
+    name = model_type if isinstance(model_type, str) else None
+    if name in FAMILIES:
+        return FAMILIES[name]
+    fault = f"cannot be converted: {REFUSED[name]}" if name in REFUSED else "is unknown"
+    raise InputError(f"model_type={model_type!r} {fault}; this library knows {', '.join(FAMILIES)}")

@@ -6,9 +6,6 @@ FAMILY = bart_lineage.family(
     "blenderbot",
     "BlenderbotForConditionalGeneration",
     "blenderbot",
-    defaults={
-        "pad_token_id": 0,
-        "decoder_start_token_id": 1,
-    },
+    defaults={"pad_token_id": 0, "decoder_start_token_id": 1},
     tokenizer="blenderbot",
 )

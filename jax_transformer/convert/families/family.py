@@ -101,9 +101,12 @@ def config_from_json(
         values["tie_word_embeddings"] = tied
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for key in family.fields:
-        for field in _names(family.fields[key]):
-            value = _number(values, key, field)
+    declared = declarations(TransformerConfig)
+    for key, names in family.fields.items():
+        for field in _names(names):
+            if (value := _get(values, key)) is None:
+                raise InputError(f"config.json: {key}=null must be a number")
+            value = checked(f"config.json: {key}", value, declared[field])
             if fields.setdefault(field, value) != value:
                 raise InputError(
                     f"config.json: {key}={shorten(value)} must equal "
@@ -112,10 +115,9 @@ def config_from_json(
             sources.setdefault(field, key)
     for key, words in family.words.items():
         value = _get(values, key)
-        matching = [word for word in words if type(word) is type(value) and word == value]
-        if not matching:
+        if (type(value), value) not in [(type(word), word) for word in words]:
             raise InputError(f"config.json: {key}={shorten(value)} must be {_one_of(words)}")
-        fields |= words[matching[0]]
+        fields |= words[value]
     if family.implied is not None:
         fields |= family.implied(fields)
     try:
@@ -153,6 +155,24 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
+def generation(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of a family whose targets all end with EOS."""
+    return {
+        "decoder_start_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "forced_eos_token_id": config.eos_id,
+        "max_length": config.max_length,
+        "pad_token_id": config.pad_id,
+    }
+
+
+def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of M2M100, whose files never force EOS, and of T5."""
+    defaults = generation(config)
+    del defaults["forced_eos_token_id"]
+    return defaults
+
+
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
     """Return a line for each key of config.json that acts on training and is not applied here."""
     return [
@@ -176,11 +196,3 @@ def _get(values: Mapping[str, Any], key: str) -> Any:
     if key not in values:
         raise InputError(f"config.json has no {key!r}; add it")
     return values[key]
-
-
-def _number(values: Mapping[str, Any], key: str, field: str) -> int | float:
-    """Return the value of a key as the config's field is declared."""
-    value = _get(values, key)
-    if value is None:
-        raise InputError(f"config.json: {key}=null must be a number")
-    return checked(f"config.json: {key}", value, declarations(TransformerConfig)[field])

@@ -7,26 +7,23 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
+from jax_transformer.convert.families.family import generation_without_forced_end
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.errors import InputError
-from jax_transformer.model.functional import sinusoidal_positions
-from jax_transformer.model.memory_checks import check_position_table
 
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
 
 
-class _PositionTable:
+class _PositionTable(PositionTable):
     """The table [max_length + 2, d_model] as older files hold it: padding has zeros."""
 
     def __call__(self, config: TransformerConfig) -> np.ndarray:
-        """Return the float64 table for a config."""
-        check_position_table(*self.lengths(config))
-        table = sinusoidal_positions(*self.lengths(config), "sinusoidal_tensor2tensor")
+        table = super().__call__(config)
         table[config.pad_id : config.pad_id + 1] = 0.0
         return table
 
-    def lengths(self, config: TransformerConfig) -> tuple[int, int]:
-        """Return the shape of the table, as `PositionTable.lengths`."""
-        return config.max_length + EXTRA_ROWS, config.d_model
+    def rows(self, config: TransformerConfig) -> int:
+        return config.max_length + EXTRA_ROWS
 
 
 def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -40,19 +37,12 @@ def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
     return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
 
 
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    # No file of these models forces EOS at the end.
-    defaults = bart_lineage.generation(config)
-    del defaults["forced_eos_token_id"]
-    return defaults
-
-
 FAMILY = bart_lineage.family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
     "m2m100",
-    layout=bart_lineage.layout("m2m_100", _PositionTable(), "weights"),
-    generation=_generation,
+    layout=bart_lineage.layout("m2m_100", _PositionTable(("length", "d_model")), "weights"),
+    generation=generation_without_forced_end,
     defaults={
         "activation_function": "relu",
         "scale_embedding": True,

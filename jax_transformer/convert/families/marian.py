@@ -4,21 +4,14 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import Family
+from jax_transformer.convert.families.family import Family, generation
 
 LAYOUT = bart_lineage.layout("marian", bart_lineage.SINUSOIDS)
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
-    return {
-        # The decoder starts from padding, but must never generate it.
-        "bad_words_ids": [[config.pad_id]],
-        "decoder_start_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "forced_eos_token_id": config.eos_id,
-        "max_length": config.max_length,
-        "pad_token_id": config.pad_id,
-    }
+    # The decoder starts from padding, but must never generate it.
+    return {"bad_words_ids": [[config.pad_id]], **generation(config)}
 
 
 FAMILY = Family(

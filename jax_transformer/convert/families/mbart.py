@@ -7,9 +7,6 @@ FAMILY = bart_lineage.family(
     "MBartForConditionalGeneration",
     "mbart",
     defaults={"bos_token_id": 0},
-    # Without a start id, generation starts from BOS. In training, transformers moves the last token
-    # of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token is
-    # the config's `bos_id`.
-    computed={"decoder_start_token_id": lambda values: values.get("bos_token_id")},
+    computed=bart_lineage.START_FROM_BOS,
     tokenizer="mbart",
 )

@@ -6,13 +6,6 @@ FAMILY = bart_lineage.family(
     "plbart",
     "PLBartForConditionalGeneration",
     "bart",
-    defaults={
-        "scale_embedding": True,
-        "attention_dropout": 0.1,
-        "bos_token_id": 0,
-    },
-    # Without a start id, generation starts from BOS. In training, transformers moves the last token
-    # of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token is
-    # the config's `bos_id`.
-    computed={"decoder_start_token_id": lambda values: values.get("bos_token_id")},
+    defaults={"scale_embedding": True, "attention_dropout": 0.1, "bos_token_id": 0},
+    computed=bart_lineage.START_FROM_BOS,
 )

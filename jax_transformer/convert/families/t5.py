@@ -7,9 +7,5 @@ have an output matrix of their own and no factor.
 from jax_transformer.convert.families import t5_lineage
 
 FAMILY = t5_lineage.family(
-    "t5",
-    "T5ForConditionalGeneration",
-    "t5",
-    feed_forward_proj="relu",
-    **t5_lineage.SCALED,
+    "t5", "T5ForConditionalGeneration", "t5", feed_forward_proj="relu", **t5_lineage.SCALED
 )

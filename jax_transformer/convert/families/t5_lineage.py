@@ -4,13 +4,15 @@ They share the names of their weights and all keys of config.json but `scale_dec
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.families.family import ACTIVATIONS, Family
+from jax_transformer.convert.families.family import (
+    ACTIVATIONS,
+    Family,
+    generation_without_forced_end,
+)
 from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.storage.weights.arrays import as_numpy
 
@@ -18,88 +20,74 @@ from jax_transformer.storage.weights.arrays import as_numpy
 TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 
-FIELDS: Mapping[str, str | tuple[str, ...]] = MappingProxyType(
-    {
-        "vocab_size": ("src_vocab_size", "tgt_vocab_size"),
-        "d_model": "d_model",
-        "num_heads": "num_heads",
-        "d_kv": "d_kv",
-        "d_ff": "d_ff",
-        "num_layers": "num_encoder_layers",
-        "num_decoder_layers": "num_decoder_layers",
-        "relative_attention_num_buckets": "relative_attention_num_buckets",
-        "relative_attention_max_distance": "relative_attention_max_distance",
-        "layer_norm_epsilon": "norm_epsilon",
-        "dropout_rate": ("dropout", "attention_dropout", "activation_dropout"),
-        "n_positions": "max_length",
-        "pad_token_id": "pad_id",
-        "decoder_start_token_id": "bos_id",
-        "eos_token_id": "eos_id",
-    }
-)
-_TIED = {"output_projection": "tied"}
-_OWN = {"output_projection": "linear"}
-WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "feed_forward_proj": {
-            **{
-                name: {**fields, "gated_feed_forward": False}
-                for name, fields in ACTIVATIONS.items()
-            },
-            **{
-                f"gated-{name}": {**fields, "gated_feed_forward": True}
-                for name, fields in ACTIVATIONS.items()
-                if name != "gelu"
-            },
-            # In spite of its name: the approximation by tanh.
-            "gated-gelu": {"activation": "gelu_tanh", "gated_feed_forward": True},
+FIELDS: Mapping[str, str | tuple[str, ...]] = {
+    "vocab_size": ("src_vocab_size", "tgt_vocab_size"),
+    "d_model": "d_model",
+    "num_heads": "num_heads",
+    "d_kv": "d_kv",
+    "d_ff": "d_ff",
+    "num_layers": "num_encoder_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "relative_attention_num_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance",
+    "layer_norm_epsilon": "norm_epsilon",
+    "dropout_rate": ("dropout", "attention_dropout", "activation_dropout"),
+    "n_positions": "max_length",
+    "pad_token_id": "pad_id",
+    "decoder_start_token_id": "bos_id",
+    "eos_token_id": "eos_id",
+}
+WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
+    "feed_forward_proj": {
+        **{name: {**fields, "gated_feed_forward": False} for name, fields in ACTIVATIONS.items()},
+        **{
+            f"gated-{name}": {**fields, "gated_feed_forward": True}
+            for name, fields in ACTIVATIONS.items()
+            if name != "gelu"
         },
-        "tie_word_embeddings": {True: _TIED, False: _OWN},
-    }
-)
-FIXED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"is_encoder_decoder": (True,), "is_decoder": (False,)}
-)
+        # In spite of its name: the approximation by tanh.
+        "gated-gelu": {"activation": "gelu_tanh", "gated_feed_forward": True},
+    },
+    "tie_word_embeddings": {
+        True: {"output_projection": "tied"},
+        False: {"output_projection": "linear"},
+    },
+}
+FIXED: Mapping[str, tuple[Any, ...]] = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
 # Those of the classes in transformers.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "layer_norm_epsilon": 1e-6,
-        "dropout_rate": 0.1,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-    }
-)
-COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
-    {
-        # The models have no longest text. n_positions, which transformers does not read, is the
-        # length of the texts that T5 was trained on.
-        "n_positions": lambda values: 512,
-        "num_decoder_layers": lambda values: values.get("num_layers"),
-        "decoder_start_token_id": lambda values: values["pad_token_id"],
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "dropout_rate": 0.1,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    # The models have no longest text. n_positions, which transformers does not read, is the
+    # length of the texts that T5 was trained on.
+    "n_positions": lambda values: 512,
+    "num_decoder_layers": lambda values: values.get("num_layers"),
+    "decoder_start_token_id": lambda values: values["pad_token_id"],
+}
 
 
 # Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
 # config.json of older versions has no such key; there, an untied model has no factor.
-SCALED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "words": {
-            **WORDS,
-            "scale_decoder_outputs": {
-                True: {"output_scale": "inverse_sqrt_d_model"},
-                False: {"output_scale": "none"},
-            },
+SCALED: Mapping[str, Mapping[str, Any]] = {
+    "words": {
+        **WORDS,
+        "scale_decoder_outputs": {
+            True: {"output_scale": "inverse_sqrt_d_model"},
+            False: {"output_scale": "none"},
         },
-        "computed": {
-            **COMPUTED,
-            "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
-        },
-    }
-)
+    },
+    "computed": {
+        **COMPUTED,
+        "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
+    },
+}
 
 
 def layout(name: str) -> Layout:
@@ -143,7 +131,7 @@ def family(
     """Return a family; `feed_forward_proj` is what the absent key means."""
     usual = {
         "layout": layout(model_type),
-        "generation": generation,
+        "generation": generation_without_forced_end,
         "fields": FIELDS,
         "words": WORDS,
         "fixed": FIXED,
@@ -153,16 +141,6 @@ def family(
         "tokenizer": "t5",
     }
     return Family(model_type, architecture, preset, **(usual | others))
-
-
-def generation(config: TransformerConfig) -> dict[str, Any]:
-    """Return the content of generation_config.json."""
-    return {
-        "decoder_start_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "max_length": config.max_length,
-        "pad_token_id": config.pad_id,
-    }
 
 
 def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:

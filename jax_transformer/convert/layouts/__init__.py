@@ -10,8 +10,8 @@ from jax_transformer.convert.table import Layout
 LAYOUTS: dict[str, Layout] = {
     "reference": reference.LAYOUT,
     "torch_nn": torch_nn.transformer(),
-    "torch_nn_encoder": torch_nn.encoder(),
-    "torch_nn_decoder": torch_nn.decoder(),
+    "torch_nn_encoder": torch_nn.part("encoder"),
+    "torch_nn_decoder": torch_nn.part("decoder"),
     "torch_nn_attention": torch_nn.attention(),
     "shared_heads": from_scratch.shared_heads(),
     "pre_norm": from_scratch.pre_norm(),

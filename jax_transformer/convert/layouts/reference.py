@@ -12,8 +12,7 @@ LAYOUT = Layout(
             transpose,
         ),
         Row(
-            "{stack}.layers.{i}.{residual}.norm.weight",
-            "{stack}/layers_{i}/{residual}/norm/scale",
+            "{stack}.layers.{i}.{residual}.norm.weight", "{stack}/layers_{i}/{residual}/norm/scale"
         ),
         # One row for the biases of projections and of residual norms.
         Row("{stack}.layers.{i}.{block}.{part}.bias", "{stack}/layers_{i}/{block}/{part}/bias"),

@@ -7,6 +7,7 @@ them from the module.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,50 +23,19 @@ if TYPE_CHECKING:
 PROJECTIONS = ("query", "key", "value", "output")
 
 
-def transformer(
-    prefix: str = "",
-    *,
-    source_embedding: str | tuple[str, ...] = (),
-    target_embedding: str | tuple[str, ...] = (),
-    token_embedding: str | tuple[str, ...] = (),
-    output_projection: str = "",
-) -> Layout:
+def transformer(prefix: str = "") -> Layout:
     """Return the layout of torch.nn.Transformer, bare or inside a module.
 
     Args:
         prefix: What precedes its names inside a module, as "transformer.".
-        source_embedding: Name of the table of source tokens, as "source_embedding.weight".
-        target_embedding: Name of the table of target tokens. Several names are tied copies: a
-            tied output projection is another name of this table.
-        token_embedding: Names of a table that source and target share.
-        output_projection: Module of an output projection that has its own matrix, or that adds a
-            bias to a tied matrix, as "generator".
     """
-    tables = {
-        "source_embedding": source_embedding,
-        "target_embedding": target_embedding,
-        "token_embedding": token_embedding,
-    }
-    rows = [
-        Row(name, f"{table}/embedding")
-        for table, names in tables.items()
-        for name in ((names,) if isinstance(names, str) else names)
-    ]
-    if output_projection:
-        rows += linear(output_projection, "output_projection")
-    for stack in ("encoder", "decoder"):
-        rows += _stack(stack, f"{prefix}{stack}.", f"{stack}/")
-    return Layout("torch_nn", tuple(rows))
+    rows = (_stack(stack, f"{prefix}{stack}.", f"{stack}/") for stack in ("encoder", "decoder"))
+    return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
 
 
-def encoder() -> Layout:
-    """Return the layout of torch.nn.TransformerEncoder: the parameters under "encoder"."""
-    return Layout("torch_nn_encoder", tuple(_stack("encoder", "", "")), scope="encoder")
-
-
-def decoder() -> Layout:
-    """Return the layout of torch.nn.TransformerDecoder: the parameters under "decoder"."""
-    return Layout("torch_nn_decoder", tuple(_stack("decoder", "", "")), scope="decoder")
+def part(stack: str) -> Layout:
+    """Return the layout of torch.nn.TransformerEncoder or TransformerDecoder alone."""
+    return Layout(f"torch_nn_{stack}", tuple(_stack(stack, "", "")), scope=stack)
 
 
 def attention(scope: str = "encoder/layers_0/self_attention") -> Layout:
@@ -88,19 +58,21 @@ def norm(foreign: str, path: str, scale: str = "weight", bias: str = "bias") -> 
 
 def layer_rows(
     foreign: str,
-    path: str,
+    stack: str,
     attentions: Mapping[str, tuple[str, str]],
     projections: Sequence[str],
     feed_forward: tuple[str, str, str],
     norm_leaves: tuple[str, str] = ("weight", "bias"),
 ) -> list[Row]:
-    """Return the rows of a layer whose products are each a torch.nn.Linear.
+    """Return the rows of a stack's layers whose products are each a torch.nn.Linear.
 
     Args:
+        foreign: The list of the layers, as "encoder.layers".
         attentions: The foreign modules of each attention and of its norm, by our name.
         projections: Modules of query, key, value and output in those of the attentions.
         feed_forward: Modules of the inner and the outer product, and of their norm.
     """
+    foreign, path = f"{foreign}.{{i}}", f"{stack}/layers_{{i}}"
     inner, outer, last_norm = feed_forward
     rows = [
         *linear(f"{foreign}.{inner}", f"{path}/feed_forward/inner"),
@@ -109,9 +81,33 @@ def layer_rows(
     ]
     for attention, (module, its_norm) in attentions.items():
         rows += norm(f"{foreign}.{its_norm}", f"{path}/{attention}_residual/norm", *norm_leaves)
-        for own, name in zip(PROJECTIONS, projections, strict=True):
-            rows += linear(f"{foreign}.{module}.{name}", f"{path}/{attention}/{own}")
+        for projection, name in zip(PROJECTIONS, projections, strict=True):
+            rows += linear(f"{foreign}.{module}.{name}", f"{path}/{attention}/{projection}")
     return rows
+
+
+def residual_layer_rows(
+    stack: str,
+    attentions: Sequence[tuple[str, str]],
+    norms: str,
+    projections: Sequence[str],
+    feed_forward: tuple[str, str],
+    norm_leaves: tuple[str, str],
+) -> list[Row]:
+    """Return the rows of a stack whose residual connections hold the norms, numbered by `norms`.
+
+    Args:
+        attentions: Our name and the foreign module of each attention, in the order of the layer.
+        norms: The norm of a connection, as "residual_connections.{}.norm".
+    """
+    modules = {
+        name: (module, norms.format(index)) for index, (name, module) in enumerate(attentions)
+    }
+    ends = (*feed_forward, norms.format(len(attentions)))
+    return [
+        *layer_rows(f"{stack}.layers", stack, modules, projections, ends, norm_leaves),
+        *norm(f"{stack}.norm", f"{stack}/norm", *norm_leaves),
+    ]
 
 
 def torch_nn_config(module: nn.Module) -> TransformerConfig:
@@ -127,10 +123,8 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
 
     if type(module) is nn.Transformer:
         stacks = {"encoder": module.encoder, "decoder": module.decoder}
-    elif type(module) is nn.TransformerEncoder:
-        stacks = {"encoder": module}
-    elif type(module) is nn.TransformerDecoder:
-        stacks = {"decoder": module}
+    elif type(module) in (nn.TransformerEncoder, nn.TransformerDecoder):
+        stacks = {type(module).__name__.removeprefix("Transformer").lower(): module}
     else:
         raise InputError(_wrong_class(module))
     agreed: dict[str, Any] = {"num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -186,10 +180,11 @@ def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
         module.encoder.norm = None
     if not config.decoder_has_final_norm:
         module.decoder.norm = None
-    own, free = torch_nn_config(module).explicit(), ("src_vocab_size", "tgt_vocab_size")
+    possible = torch_nn_config(module).explicit()
     for name, value in config.explicit().items():
-        if name not in (*FREE_FIELDS, *free) and own[name] != value:
-            raise InputError(f"{name}={value!r}, but torch.nn.Transformer has {own[name]!r}")
+        free = name in FREE_FIELDS or name.endswith("vocab_size")
+        if not free and possible[name] != value:
+            raise InputError(f"{name}={value!r}, but torch.nn.Transformer has {possible[name]!r}")
     return module
 
 
@@ -204,21 +199,21 @@ def _attention(foreign: str, path: str) -> list[Row]:
 
 def _stack(stack: str, foreign: str, path: str) -> list[Row]:
     """Return the rows of a stack whose names begin with `foreign` and `path`."""
-    layer, own = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
-    attentions = {"self_attention": "self_attn", "cross_attention": "multihead_attn"}
+    foreign_layer, layer = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
+    blocks = ["self_attention", "cross_attention", "feed_forward"]
     if stack == "encoder":
-        del attentions["cross_attention"]
-    rows = []
-    for number, (block, name) in enumerate(attentions.items(), 1):
-        rows += _attention(f"{layer}.{name}.", f"{own}/{block}/")
-        rows += norm(f"{layer}.norm{number}", f"{own}/{block}_residual/norm")
-    return [
-        *rows,
-        *linear(f"{layer}.linear1", f"{own}/feed_forward/inner"),
-        *linear(f"{layer}.linear2", f"{own}/feed_forward/outer"),
-        *norm(f"{layer}.norm{len(attentions) + 1}", f"{own}/feed_forward_residual/norm"),
+        blocks.remove("cross_attention")
+    rows = [
+        *_attention(f"{foreign_layer}.self_attn.", f"{layer}/self_attention/"),
+        *linear(f"{foreign_layer}.linear1", f"{layer}/feed_forward/inner"),
+        *linear(f"{foreign_layer}.linear2", f"{layer}/feed_forward/outer"),
         *norm(f"{foreign}norm", f"{path}norm"),
     ]
+    if stack == "decoder":
+        rows += _attention(f"{foreign_layer}.multihead_attn.", f"{layer}/cross_attention/")
+    for number, block in enumerate(blocks, 1):
+        rows += norm(f"{foreign_layer}.norm{number}", f"{layer}/{block}_residual/norm")
+    return rows
 
 
 def _wrong_class(module: nn.Module) -> str:
@@ -248,16 +243,10 @@ def _stack_fields(side: str, stack: nn.Module) -> Iterator[tuple[str, dict[str, 
         part = f"{side}.layers.{index}"
         if type(layer) is not layer_type:
             raise InputError(f"{part} is a {type(layer).__name__}, not a {layer_type.__name__}")
-        yield (
-            part,
-            {
-                "d_model": layer.linear1.in_features,
-                "d_ff": layer.linear1.out_features,
-                "activation": _activation(layer.activation),
-                "norm_placement": "pre" if layer.norm_first else "post",
-                "activation_dropout": layer.dropout.p,
-            },
-        )
+        fields = {"d_model": layer.linear1.in_features, "d_ff": layer.linear1.out_features}
+        fields |= {"activation": _activation(layer.activation)}
+        fields |= {"norm_placement": "pre" if layer.norm_first else "post"}
+        yield part, fields | {"activation_dropout": layer.dropout.p}
         for name, module in layer.named_children():
             if name not in ("dropout", "activation"):
                 yield f"{part}.{name}", _module_fields(f"{part}.{name}", module)
@@ -282,19 +271,14 @@ def _module_fields(part: str, module: nn.Module) -> dict[str, Any]:
     raise InputError(f"{part}: this {type(module).__name__} has no counterpart in the model")
 
 
-def _activation(function: object) -> str:
+def _activation(activation: object) -> str:
     """Return the config's name of a torch activation."""
     from torch import nn
-    from torch.nn import functional
 
-    if function is functional.relu or isinstance(function, nn.ReLU):
-        return "relu"
-    if function is functional.silu or isinstance(function, nn.SiLU):
-        return "silu"
-    if function is functional.gelu:
-        return "gelu"
-    if isinstance(function, nn.GELU):
-        return "gelu" if function.approximate == "none" else "gelu_tanh"
-    if isinstance(function, functools.partial) and function.func is functional.gelu:
-        return "gelu_tanh" if function.keywords == {"approximate": "tanh"} else "gelu"
-    raise InputError(f"activation={function!r} must be relu, gelu or silu")
+    function, approximate = activation, getattr(activation, "approximate", "none")
+    if isinstance(activation, functools.partial):
+        function, approximate = activation.func, activation.keywords.get("approximate", "none")
+    for name, kind in {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}.items():
+        if function is getattr(nn.functional, name) or isinstance(function, kind):
+            return "gelu_tanh" if name == "gelu" and approximate == "tanh" else name
+    raise InputError(f"activation={activation!r} must be relu, gelu or silu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -56,6 +56,10 @@ class _Part(NamedTuple):
     owners: list[nn.Module]
     tensor: torch.Tensor
 
+    def owner(self, kind: type[nn.Module]) -> nn.Module | None:
+        """Return the first module of a class that has the parameter."""
+        return next((owner for owner in self.owners if isinstance(owner, kind)), None)
+
 
 def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     """Return the config and the layout of a module that holds one torch.nn.Transformer.
@@ -87,26 +91,29 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
         InputError: The module has a part that the model cannot have, or a field contradicts it.
     """
     prefix, body = _find_transformer(module)
-    told = torch_nn_config(body).to_dict()
+    body_fields = torch_nn_config(body).to_dict()
+    d_model = body_fields["d_model"]
     parts = _parts(module, prefix)
-    tables, positions = _tables(parts, told["d_model"])
-    head = _head(parts, tables, told["d_model"])
-    found, names = _tokens(tables, head)
-    learned_fields, learned_rows = _learned_positions(positions, told["d_model"], fields)
-    used = [*tables, *positions, *([head] if head else [])]
-    _check_all_used(module, parts, used, found, head)
-    found |= _padding(tables)
-    computed_fields, buffers = _buffers(module, told["d_model"], fields)
-    if learned_fields and computed_fields:
+    tables, positions = _tables(parts, d_model)
+    head = _head(parts, tables, d_model)
+    found, token_rows = _tokens(parts, tables, head)
+    learned, position_rows = _learned_positions(positions, d_model, fields)
+    rows = (*transformer(prefix).rows, *token_rows, *position_rows)
+    used = {row.foreign for row in rows}
+    for part in parts:
+        if used.isdisjoint(part.names):
+            raise InputError(
+                f"{part.names[0]} {list(part.tensor.shape)} of a {type(part.owners[0]).__name__} "
+                "has no place in the model, which has embeddings, tables of positions and a head"
+            )
+    computed, buffers = _buffers(module, d_model, fields)
+    if learned and computed:
         raise InputError(
-            f"the module has {computed_fields['positions']!r} positions beside the learned ones of "
+            f"the module has {computed['positions']!r} positions beside the learned ones of "
             f"{positions[0].names[0]}; the model has one kind"
         )
-    found |= {"positions": "none"} | learned_fields | computed_fields
-    config = _config(told, found, fields)
-    rows = _head_rows(parts, head, found)
-    layout = transformer(prefix, **names)
-    layout = Layout(type(module).__name__, (*layout.rows, *learned_rows, *rows), tuple(buffers))
+    config = _config(body_fields, found | {"positions": "none"} | learned | computed, fields)
+    layout = Layout(type(module).__name__, rows, tuple(buffers))
     return ModuleDescription(config, _with_copies(module, layout, config))
 
 
@@ -116,17 +123,17 @@ def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
 
     if not isinstance(module, nn.Module):
         raise InputError(f"a {type(module).__name__} is no torch.nn.Module")
-    found = [
-        (name, part) for name, part in module.named_modules() if isinstance(part, nn.Transformer)
-    ]
-    if len(found) != 1:
-        named = ", ".join(name for name, _ in found[:5]) or "none"
+    bodies = {
+        name: part for name, part in module.named_modules() if isinstance(part, nn.Transformer)
+    }
+    if len(bodies) != 1:
+        named = ", ".join(list(bodies)[:5]) or "none"
         raise InputError(
-            f"{type(module).__name__} must hold one torch.nn.Transformer, but holds {len(found)}: "
-            f"{named}"
+            f"{type(module).__name__} must hold one torch.nn.Transformer, but holds "
+            f"{len(bodies)}: {named}"
         )
-    ((name, part),) = found
-    return f"{name}." if name else "", part
+    ((name, body),) = bodies.items()
+    return f"{name}." if name else "", body
 
 
 def _parts(module: nn.Module, prefix: str) -> list[_Part]:
@@ -135,35 +142,31 @@ def _parts(module: nn.Module, prefix: str) -> list[_Part]:
     parts: dict[int, _Part] = {}
     for owner_name, owner in module.named_modules(remove_duplicate=False):
         for leaf, tensor in owner.named_parameters(recurse=False):
-            name = f"{owner_name}.{leaf}" if owner_name else leaf
             if id(tensor) not in inside:
                 part = parts.setdefault(id(tensor), _Part([], [], tensor))
-                part.names.append(name)
+                part.names.append(f"{owner_name}.{leaf}" if owner_name else leaf)
                 part.owners.append(owner)
     return list(parts.values())
 
 
-def _is_embedding(part: _Part) -> bool:
-    from torch import nn
-
-    return any(isinstance(owner, nn.Embedding) for owner in part.owners)
-
-
 def _tables(parts: Sequence[_Part], d_model: int) -> tuple[list[_Part], list[_Part]]:
     """Return the tables of tokens and the learned tables of positions."""
+    from torch import nn
+
     tables, positions = [], []
     for part in parts:
         shape = tuple(part.tensor.shape)
-        by_name = all(POSITION.search(name) for name in part.names)
-        bare = not any(_kind(owner) in ("Linear", "LayerNorm") for owner in part.owners)
-        if _is_embedding(part) and shape[1] != d_model:
+        embedding = part.owner(nn.Embedding) is not None
+        if embedding and shape[1] != d_model:
             raise InputError(
                 f"{part.names[0]} has vectors of width {shape[1]}, but the torch.nn.Transformer "
                 f"has d_model={d_model}; the model has one width"
             )
-        if by_name and (_is_embedding(part) or (bare and _axes(shape, d_model))):
+        bare = not any(type(owner) in (nn.Linear, nn.LayerNorm) for owner in part.owners)
+        for_positions = all(map(POSITION.search, part.names))
+        if for_positions and (embedding or (bare and _axes(shape, d_model))):
             positions.append(part)
-        elif _is_embedding(part):
+        elif embedding:
             tables.append(part)
     if len(tables) > 2:
         listed = ", ".join(part.names[0] for part in tables)
@@ -176,21 +179,15 @@ def _tables(parts: Sequence[_Part], d_model: int) -> tuple[list[_Part], list[_Pa
 
 def _by_side(tables: list[_Part]) -> list[_Part]:
     """Return two tables with the source's first, where their names tell."""
-    if len(tables) == 2:
-        first, second = map(_side, tables)
-        if first != second and (first == "target" or second == "source"):
-            return tables[::-1]
-    return tables
+    sides = [_side(part) for part in tables]
+    swapped = sides in (["target", "source"], ["target", None], [None, "source"])
+    return tables[::-1] if swapped else tables
 
 
 def _side(part: _Part) -> str | None:
     """Return the side that the names of a table name, where they name only one."""
     named = {side for side, words in SIDES.items() if any(map(words.search, part.names))}
     return named.pop() if len(named) == 1 else None
-
-
-def _kind(owner: nn.Module) -> str:
-    return type(owner).__name__
 
 
 def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | None:
@@ -200,7 +197,7 @@ def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | 
     heads = [
         part
         for part in parts
-        if any(isinstance(owner, nn.Linear) for owner in part.owners)
+        if part.owner(nn.Linear) is not None
         and part.tensor.dim() == 2
         and part.tensor.shape[1] == d_model
         and all(name.endswith("weight") for name in part.names)
@@ -208,11 +205,11 @@ def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | 
     tied = [part for part in heads if part in tables]
     sizes = {len(part.tensor) for part in tables}
     fitting = tied or [part for part in heads if not sizes or len(part.tensor) in sizes]
-    if not fitting:
-        return None
     if len(fitting) > 1:
         listed = ", ".join(part.names[0] for part in fitting)
         raise InputError(f"{listed} could each be the output projection; the model has one")
+    if not fitting:
+        return None
     head = fitting[0]
     if len(tables) == 2 and not any(map(_side, tables)):
         first, second = tables
@@ -221,58 +218,40 @@ def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | 
     return head
 
 
-def _tokens(tables: Sequence[_Part], head: _Part | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of the embeddings and the head, and the names of the tables."""
-    sizes = [len(part.tensor) for part in tables]
-    out = len(head.tensor) if head else 1
-    if not tables:
-        found: dict[str, Any] = {"token_embeddings": "none"}
-        found |= {"tgt_vocab_size": out, "src_vocab_size": out} if head else {}
-        names = {}
-    elif len(tables) == 1:
-        found = {"token_embeddings": "shared", "src_vocab_size": sizes[0]}
-        found["tgt_vocab_size"] = sizes[0]
-        names = {"token_embedding": tables[0].names[0]}
-    else:
-        found = {"token_embeddings": "separate", "src_vocab_size": sizes[0]}
-        found["tgt_vocab_size"] = sizes[1]
-        names = {"source_embedding": tables[0].names[0], "target_embedding": tables[1].names[0]}
-    if head is None:
-        found |= {"output_projection": "none", "output_bias": False}
-        return found, names
-    tied = any(part is head for part in tables)
-    if tied and head is not tables[-1]:
-        raise InputError(
-            f"{head.names[0]} of the source is tied to the head; the model ties the target's"
-        )
-    if tables and out != sizes[-1]:
-        raise InputError(
-            f"{head.names[0]} has {out} outputs, but the target's table {tables[-1].names[0]} has "
-            f"{sizes[-1]} tokens"
-        )
-    found["output_projection"] = "tied" if tied else "linear"
-    found["output_bias"] = _linear(head).bias is not None
-    return found, names
-
-
-def _linear(head: _Part) -> nn.Module:
-    """Return the linear layer that has a matrix."""
+def _tokens(
+    parts: Sequence[_Part], tables: Sequence[_Part], head: _Part | None
+) -> tuple[dict[str, Any], list[Row]]:
+    """Return the fields and the rows of the embeddings and of the head."""
     from torch import nn
 
-    return next(owner for owner in head.owners if isinstance(owner, nn.Linear))
-
-
-def _head_rows(
-    parts: Sequence[_Part], head: _Part | None, found: Mapping[str, Any]
-) -> Iterator[Row]:
+    names = ("source_embedding", "target_embedding") if len(tables) == 2 else ("token_embedding",)
+    rows = [
+        Row(part.names[0], f"{name}/embedding") for part, name in zip(tables, names, strict=False)
+    ]
+    found: dict[str, Any] = {"token_embeddings": ("none", "shared", "separate")[len(tables)]}
+    sizes = [len(part.tensor) for part in tables or [head] if part]
+    if sizes:
+        found |= {"src_vocab_size": sizes[0], "tgt_vocab_size": sizes[-1]}
+    padding = {getattr(owner, "padding_idx", None) for part in tables for owner in part.owners}
+    if len(padding - {None}) == 1:
+        found["pad_id"] = (padding - {None}).pop()
     if head is None:
-        return
-    bias = _linear(head).bias
-    if found["output_projection"] == "linear":
-        yield Row(head.names[0], "output_projection/kernel", transpose)
-    if bias is not None:
-        (part,) = (part for part in parts if part.tensor is bias)
-        yield Row(part.names[0], "output_projection/bias")
+        return found | {"output_projection": "none", "output_bias": False}, rows
+    tied = any(part is head for part in tables)
+    if tied and head is not tables[-1]:
+        raise InputError(f"{head.names[0]} of the source is tied to the head, not the target's")
+    if len(head.tensor) != sizes[-1]:
+        raise InputError(
+            f"{head.names[0]} has {len(head.tensor)} outputs, but the target's table "
+            f"{tables[-1].names[0]} has {sizes[-1]} tokens"
+        )
+    if not tied:
+        rows.append(Row(head.names[0], "output_projection/kernel", transpose))
+    bias = head.owner(nn.Linear).bias
+    names = (part.names[0] for part in parts if part.tensor is bias)
+    rows += [Row(name, "output_projection/bias") for name in names]
+    found |= {"output_projection": "tied" if tied else "linear", "output_bias": bias is not None}
+    return found, rows
 
 
 def _axes(shape: tuple[int, ...], d_model: int) -> tuple[int | str, ...] | None:
@@ -296,48 +275,21 @@ def _learned_positions(
             f"{listed}: {len(positions)} learned table(s) of positions; the model has one for the "
             "source and one for the target, and none that both share"
         )
-    shapes = [tuple(part.tensor.shape) for part in positions]
-    axes = [_axes(shape, d_model) for shape in shapes]
-    rows = [shape[own.index("length")] for shape, own in zip(shapes, axes, strict=True)]
-    if rows[0] != rows[1]:
-        raise InputError(
-            f"{positions[0].names[0]} has {rows[0]} positions and {positions[1].names[0]} has "
-            f"{rows[1]}; the model has one max_length for both"
-        )
-    found = {"positions": "learned", "max_length": rows[0] - fields.get("position_offset", 0)}
-    table_rows = []
-    for side, part, own in zip(("source", "target"), positions, axes, strict=True):
-        shape = tuple(-1 if axis == "length" else axis for axis in own) if len(own) > 2 else ()
+    tables, lengths = [], []
+    for side, part in zip(("source", "target"), positions, strict=True):
+        shape = tuple(part.tensor.shape)
+        axes = _axes(shape, d_model)
+        lengths.append(shape[axes.index("length")])
+        foreign = tuple(-1 if axis == "length" else axis for axis in axes) if len(axes) > 2 else ()
         path = f"{side}_positions/embedding"
-        table_rows.append(Row(part.names[0], path, Operation(shape=shape)))
-    return found, table_rows
-
-
-def _check_all_used(
-    module: nn.Module,
-    parts: Sequence[_Part],
-    used: Sequence[_Part],
-    found: Mapping[str, Any],
-    head: _Part | None,
-) -> None:
-    """Refuse a parameter that has no place in the model."""
-    known = {id(part.tensor) for part in used}
-    if head is not None and found["output_bias"]:
-        known.add(id(_linear(head).bias))
-    for part in parts:
-        if id(part.tensor) not in known:
-            raise InputError(
-                f"{part.names[0]} {list(part.tensor.shape)} of a {_kind(part.owners[0])} has no "
-                f"place in the model; {type(module).__name__} may have embeddings, tables of "
-                "positions and a head beside its torch.nn.Transformer"
-            )
-
-
-def _padding(tables: Sequence[_Part]) -> dict[str, int]:
-    """Return the id of padding that the tables of tokens agree on."""
-    ids = {getattr(owner, "padding_idx", None) for part in tables for owner in part.owners}
-    ids -= {None}
-    return {"pad_id": ids.pop()} if len(ids) == 1 else {}
+        tables.append(Row(part.names[0], path, Operation(shape=foreign)))
+    if lengths[0] != lengths[1]:
+        raise InputError(
+            f"{positions[0].names[0]} has {lengths[0]} positions and {positions[1].names[0]} has "
+            f"{lengths[1]}; the model has one max_length for both"
+        )
+    max_length = lengths[0] - fields.get("position_offset", 0)
+    return {"positions": "learned", "max_length": max_length}, tables
 
 
 def _buffers(
@@ -350,15 +302,14 @@ def _buffers(
     added = fields.get("positions") != "none"
     for name, tensor in _constants(module):
         array = as_numpy(tensor)
-        axes = _axes(array.shape, d_model) if array.dtype.name in FLOATS else None
-        kind = _sinusoid(array, axes, d_model) if axes and added else None
+        axes = _axes(array.shape, d_model) if added and array.dtype.name in FLOATS else None
+        kind = _sinusoid(array, axes, d_model) if axes else None
         value: Any = _constant(array)
         if kind is not None:
-            length = array.shape[axes.index("length")]
-            value = PositionTable(axes, length)
+            value = PositionTable(axes, array.shape[axes.index("length")])
             kinds.setdefault(kind, name)
-            lengths.append(length)
-        elif axes and added and POSITION.search(name):
+            lengths.append(value.length)
+        elif axes and POSITION.search(name):
             raise InputError(
                 f"{name} {list(array.shape)} holds positions of another kind than "
                 f"{', '.join(SINUSOIDS)}"
@@ -372,6 +323,12 @@ def _buffers(
     return found, buffers
 
 
+def _constant(array: np.ndarray) -> Callable[[TransformerConfig], np.ndarray]:
+    """Return the value of a buffer that depends on nothing, such as a causal mask."""
+    copy = array.copy()
+    return lambda config: copy
+
+
 def _constants(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the buffers of a module, and the tensors that are plain attributes of it."""
     import torch
@@ -381,12 +338,6 @@ def _constants(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in vars(owner).items():
             if isinstance(value, torch.Tensor):
                 yield f"{owner_name}.{name}" if owner_name else name, value
-
-
-def _constant(array: np.ndarray) -> Any:
-    """Return the value of a buffer that depends on nothing, as a causal mask."""
-    kept = array.copy()
-    return lambda config: kept
 
 
 def _sinusoid(array: np.ndarray, axes: tuple[int | str, ...], d_model: int) -> str | None:
@@ -404,19 +355,21 @@ def _sinusoid(array: np.ndarray, axes: tuple[int | str, ...], d_model: int) -> s
 
 
 def _config(
-    told: Mapping[str, Any], found: Mapping[str, Any], fields: Mapping[str, Any]
+    body: Mapping[str, Any], found: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> TransformerConfig:
     """Return the config of a body and the parts around it, with the fields of the caller."""
     around = ("embedding_scale", "embedding_dropout")  # of the body alone, "none"
-    known = {**told, **{name: getattr(TransformerConfig, name) for name in around}, **found}
+    known = {**body, **{name: getattr(TransformerConfig, name) for name in around}, **found}
+    positions = known["positions"]
+    free = {*UNTOLD} - ({"max_length"} if positions == "learned" else set())
+    # What `forward` may do or leave undone, whatever parts the module has.
+    choices = {("positions", value) for value in POSITIONS if positions == "none"}
+    choices |= {("positions", "none")} if positions != "learned" else set()
+    if known["output_projection"] == "none":
+        choices.add(("output_projection", "tied"))
     for name, value in fields.items():
         TransformerConfig.check_value(name, value)
-        free = name in UNTOLD or (name == "positions" and known[name] in ("none", value))
-        free |= name == "positions" and value == "none" and known[name] != "learned"
-        free |= name == "output_projection" and known[name] == "none" and value == "tied"
-        if name == "max_length" and known["positions"] == "learned":
-            free = False
-        if not free and known[name] != value:
+        if not (name in free or (name, value) in choices or known[name] == value):
             raise InputError(f"{name}={value!r}, but the module has {known[name]!r}")
     return TransformerConfig.from_dict({**known, **fields})
 

@@ -28,7 +28,6 @@ TRAINERS: dict[str, Trainer] = {
     "joeynmt": joeynmt.TRAINER,
     "opennmt_py": opennmt_py.TRAINER,
 }
-_RESAVE = "name its program, one of {}, to be told how to save it without them"
 
 
 def from_trainer(
@@ -72,24 +71,23 @@ def read_trainer(
     path: str | os.PathLike, trainer: str | None = None, *, num_heads: int | None = None
 ) -> tuple[Trainer, Model]:
     """Return the program and the model of a checkpoint; arguments and errors of `from_trainer`."""
-    path = Path(path)
-    if trainer is not None and trainer not in TRAINERS:
-        raise InputError(f"trainer={trainer!r} is unknown; choose one of {', '.join(TRAINERS)}")
     known = ", ".join(TRAINERS)
-    remedy = _RESAVE.format(known) if trainer is None else TRAINERS[trainer].remedy
-    checkpoint = files.read_checkpoint(path, remedy)
+    if trainer is not None and trainer not in TRAINERS:
+        raise InputError(f"trainer={trainer!r} is unknown; choose one of {known}")
+    remedy = f"name its program, one of {known}, to be told how to save it without them"
+    if trainer is not None:
+        remedy = TRAINERS[trainer].remedy
+    checkpoint = files.read_checkpoint(Path(path), remedy)
     content = as_dict(checkpoint.content)
-    found = [name for name, program in TRAINERS.items() if program.recognises(content)]
-    if (trainer or next(iter(found), None)) not in found:
-        what = "any of them" if trainer is None else trainer
+    programs = TRAINERS.values() if trainer is None else [TRAINERS[trainer]]
+    program = next((program for program in programs if program.wrote(content)), None)
+    if program is None:
+        what = trainer or "any of them"
         raise InputError(f"{path}: is no checkpoint of {what}; this library knows {known}")
-    program = TRAINERS[trainer or found[0]]
     model = program.read(checkpoint)
     if num_heads is not None:
         if program.records_heads:
-            raise InputError(
-                f"num_heads={num_heads}: {program.name} records the number of heads; leave it out"
-            )
+            raise InputError(f"num_heads={num_heads}: {program.name} records the number itself")
         values = {**model.settings.values, "num_heads": num_heads}
         settings = dataclasses.replace(model.settings, values=values)
         model = model._replace(settings=settings)

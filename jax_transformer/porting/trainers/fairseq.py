@@ -10,29 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.table import Buffer, Layout, Row
+from jax_transformer.convert.families.bart_lineage import stack_rows
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    MISSING,
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    build,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
-
-if TYPE_CHECKING:
-    from jax_transformer.tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 _, PAD, EOS, UNK = range(4)
@@ -48,37 +37,21 @@ DEFAULTS: Mapping[str, Any] = {
     "encoder_ffn_embed_dim": 2048,
     "encoder_layers": 6,
     "encoder_attention_heads": 8,
-    "encoder_normalize_before": False,
-    "encoder_learned_pos": False,
     "decoder_layers": 6,
     "decoder_attention_heads": 8,
-    "decoder_normalize_before": False,
-    "decoder_learned_pos": False,
     "max_source_positions": 1024,
     "max_target_positions": 1024,
-    "share_all_embeddings": False,
-    "share_decoder_input_output_embed": False,
-    "no_token_positional_embeddings": False,
-    "no_scale_embedding": False,
-    "layernorm_embedding": False,
 }
 # Settings of models that no config expresses, where they are on.
-REFUSED = tuple(
-    (
-        "adaptive_input adaptive_softmax_cutoff base_layers char_inputs cross_self_attention "
-        "decoder_layerdrop decoder_layers_to_keep decoder_xformers_att_config "
-        "encoder_layerdrop encoder_layers_to_keep encoder_xformers_att_config "
-        "merge_src_tgt_embed no_cross_attention no_decoder_final_norm quant_noise_pq "
-        "quant_noise_scalar scale_attn scale_fc scale_heads scale_resids tie_adaptive_proj "
-        "tie_adaptive_weights"
-    ).split()
-)
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-}
+REFUSED = """
+    adaptive_input adaptive_softmax_cutoff base_layers char_inputs cross_self_attention
+    decoder_layerdrop decoder_layers_to_keep decoder_xformers_att_config encoder_layerdrop
+    encoder_layers_to_keep encoder_xformers_att_config merge_src_tgt_embed no_cross_attention
+    no_decoder_final_norm quant_noise_pq quant_noise_scalar scale_attn scale_fc scale_heads
+    scale_resids tie_adaptive_proj tie_adaptive_weights
+"""
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+ACTIVATIONS |= {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 # Names of older versions, which fairseq itself renames when it loads them.
 _OLD_NORM = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.layer_norms\.(\d)\.(weight|bias)$")
 _OLD_NORMS = {
@@ -92,43 +65,13 @@ def _layout() -> Layout:
     rows = table_rows(
         "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection"
     )
-    stacks = {
-        ("encoder", "source"): {"self_attention": "self_attn"},
-        ("decoder", "target"): {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
-    }
-    for (stack, side), attentions in stacks.items():
-        rows += [
-            Row(f"{stack}.embed_positions.weight", f"{side}_positions/embedding"),
-            *norm(f"{stack}.layernorm_embedding", f"{side}_embedding_norm"),
-            *layer_rows(
-                f"{stack}.layers.{{i}}",
-                f"{stack}/layers_{{i}}",
-                {own: (name, f"{name}_layer_norm") for own, name in attentions.items()},
-                ("q_proj", "k_proj", "v_proj", "out_proj"),
-                ("fc1", "fc2", "final_layer_norm"),
-            ),
-            *norm(f"{stack}.layer_norm", f"{stack}/norm"),
-        ]
-    both = ("encoder", "decoder")
-    return Layout(
-        "fairseq",
-        tuple(rows),
-        # Models of versions below 3 have no norm at the end of their stacks.
-        buffers=tuple(Buffer(f"{stack}.version", _version) for stack in both),
-        unused=tuple(
-            f"{stack}.embed_positions.{name}"
-            for stack in both
-            for name in ("_float_tensor", "weights")  # sinusoids are computed anew
-        ),
-    )
-
-
-def _version(_: TransformerConfig) -> np.ndarray:
-    return np.array([3], np.float32)
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    return "model" in content and ("cfg" in content or "args" in content)
+    # Models of versions below 3 have no norm at the end of their stacks.
+    version = np.array([3], np.float32)
+    buffers = tuple(Buffer(f"{stack}.version", lambda config: version) for stack in STACKS)
+    # Sinusoids are computed anew.
+    leaves = ("_float_tensor", "weights")
+    unused = tuple(f"{stack}.embed_positions.{leaf}" for stack in STACKS for leaf in leaves)
+    return Layout("fairseq", (*rows, *stack_rows("")), buffers, unused=unused)
 
 
 def _read(checkpoint: Checkpoint) -> Model:
@@ -143,9 +86,8 @@ def _read(checkpoint: Checkpoint) -> Model:
     if not values:
         raise InputError(f"{checkpoint.path}: holds no settings under 'cfg' or 'args'")
     tensors = _renamed(checkpoint.arrays(content.get("model")))
-    settings = Settings("fairseq", values, DEFAULTS)
     tokens = (_tokens(checkpoint.path, task, side) for side in ("source", "target"))
-    return Model(tensors, settings, *tokens)
+    return Model(tensors, Settings("fairseq", values, DEFAULTS), *tokens)
 
 
 def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -179,7 +121,7 @@ def read_dictionary(path: Path) -> list[str]:
     """Return the token of each id of a dictionary, a file of lines "token count"."""
     tokens = list(SPECIAL_TOKENS)
     known = set(tokens)
-    lines = read_text(path, MISSING, MAX_TOKENIZER).split("\n")
+    lines = read_text(path, vocabulary.MISSING, MAX_TOKENIZER).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -196,47 +138,44 @@ def read_dictionary(path: Path) -> list[str]:
     return tokens
 
 
-def _config(model: Model) -> TransformerConfig:
+def _fields(model: Model) -> dict[str, Any]:
     s = model.settings
-    s.off(*REFUSED)
+    s.off(REFUSED)
     widths = _present(s, "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
     pre = s.flag("encoder_normalize_before", "decoder_normalize_before")
-    learned = s.flag("encoder_learned_pos", "decoder_learned_pos")
     shared = s.flag("share_all_embeddings")
     tied = shared or s.flag("share_decoder_input_output_embed")
+    learned = s.flag("encoder_learned_pos", "decoder_learned_pos")
     positions = "learned" if learned else "sinusoidal_tensor2tensor"
     if s.flag("no_token_positional_embeddings"):
         positions = "none"
-    return build(
-        "fairseq",
-        {
-            "src_vocab_size": model.rows("encoder.embed_tokens.weight"),
-            "tgt_vocab_size": model.rows("decoder.embed_tokens.weight"),
-            "d_model": s.agreed("encoder_embed_dim", *widths),
-            "num_heads": s.agreed("encoder_attention_heads", "decoder_attention_heads"),
-            "d_ff": s.agreed("encoder_ffn_embed_dim", *_present(s, "decoder_ffn_embed_dim")),
-            "num_encoder_layers": s["encoder_layers"],
-            "num_decoder_layers": s["decoder_layers"],
-            "max_length": _max_length(s, positions),
-            "token_embeddings": "shared" if shared else "separate",
-            "embedding_scale": "none" if s.flag("no_scale_embedding") else "sqrt_d_model",
-            "positions": positions,
-            "position_offset": 0 if positions == "none" else PAD + 1,
-            "embedding_norm": s.flag("layernorm_embedding"),
-            "output_projection": "tied" if tied else "linear",
-            "output_bias": False,
-            "activation": s.word("activation_fn", ACTIVATIONS),
-            "norm_placement": "pre" if pre else "post",
-            "final_norm": pre,
-            "dropout": s["dropout"],
-            "attention_dropout": s["attention_dropout"],
-            "activation_dropout": s["activation_dropout"] or s["relu_dropout"] or 0.0,
-            "initialization": "vaswani2017",
-            "pad_id": PAD,
-            "bos_id": EOS,  # targets begin with the token that ends them
-            "eos_id": EOS,
-        },
-    )
+    return {
+        "src_vocab_size": model.shape("encoder.embed_tokens.weight")[0],
+        "tgt_vocab_size": model.shape("decoder.embed_tokens.weight")[0],
+        "d_model": s.agreed("encoder_embed_dim", *widths),
+        "num_heads": s.agreed("encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": s.agreed("encoder_ffn_embed_dim", *_present(s, "decoder_ffn_embed_dim")),
+        "num_encoder_layers": s["encoder_layers"],
+        "num_decoder_layers": s["decoder_layers"],
+        "max_length": _max_length(s, positions),
+        "token_embeddings": "shared" if shared else "separate",
+        "embedding_scale": "none" if s.flag("no_scale_embedding") else "sqrt_d_model",
+        "positions": positions,
+        "position_offset": 0 if positions == "none" else PAD + 1,
+        "embedding_norm": s.flag("layernorm_embedding"),
+        "output_projection": "tied" if tied else "linear",
+        "output_bias": False,
+        "activation": s.word("activation_fn", ACTIVATIONS),
+        "norm_placement": "pre" if pre else "post",
+        "final_norm": pre,
+        "dropout": s["dropout"],
+        "attention_dropout": s["attention_dropout"],
+        "activation_dropout": s["activation_dropout"] or s["relu_dropout"] or 0.0,
+        "initialization": "vaswani2017",
+        "pad_id": PAD,
+        "bos_id": EOS,  # targets begin with the token that ends them
+        "eos_id": EOS,
+    }
 
 
 def _present(settings: Settings, *names: str) -> list[str]:
@@ -249,24 +188,21 @@ def _max_length(settings: Settings, positions: str) -> int:
     sides = ("max_source_positions", "max_target_positions")
     if positions == "learned":
         return settings.agreed(*sides)
-    lengths = [settings[side] for side in sides]
-    for side, length in zip(sides, lengths, strict=True):
-        if type(length) is not int:
+    for side in sides:
+        if type(settings[side]) is not int:
             raise settings.refusal(side, "it must be a whole number")
-    return max(lengths)
-
-
-def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    return vocabulary.word_tokenizer(model, config, UNK, source_suffix=[EOS], any_whitespace=True)
+    return max(settings[side] for side in sides)
 
 
 TRAINER = Trainer(
     "fairseq",
     _layout(),
-    _recognises,
-    _read,
-    _config,
-    _tokenizer,
+    marks=({"model", "cfg"}, {"model", "args"}),
+    read=_read,
+    fields=_fields,
+    tokenizer=lambda model, config: vocabulary.word_tokenizer(
+        model, config, UNK, source_suffix=[EOS], any_whitespace=True
+    ),
     remedy=(
         "with fairseq installed, c = torch.load('checkpoint.pt', weights_only=False); cfg = "
         "c.get('cfg'); cfg = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else cfg; "

@@ -5,7 +5,8 @@ Source of the facts: the public code of JoeyNMT 2.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,9 @@ from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
-from jax_transformer.porting.trainers import joeynmt_sentencepiece, vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    MISSING,
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    build,
-    table_rows,
-)
+from jax_transformer.model.parameters import STACKS
+from jax_transformer.porting.trainers import vocabulary
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -34,11 +28,8 @@ SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
 PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
-PLACEMENTS = {"pre": "pre", "post": "post"}
 # What an absent setting means; the settings of a stack are joined by dots.
 DEFAULTS: Mapping[str, Any] = {
-    "tied_embeddings": False,
-    "tied_softmax": False,
     "encoder.type": "recurrent",
     "decoder.type": "transformer",
     "encoder.num_layers": 8,
@@ -47,7 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
     "decoder.num_heads": 8,
     **{
         f"{stack}.{name}": value
-        for stack in ("encoder", "decoder")
+        for stack in STACKS
         for name, value in {
             "hidden_size": 512,
             "ff_size": 2048,
@@ -55,7 +46,6 @@ DEFAULTS: Mapping[str, Any] = {
             "alpha": 1.0,
             "activation": "relu",
             "embeddings.embedding_dim": 64,
-            "embeddings.scale": False,
         }.items()
     },
     "special_symbols.unk_id": 0,
@@ -74,48 +64,36 @@ def _layout() -> Layout:
             "cross_attention": ("src_trg_att", "dec_layer_norm"),
         },
     }
-    feed_forward = tuple(
-        f"feed_forward.{n}" for n in ("pwff_layer.0", "pwff_layer.3", "layer_norm")
-    )
+    inside = ("pwff_layer.0", "pwff_layer.3", "layer_norm")
+    feed_forward = tuple(f"feed_forward.{name}" for name in inside)
     for stack, modules in attentions.items():
-        layer, own = f"{stack}.layers.{{i}}", f"{stack}/layers_{{i}}"
-        rows += layer_rows(layer, own, modules, PROJECTIONS, feed_forward)
+        rows += layer_rows(f"{stack}.layers", stack, modules, PROJECTIONS, feed_forward)
         rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in attentions)
+    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
     return Layout("joeynmt", tuple(rows), tables)
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    return "model_state" in content
 
 
 def _read(checkpoint: Checkpoint) -> Model:
     """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
-    whole = _yaml(file)
+    try:
+        from jax_transformer.storage.yaml_file import read_yaml
+    except ImportError as error:
+        raise InputError(f"{file}: needs pyyaml; install jax-transformer[train]") from error
+    whole = as_dict(read_yaml(file, vocabulary.MISSING))
+    if not isinstance(whole.get("model"), dict):
+        raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
     data = as_dict(whole.get("data"))
     symbols = as_dict(data.get("special_symbols"))
     values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols, "data": data})
     content = as_dict(checkpoint.content)
+    files = [folder / name for name in VOCABULARIES]
     tokens: list[list[str] | None] = [None, None]
-    if all((folder / name).is_file() for name in VOCABULARIES):
-        tokens = [
-            read_text(folder / name, MISSING, MAX_TOKENIZER).splitlines() for name in VOCABULARIES
-        ]
+    if all(vocabulary_file.is_file() for vocabulary_file in files):
+        tokens = [read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files]
     tensors = checkpoint.arrays(content.get("model_state"))
     return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        from jax_transformer.storage.yaml_file import read_yaml
-    except ImportError as error:
-        raise InputError(f"{path}: needs pyyaml; install jax-transformer[train]") from error
-    values = read_yaml(path, MISSING)
-    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
-        raise InputError(f"{path}: has no section 'model'; it is not the settings of JoeyNMT")
-    return values
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -129,47 +107,40 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _config(model: Model) -> TransformerConfig:
+def _fields(model: Model) -> dict[str, Any]:
     s = model.settings
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         s.word(f"{stack}.type", {"transformer": None})
+        s.word(f"{stack}.activation", ACTIVATIONS)
         if s[f"{stack}.alpha"] != 1:
             raise s.refusal(f"{stack}.alpha", "residuals have the weight 1 in this library")
     shared, tied = s.flag("tied_embeddings"), s.flag("tied_softmax")
-    scaled = s.flag("encoder.embeddings.scale", *([] if shared else ["decoder.embeddings.scale"]))
-    widths = ["encoder.embeddings.embedding_dim"]
-    widths += [] if shared else ["decoder.embeddings.embedding_dim"]
+    tables = STACKS[:1] if shared else STACKS
+    scaled = s.flag(*(f"{stack}.embeddings.scale" for stack in tables))
+    widths = [f"{stack}.embeddings.embedding_dim" for stack in tables]
     placement = _placement(model)
-    return build(
-        s.origin,
-        {
-            "src_vocab_size": model.rows("src_embed.lut.weight"),
-            "tgt_vocab_size": model.rows("trg_embed.lut.weight"),
-            "d_model": s.agreed("encoder.hidden_size", "decoder.hidden_size", *widths),
-            "num_heads": s.agreed("encoder.num_heads", "decoder.num_heads"),
-            "d_ff": s.agreed("encoder.ff_size", "decoder.ff_size"),
-            "num_encoder_layers": s["encoder.num_layers"],
-            "num_decoder_layers": s["decoder.num_layers"],
-            "max_length": _table_rows(model),
-            "token_embeddings": "shared" if shared else "separate",
-            "embedding_scale": "sqrt_d_model" if scaled else "none",
-            "output_projection": "tied" if tied else "linear",
-            "output_bias": False,
-            "activation": ACTIVATIONS[_activation(s)],
-            "norm_epsilon": 1e-6,
-            "norm_placement": placement,
-            "final_norm": placement == "pre",
-            "dropout": s["encoder.dropout"],
-            "pad_id": s["special_symbols.pad_id"],
-            "bos_id": s["special_symbols.bos_id"],
-            "eos_id": s["special_symbols.eos_id"],
-        },
-    )
-
-
-def _activation(s: Settings) -> str:
-    s.word("encoder.activation", ACTIVATIONS)
-    return s.agreed("encoder.activation", "decoder.activation")
+    return {
+        "src_vocab_size": model.shape("src_embed.lut.weight")[0],
+        "tgt_vocab_size": model.shape("trg_embed.lut.weight")[0],
+        "d_model": s.agreed("encoder.hidden_size", "decoder.hidden_size", *widths),
+        "num_heads": s.agreed("encoder.num_heads", "decoder.num_heads"),
+        "d_ff": s.agreed("encoder.ff_size", "decoder.ff_size"),
+        "num_encoder_layers": s["encoder.num_layers"],
+        "num_decoder_layers": s["decoder.num_layers"],
+        "max_length": model.shape("encoder.pe.pe", axes=3)[1],
+        "token_embeddings": "shared" if shared else "separate",
+        "embedding_scale": "sqrt_d_model" if scaled else "none",
+        "output_projection": "tied" if tied else "linear",
+        "output_bias": False,
+        "activation": ACTIVATIONS[s.agreed("encoder.activation", "decoder.activation")],
+        "norm_epsilon": 1e-6,
+        "norm_placement": placement,
+        "final_norm": placement == "pre",
+        "dropout": s["encoder.dropout"],
+        "pad_id": s["special_symbols.pad_id"],
+        "bos_id": s["special_symbols.bos_id"],
+        "eos_id": s["special_symbols.eos_id"],
+    }
 
 
 def _placement(model: Model) -> str:
@@ -179,42 +150,105 @@ def _placement(model: Model) -> str:
     setting builds an encoder of one kind and a decoder of the other.
     """
     s = model.settings
-    names = [f"{stack}.layer_norm" for stack in ("encoder", "decoder")]
-    given = [name for name in names if name in s.values]
-    if not given and all(f"{name}.weight" in model.tensors for name in names):
+    names = [f"{stack}.layer_norm" for stack in STACKS]
+    absent = [name for name in names if name not in s.values]
+    if absent == names and all(f"{name}.weight" in model.tensors for name in names):
         return "pre"
+    if absent:
+        raise InputError(
+            f"{s.origin}: model.{absent[0]} is absent, which in JoeyNMT 2.3 means 'pre' in the "
+            "encoder, without a norm at its end, and 'post' in the decoder: this library has "
+            "no such model"
+        )
     for name in names:
-        if name not in given:
-            raise InputError(
-                f"{s.origin}: model.{name} is absent, which in JoeyNMT 2.3 means 'pre' in the "
-                "encoder, without a norm at its end, and 'post' in the decoder: this library has "
-                "no such model"
-            )
-        s.word(name, PLACEMENTS)
+        s.word(name, {"pre": None, "post": None})
     return s.agreed(*names)
 
 
-def _table_rows(model: Model) -> int:
-    table = model.tensors.get("encoder.pe.pe")
-    if table is None or table.ndim != 3:
-        raise InputError("the checkpoint has no table 'encoder.pe.pe'; is it of another program?")
-    return table.shape[1]
-
-
 def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    if (tokenizer := joeynmt_sentencepiece.tokenizer(model, config)) is not None:
+    if (tokenizer := _text_tokenizer(model, config)) is not None:
         return tokenizer
     unk_id = model.settings["special_symbols.unk_id"]
     return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[config.eos_id])
 
 
+def _text_tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
+    """Return the tokenizer of text; None where sentencepiece is not all that made the tokens.
+
+    JoeyNMT copies the sentencepiece models into the folder of the checkpoint. It looks the pieces
+    up in its own vocabularies, and lets the models use only pieces that are there.
+    """
+    if model.source_tokens is None or model.target_tokens is None:
+        return None
+    files = [_model_file(model, side) for side in ("src", "trg")]
+    if None in files:
+        return None
+    from jax_transformer.tokenizers import READERS, read_files
+
+    unk_id = model.settings["special_symbols.unk_id"]
+    vocabulary.check_vocabularies(model, config, unk_id)
+    contents, both = {}, (model.source_tokens, model.target_tokens)
+    for name, file, tokens in zip(("source.spm", "target.spm"), files, both, strict=True):
+        contents[name] = read_files(model.folder, [file])[file]
+        if not _is_whole(contents[name], file, tokens):
+            return None
+    for name, tokens in zip(("vocab.json", "target_vocab.json"), both, strict=True):
+        contents[name] = json.dumps({token: i for i, token in enumerate(tokens)}).encode()
+    if model.target_tokens == model.source_tokens:
+        del contents["target_vocab.json"]
+    ids = {name: getattr(config, name) for name in ("pad_id", "eos_id", "bos_id")}
+    settings = {
+        **ids,
+        "rule": "marian",
+        "unk_id": unk_id,
+        "source_suffix": [config.eos_id],
+        "target_suffix": [config.eos_id],
+        "added_tokens": {model.target_tokens[i]: i for i in (*ids.values(), unk_id)},
+    }
+    return READERS["sentencepiece"](contents, settings, str(model.folder))
+
+
+def _model_file(model: Model, side: str) -> str | None:
+    """Return the name of a side's sentencepiece model; None where there is more to its text."""
+    values = model.settings.values
+    own = as_dict(values.get(f"data.{side}.tokenizer_cfg"))
+    kind = values.get(f"data.{side}.bpe_type", "sentencepiece")
+    kind = values.get(f"data.{side}.tokenizer_type", kind)
+    changed = values.get(f"data.{side}.lowercase") or values.get(f"data.{side}.normalize")
+    split_before = str(own.get("pretokenizer", "none")).lower() != "none"
+    name = Path(str(own.get("model_file", ""))).name
+    if values.get(f"data.{side}.level") != "bpe" or kind != "sentencepiece":
+        return None
+    if changed or split_before or not name or not (model.folder / name).is_file():
+        return None
+    return name
+
+
+def _is_whole(content: bytes, name: str, tokens: Sequence[str]) -> bool:
+    """Return whether every piece of a model is in the vocabulary, so that it can use them all.
+
+    Pieces of one character are used in any case. Pieces of bytes lose their meaning in JoeyNMT.
+    """
+    from jax_transformer.tokenizers.readers.model_files import read_model
+
+    known, processor = set(tokens), read_model(content, name)
+    for i in range(processor.get_piece_size()):
+        piece = processor.id_to_piece(i)
+        if processor.is_byte(i):
+            return False
+        ordinary = not processor.is_control(i) and not processor.is_unknown(i)
+        if ordinary and len(piece) > 1 and piece not in known:
+            return False
+    return True
+
+
 TRAINER = Trainer(
     "joeynmt",
     _layout(),
-    _recognises,
-    _read,
-    _config,
-    _tokenizer,
+    marks=({"model_state"},),
+    read=_read,
+    fields=_fields,
+    tokenizer=_tokenizer,
     remedy=(
         "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
         "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"

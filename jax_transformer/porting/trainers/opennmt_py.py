@@ -7,23 +7,17 @@ of torchtext, whose classes are not read; its tool convertv2_v3.py writes them a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.position_table import PositionTable
-from jax_transformer.convert.table import Buffer, Layout, Row
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    Model,
-    Settings,
-    Trainer,
-    as_dict,
-    build,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -32,14 +26,19 @@ if TYPE_CHECKING:
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
 LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
+EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in LAYERS)
 PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
+GATED, PLAIN = ("gated_feed_forward", True), ("gated_feed_forward", False)
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
-POSITIONS = {
-    "SinusoidalInterleaved": "sinusoidal",
-    "SinusoidalConcat": "sinusoidal_tensor2tensor",
-}
+POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
-ATTENTIONS = {"scaled-dot": None, "scaled-dot-flash": None}
+REQUIRED = {
+    "model_type": "text",
+    "model_task": "seq2seq",
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "generator_function": "softmax",
+}
 # Options that older checkpoints lack, as load_checkpoint of version 3.5 fills them in.
 DEFAULTS: Mapping[str, Any] = {
     "model_type": "text",
@@ -50,27 +49,19 @@ DEFAULTS: Mapping[str, Any] = {
     "norm_eps": 1e-6,
     "self_attn_type": "scaled-dot",
     "pos_ffn_activation_fn": "relu",
-    "share_embeddings": False,
-    "share_decoder_embeddings": False,
-    "position_encoding": False,
     "dropout": 0.0,
 }
 # Options of models that no config expresses, where they are on.
-REFUSED = tuple(
-    (
-        "copy_attn lora_embedding lora_layers max_relative_positions n_src_feats num_experts "
-        "num_kv parallel_residual quant_layers relative_positions_buckets shared_layer_norm "
-        "sliding_window"
-    ).split()
-)
+REFUSED = """
+    copy_attn lora_embedding lora_layers max_relative_positions n_src_feats num_experts num_kv
+    parallel_residual quant_layers relative_positions_buckets shared_layer_norm sliding_window
+"""
 # Options that have had several names.
 RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
 
 
 def _layout() -> Layout:
-    gated, plain = ("gated_feed_forward", True), ("gated_feed_forward", False)
-    source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
-    rows = table_rows(f"{source}.emb_luts.0.weight", f"{target}.emb_luts.0.weight", "generator")
+    rows = table_rows(*(f"{table}.emb_luts.0.weight" for table in EMBEDDINGS), "generator")
     attentions = {
         "encoder": {"self_attention": ("self_attn", "layer_norm")},
         "decoder": {
@@ -79,38 +70,31 @@ def _layout() -> Layout:
         },
     }
     feed_forward = tuple(f"feed_forward.{name}" for name in ("w_1", "w_2", "layer_norm"))
-    for stack, layers in LAYERS.items():
-        layer, own = f"{stack}.{layers}.{{i}}", f"{stack}/layers_{{i}}"
-        inside = f"{layer}.feed_forward"
+    for stack, modules in attentions.items():
+        foreign = f"{stack}.{LAYERS[stack]}"
         rows += [
-            *(
-                # The activation is that of the first product, which in a gated network is the gate.
-                dataclasses.replace(row, when=plain) if f"{inside}.w_1." in row.foreign else row
-                for row in layer_rows(layer, own, attentions[stack], PROJECTIONS, feed_forward)
-            ),
-            *_when(linear(f"{inside}.w_1", f"{own}/feed_forward/gate"), gated),
-            *_when(linear(f"{inside}.w_3", f"{own}/feed_forward/inner"), gated),
-            *norm(f"{stack}.layer_norm", f"{stack}/norm"),
+            # The activation is that of the first product, which in a gated network is the gate.
+            dataclasses.replace(row, when=PLAIN) if ".w_1." in row.foreign else row
+            for row in layer_rows(foreign, stack, modules, PROJECTIONS, feed_forward)
         ]
+        inside, path = f"{foreign}.{{i}}.feed_forward", f"{stack}/layers_{{i}}/feed_forward"
+        gated = linear(f"{inside}.w_1", f"{path}/gate") + linear(f"{inside}.w_3", f"{path}/inner")
+        rows += [dataclasses.replace(row, when=GATED) for row in gated]
+        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
     table = PositionTable(("length", 1, "d_model"))
-    tables = (Buffer(f"{source}.pe.pe", table), Buffer(f"{target}.pe.pe", table))
+    tables = tuple(Buffer(f"{name}.pe.pe", table) for name in EMBEDDINGS)
     return Layout("opennmt_py", tuple(rows), tables)
-
-
-def _when(rows: list[Row], condition: tuple[str, Any]) -> list[Row]:
-    return [dataclasses.replace(row, when=condition) for row in rows]
-
-
-def _recognises(content: Mapping[str, Any]) -> bool:
-    return "opt" in content and "vocab" in content
 
 
 def _read(checkpoint: Checkpoint) -> Model:
     """Return the model; its weights may lie in a .safetensors file beside the checkpoint."""
     content = as_dict(checkpoint.content)
     if "model" in content:
-        tensors = checkpoint.arrays(content["model"])
-        tensors = {_renamed(name): array for name, array in tensors.items()}
+        tensors = {}
+        for name, array in checkpoint.arrays(content["model"]).items():
+            # Version 1 had a norm of its own.
+            name = re.sub(r"\.a_2$", ".weight", re.sub(r"\.b_2$", ".bias", name))
+            tensors[name] = array
         for name, array in checkpoint.arrays(content.get("generator") or {}).items():
             tensors[f"generator.{name.removeprefix('0.')}"] = array
     else:
@@ -119,85 +103,62 @@ def _read(checkpoint: Checkpoint) -> Model:
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     vocab = as_dict(content.get("vocab"))
     values["decoder_start_token"] = vocab.get("decoder_start_token", BOS)
-    tokens = (_tokens(checkpoint, vocab, side) for side in ("src", "tgt"))
-    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *tokens)
+    both = [vocab.get(side) for side in ("src", "tgt")]
+    for tokens in both:
+        if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+            raise InputError(
+                f"{checkpoint.path}: vocab has no lists of tokens; convert a checkpoint of version "
+                "2 with convertv2_v3.py of OpenNMT-py 3"
+            )
+    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *both)
 
 
-def _renamed(name: str) -> str:
-    """Return the name of a tensor in version 3: version 1 had a norm of its own."""
-    for old, new in ((".a_2", ".weight"), (".b_2", ".bias")):
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
-
-
-def _tokens(checkpoint: Checkpoint, vocab: Mapping[str, Any], side: str) -> list[str]:
-    tokens = vocab.get(side)
-    if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
-        raise InputError(
-            f"{checkpoint.path}: vocab has no list of tokens for {side!r}; convert a checkpoint "
-            "of version 2 with convertv2_v3.py of OpenNMT-py 3"
-        )
-    return tokens
-
-
-def _config(model: Model) -> TransformerConfig:
+def _fields(model: Model) -> dict[str, Any]:
     s = model.settings
-    s.word("model_type", {"text": None})
-    s.word("model_task", {"seq2seq": None})
-    s.word("encoder_type", {"transformer": None})
-    s.word("decoder_type", {"transformer": None})
-    s.word("self_attn_type", ATTENTIONS)
-    s.word("generator_function", {"softmax": None})
-    s.off(*REFUSED)
+    for name, word in REQUIRED.items():
+        s.word(name, {word: None})
+    s.word("self_attn_type", {"scaled-dot": None, "scaled-dot-flash": None})
+    s.off(REFUSED)
     if not s.flag("position_encoding"):
         raise s.refusal("position_encoding", "a model without positions has no layout here")
-    source, target = (f"{stack}.embeddings.make_embedding" for stack in LAYERS)
-    table = model.tensors.get(f"{source}.pe.pe")
-    if table is None or table.ndim != 3:
-        raise InputError(f"the checkpoint has no table '{source}.pe.pe'")
-    kind = s.word("layer_norm", NORMS)
+    source, target = EMBEDDINGS
+    norm_kind = s.word("layer_norm", NORMS)
     first = "encoder.transformer.0"
     pad_id, bos_id, eos_id, _ = _special_ids(model)
-    return build(
-        "OpenNMT-py",
-        {
-            "src_vocab_size": model.rows(f"{source}.emb_luts.0.weight"),
-            "tgt_vocab_size": model.rows(f"{target}.emb_luts.0.weight"),
-            "d_model": s.agreed("enc_hid_size", "dec_hid_size"),
-            "num_heads": s["heads"],
-            "d_ff": s["transformer_ff"],
-            "num_encoder_layers": s["enc_layers"],
-            "num_decoder_layers": s["dec_layers"],
-            "max_length": table.shape[0],
-            "token_embeddings": "shared" if s.flag("share_embeddings") else "separate",
-            "positions": s.word("position_encoding_type", POSITIONS),
-            "output_projection": "tied" if s.flag("share_decoder_embeddings") else "linear",
-            # Some versions have these biases always, others as options: the tensors tell.
-            "qkv_bias": f"{first}.self_attn.linear_query.bias" in model.tensors,
-            "attention_output_bias": f"{first}.self_attn.final_linear.bias" in model.tensors,
-            "feed_forward_bias": f"{first}.feed_forward.w_1.bias" in model.tensors,
-            "gated_feed_forward": f"{first}.feed_forward.w_3.weight" in model.tensors,
-            "activation": s.word("pos_ffn_activation_fn", ACTIVATIONS),
-            "norm": kind,
-            "norm_bias": kind == "layer_norm",
-            "norm_epsilon": s["norm_eps"],
-            "norm_placement": "pre",
-            "final_norm": True,
-            "dropout": _rate(s, "dropout"),
-            "attention_dropout": _rate(s, "attention_dropout"),
-            "pad_id": pad_id,
-            "bos_id": bos_id,
-            "eos_id": eos_id,
-        },
-    )
+    return {
+        "src_vocab_size": model.shape(f"{source}.emb_luts.0.weight")[0],
+        "tgt_vocab_size": model.shape(f"{target}.emb_luts.0.weight")[0],
+        "d_model": s.agreed("enc_hid_size", "dec_hid_size"),
+        "num_heads": s["heads"],
+        "d_ff": s["transformer_ff"],
+        "num_encoder_layers": s["enc_layers"],
+        "num_decoder_layers": s["dec_layers"],
+        "max_length": model.shape(f"{source}.pe.pe", axes=3)[0],
+        "token_embeddings": "shared" if s.flag("share_embeddings") else "separate",
+        "positions": s.word("position_encoding_type", POSITIONS),
+        "output_projection": "tied" if s.flag("share_decoder_embeddings") else "linear",
+        # Some versions have these biases always, others as options: the tensors tell.
+        "qkv_bias": f"{first}.self_attn.linear_query.bias" in model.tensors,
+        "attention_output_bias": f"{first}.self_attn.final_linear.bias" in model.tensors,
+        "feed_forward_bias": f"{first}.feed_forward.w_1.bias" in model.tensors,
+        "gated_feed_forward": f"{first}.feed_forward.w_3.weight" in model.tensors,
+        "activation": s.word("pos_ffn_activation_fn", ACTIVATIONS),
+        "norm": norm_kind,
+        "norm_bias": norm_kind == "layer_norm",
+        "norm_epsilon": s["norm_eps"],
+        "norm_placement": "pre",
+        "final_norm": True,
+        "dropout": _rate(s, "dropout"),
+        "attention_dropout": _rate(s, "attention_dropout"),
+        "pad_id": pad_id,
+        "bos_id": bos_id,
+        "eos_id": eos_id,
+    }
 
 
 def _rate(s: Settings, name: str) -> float | None:
     """Return a dropout rate, the first of several; None where it is that of "dropout"."""
-    if name not in s.values and name not in DEFAULTS:
-        return None
-    rate = s[name]
+    rate = s.get(name, None)
     return rate[0] if isinstance(rate, list) and rate else rate
 
 
@@ -226,10 +187,10 @@ def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
 TRAINER = Trainer(
     "opennmt_py",
     _layout(),
-    _recognises,
-    _read,
-    _config,
-    _tokenizer,
+    marks=({"opt", "vocab"},),
+    read=_read,
+    fields=_fields,
+    tokenizer=_tokenizer,
     remedy=(
         "convert a checkpoint of version 2 with convertv2_v3.py of OpenNMT-py 3; else, with it "
         "installed, c = torch.load('model.pt', weights_only=False); torch.save({n: c[n] for n in "

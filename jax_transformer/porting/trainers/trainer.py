@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from jax_transformer.tokenizers import Tokenizer
 
-MISSING = "cannot be read; copy the file beside the checkpoint"
 PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
@@ -50,15 +49,13 @@ class Model(NamedTuple):
     target_tokens: list[str] | None = None
     folder: Path | None = None
 
-    def rows(self, name: str) -> int:
-        """Return the number of rows of a tensor."""
-        return self.shape(name)[0]
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """Return the shape of a matrix."""
+    def shape(self, name: str, axes: int = 2) -> tuple[int, ...]:
+        """Return the shape of a tensor with so many axes."""
         array = self.tensors.get(name)
-        if array is None or array.ndim != 2:
-            raise InputError(f"the checkpoint has no matrix {name!r}; is it of another program?")
+        if array is None or array.ndim != axes:
+            raise InputError(
+                f"the checkpoint has no tensor {name!r} with {axes} axes; is it of another program?"
+            )
         return array.shape
 
 
@@ -67,6 +64,8 @@ class Trainer:
     """A program that trains models, and the layout of its name.
 
     Attributes:
+        marks: Names in a checkpoint by which the program is known; some versions have others.
+        fields: Returns the fields of the config.
         tokenizer: Returns the tokenizer of a model of this config; None where the vocabulary is
             not recorded.
         remedy: How to save a checkpoint again without objects of the program's own classes.
@@ -75,12 +74,24 @@ class Trainer:
 
     name: str
     layout: Layout
-    recognises: Callable[[Mapping[str, Any]], bool]
+    marks: tuple[set[str], ...]
     read: Callable[[Checkpoint], Model]
-    config: Callable[[Model], TransformerConfig]
+    fields: Callable[[Model], dict[str, Any]]
     tokenizer: Callable[[Model, TransformerConfig], Tokenizer | None]
     remedy: str
     records_heads: bool = True
+
+    def wrote(self, content: Mapping[str, Any]) -> bool:
+        """Return whether the content of a checkpoint has the marks of the program."""
+        return any(marks <= content.keys() for marks in self.marks)
+
+    def config(self, model: Model) -> TransformerConfig:
+        """Return the config of a model."""
+        fields = self.fields(model)
+        try:
+            return TransformerConfig(**fields)
+        except InputError as error:
+            raise InputError(f"{model.settings.origin}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,19 +106,24 @@ class Settings:
         """Return a setting."""
         if name not in self.values and name not in self.defaults:
             raise InputError(f"{self.origin}: has no setting {name!r}; add it")
-        value = self.values.get(name, self.defaults.get(name))
+        return self.get(name, None)
+
+    def get(self, name: str, absent: Any) -> Any:
+        """Return a setting, or `absent` where it has no default either."""
+        value = self.values.get(name, self.defaults.get(name, absent))
         if type(value) not in PLAIN:
             raise InputError(f"{self.origin}: {name} is a {type(value).__name__}, no plain value")
         return value
 
     def flag(self, *names: str) -> bool:
-        """Return settings that are on or off, all of them alike."""
+        """Return settings that are on or off, all of them alike; an absent one is off."""
+        first = self.get(names[0], False)
         for name in names:
-            if self[name] not in (True, False, None):
+            if self.get(name, False) not in (True, False, None):
                 raise self.refusal(name, "it must be true or false")
-            if bool(self[name]) != bool(self[names[0]]):
-                raise self.refusal(name, f"it must equal {names[0]}={self[names[0]]}")
-        return bool(self[names[0]])
+            if bool(self.get(name, False)) != bool(first):
+                raise self.refusal(name, f"it must equal {names[0]}={first}")
+        return bool(first)
 
     def word(self, name: str, meanings: Mapping[str, Any]) -> Any:
         """Return the meaning of a setting that has few values."""
@@ -124,17 +140,16 @@ class Settings:
                 raise self.refusal(other, f"it must equal {first}={shorten(self[first])}")
         return self[first]
 
-    def off(self, *names: str) -> None:
+    def off(self, names: str) -> None:
         """Refuse settings of what no config expresses, unless they are off, empty or absent."""
-        for name in names:
+        for name in names.split():
             if name in self.values and self[name]:
                 raise self.refusal(name, "this library has no such model")
 
     def refusal(self, name: str, reason: str) -> InputError:
         """Return the error for a setting that no config expresses."""
-        return InputError(
-            f"{self.origin}: {name}={shorten(self[name])} cannot be converted; {reason}"
-        )
+        value = shorten(self.get(name, False))
+        return InputError(f"{self.origin}: {name}={value} cannot be converted; {reason}")
 
 
 def as_dict(value: object) -> dict[str, Any]:
@@ -143,11 +158,3 @@ def as_dict(value: object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         return {}
     return {name: part for name, part in values.items() if isinstance(name, str)}
-
-
-def build(trainer: str, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the config of these fields, with errors that name the trainer."""
-    try:
-        return TransformerConfig(**fields)
-    except InputError as error:
-        raise InputError(f"{trainer}: {error}") from error

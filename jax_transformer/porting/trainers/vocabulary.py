@@ -6,24 +6,24 @@ tokens with spaces between, as in the files that the program trained on.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from jax_transformer.porting.trainers.trainer import Model
     from jax_transformer.tokenizers import Tokenizer
 
 SPECIAL = ("pad_id", "bos_id", "eos_id")
+MISSING = "cannot be read; copy the file beside the checkpoint"
 
 
 def word_tokenizer(
     model: Model,
     config: TransformerConfig,
-    unk_id: int,
+    unk_id: Any,
     *,
     source_suffix: Sequence[int],
     any_whitespace: bool = False,
@@ -34,60 +34,53 @@ def word_tokenizer(
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
-    check_sizes(model, config)
+    check_vocabularies(model, config, unk_id)
     try:
         from jax_transformer.tokenizers import READERS, separate
     except ImportError as error:
         raise InputError("a vocabulary needs tokenizers; install jax-transformer[train]") from error
     settings: dict[str, Any] = {name: getattr(config, name) for name in SPECIAL}
-    settings |= {"unk_id": unk_id, "source_suffix": list(source_suffix)}
-    settings |= {"target_suffix": [config.eos_id]}
+    settings |= {"unk_id": unk_id, "target_suffix": [config.eos_id]}
+    settings["source_suffix"] = list(source_suffix)
+    special_ids = sorted({settings[name] for name in SPECIAL})
     both = []
-    for side, tokens in zip(
-        ("source", "target"), (model.source_tokens, model.target_tokens), strict=True
-    ):
-        special_ids = {settings[name] for name in SPECIAL}
-        content = json.dumps(_tokenizer_json(tokens, unk_id, special_ids, any_whitespace)).encode()
-        own = settings | {"vocab_size": len(tokens)}
-        files = {"tokenizer.json": content}
-        both.append(READERS["tokenizer_json"](files, own, f"the {side} vocabulary"))
+    for side, tokens in (("source", model.source_tokens), ("target", model.target_tokens)):
+        files = {"tokenizer.json": _tokenizer_json(tokens, unk_id, special_ids, any_whitespace)}
+        sized = settings | {"vocab_size": len(tokens)}
+        both.append(READERS["tokenizer_json"](files, sized, f"the {side} vocabulary"))
         if model.source_tokens == model.target_tokens:
             return both[0]
     return separate(*both)
 
 
-def check_sizes(model: Model, config: TransformerConfig) -> None:
-    """Refuse vocabularies of other sizes than the model's tables."""
-    sides = {
-        "source": (model.source_tokens, config.src_vocab_size),
-        "target": (model.target_tokens, config.tgt_vocab_size),
-    }
-    for side, (tokens, size) in sides.items():
+def check_vocabularies(model: Model, config: TransformerConfig, unk_id: object) -> None:
+    """Refuse vocabularies of other sizes than the model's tables, or without the unknown token."""
+    for side, tokens, size in (
+        ("source", model.source_tokens, config.src_vocab_size),
+        ("target", model.target_tokens, config.tgt_vocab_size),
+    ):
         if len(tokens) != size:
             raise InputError(
                 f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
                 "the vocabulary that it was trained with"
             )
+        if type(unk_id) is not int or not 0 <= unk_id < size:
+            raise InputError(f"unk_id={shorten(unk_id)} is no id of the {side} vocabulary")
 
 
 def _tokenizer_json(
-    tokens: Sequence[str], unk_id: int, special_ids: Set[int], any_whitespace: bool
-) -> Mapping[str, Any]:
+    tokens: Sequence[str], unk_id: int, special_ids: Sequence[int], any_whitespace: bool
+) -> bytes:
     """Return the content of a tokenizer.json whose tokens are words between spaces.
 
     Special tokens are left out of a decoded text; UNK is not one of them and is written out.
     """
-    spaces = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
-    flags = {"single_word": True, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": i, "content": tokens[i], "special": True, **flags} for i in sorted(special_ids)
-        ],
-        "pre_tokenizer": {"type": "WhitespaceSplit"} if any_whitespace else spaces,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {token: i for i, token in enumerate(tokens)},  # the last of equal ones
-            "unk_token": tokens[unk_id],
-        },
-    }
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    ids = {token: i for i, token in enumerate(tokens)}  # the last of equal ones
+    words = Tokenizer(models.WordLevel(ids, unk_token=tokens[unk_id]))
+    split = pre_tokenizers.Split(" ", "removed")
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit() if any_whitespace else split
+    specials = (AddedToken(tokens[i], single_word=True, normalized=False) for i in special_ids)
+    words.add_special_tokens(list(specials))
+    return words.to_str().encode()

@@ -1,8 +1,8 @@
-"""What the small models of BART, Marian, Pegasus and the others of their lineage have in common."""
+"""Small models of BART, Marian, Pegasus and the others of their lineage, and what none can be."""
 
 import torch
 
-from tests.convert.families.case import Case
+from tests.convert.families.described import Case
 
 REFUSED = {
     "is_encoder_decoder": False,
@@ -113,7 +113,7 @@ def seven_heads(d_model=70, **others):
 
 
 def usual_case(activation, other, impossible, refused=()):
-    """Return the case of a family with learned positions or M2M100's.
+    """Return the case of a family with learned positions.
 
     Args:
         activation: Of the first shape.
@@ -130,6 +130,82 @@ def usual_case(activation, other, impossible, refused=()):
             ),
         },
         refused=REFUSED | dict(refused),
-        required=("d_model", "vocab_size", "max_position_embeddings"),
+        required=REQUIRED,
         impossible=(*IMPOSSIBLE, *({name: value} for name, value in impossible.items())),
     )
+
+
+REQUIRED = ("d_model", "vocab_size", "max_position_embeddings")
+POST_NORM = {"norm_placement": "pre", "final_norm": True, "embedding_norm": False}
+POST_NORM |= {"position_offset": 0}
+RATES = {"attention_dropout": 0.1, "activation_dropout": 0.1}
+# Without a start id, BOS is the first.
+BEYOND_THE_VOCABULARY = {"decoder_start_token_id": 53}
+CASES = {
+    "bart": usual_case("gelu", "swish", POST_NORM),
+    "mvp": usual_case("gelu", "swish", POST_NORM, refused={"use_prompt": True}),
+    "plbart": usual_case("gelu", "swish", POST_NORM, refused=BEYOND_THE_VOCABULARY),
+    "mbart": usual_case(
+        "relu",
+        "gelu",
+        POST_NORM | {"norm_placement": "post", "final_norm": False},
+        refused=BEYOND_THE_VOCABULARY,
+    ),
+    "blenderbot": usual_case(
+        "gelu",
+        "relu",
+        {"norm_placement": "post", "final_norm": False, "embedding_norm": True}
+        | {"position_offset": 2},
+    ),
+    "m2m_100": Case(
+        shapes={
+            "three_heads": three_heads(activation_function="relu"),
+            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11, start=4)),
+            # An odd width: the last column of the position table is zero.
+            "other_ids": seven_heads(
+                d_model=35, activation_function="gelu", **ids(pad=9, eos=3, start=4)
+            ),
+        },
+        # Padding has no position: it cannot begin targets.
+        refused=REFUSED | {"decoder_start_token_id": 1},
+        required=REQUIRED,
+        impossible=(
+            *(change for change in IMPOSSIBLE if "output_bias" not in change),
+            {"output_bias": True},
+            {"norm_placement": "post"},
+            {"final_norm": False},
+            {"position_offset": 0},
+        ),
+        tables={"embed_positions.weights": tensor2tensor_sinusoids},
+    ),
+    "marian": Case(
+        shapes={
+            "three_heads": three_heads(activation_function="swish", **ids(pad=52, eos=0)),
+            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11)),
+            "two_tables": seven_heads(
+                decoder_vocab_size=47,
+                activation_function="relu",
+                share_encoder_decoder_embeddings=False,
+                **ids(pad=41, eos=3),
+            ),
+        },
+        refused=REFUSED
+        | {"vocab_size": 54, "decoder_vocab_size": 54, "share_encoder_decoder_embeddings": 1},
+        required=("d_model", "pad_token_id", "scale_embedding", "vocab_size"),
+        impossible=(*IMPOSSIBLE, {"norm_placement": "pre"}, {"final_norm": True}),
+        tables={"embed_positions.weight": sinusoids},
+    ),
+    "pegasus": Case(
+        shapes={
+            "three_heads": three_heads(activation_function="relu", **RATES),
+            "one_head_unscaled": one_head_unscaled(**RATES),
+            "other_ids": seven_heads(
+                activation_function="swish", **ids(pad=41, eos=3, start=2), **RATES
+            ),
+        },
+        refused=REFUSED,
+        required=REQUIRED,
+        impossible=(*IMPOSSIBLE, {"norm_placement": "post"}, {"final_norm": False}),
+        tables={"embed_positions.weight": sinusoids},
+    ),
+}

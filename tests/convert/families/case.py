@@ -1,54 +1,24 @@
-"""What the tests of a family need to know about it, and its models with random numbers.
+"""What the tests of a family need to know about it, and its models with random numbers."""
 
-The case of a family is `CASE` in the module beside this one that has the name of its model type.
-"""
-
-import dataclasses
-import importlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from jax_transformer.convert.families import FAMILIES
+from tests.convert.families import bart_lineage, t5_lineage
 from tests.tokenizers.sentencepiece_models import text, train, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Small models of a family, and what must be refused.
-
-    Attributes:
-        shapes: Arguments of the configuration class in transformers for small models that differ
-            in every size; the first is used where one model is enough.
-        refused: A value that the model cannot have for keys of config.json.
-        required: Keys of config.json that may not be absent.
-        impossible: Fields of TransformerConfig that no model of the family has.
-        tables: Ends of names of tensors that transformers computes in float32, with a function
-            (rows, columns) that computes them in float64.
-        finish: Changes a model that has its numbers, given the arguments of its shape.
-        float32: Ends of names of tensors that transformers keeps in float32 in a float16 model.
-    """
-
-    shapes: Mapping[str, Mapping[str, Any]]
-    refused: Mapping[str, Any]
-    required: tuple[str, ...]
-    impossible: tuple[Mapping[str, Any], ...]
-    tables: Mapping[str, Callable[[int, int], torch.Tensor]] = dataclasses.field(
-        default_factory=dict
-    )
-    finish: Callable[[torch.nn.Module, Mapping[str, Any]], None] | None = None
-    float32: tuple[str, ...] = ()
+CASES = bart_lineage.CASES | t5_lineage.CASES
 
 
 def case_of(model_type):
-    return importlib.import_module(f"tests.convert.families.{model_type}").CASE
+    return CASES[model_type]
 
 
 def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):

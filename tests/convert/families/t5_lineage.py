@@ -1,4 +1,4 @@
-"""What the small models of T5, mT5 and UMT5 have in common.
+"""Small models of T5, mT5 and UMT5, and what none can be.
 
 Texts of the tests are longer than `relative_attention_max_distance` and use every bucket. There are
 as many layers in the encoder as in the decoder at least: `generate` of transformers 5.23 fails
@@ -9,6 +9,8 @@ import json
 import types
 
 import torch
+
+from tests.convert.families.described import Case
 
 REFUSED = {
     "is_encoder_decoder": False,
@@ -111,6 +113,58 @@ def finish(model, values):
 def _norm(self, x):
     """The norm of T5 in the type of its input."""
     return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def finish_umt5(model, values):
+    """Take away the factor of transformers 5 that models with their own output never had."""
+    finish(model, values)
+    if values.get("tie_word_embeddings") is False:
+        model.model_dim = 1  # the factor is model_dim**-0.5
+
+
+def case(shapes, *impossible, finish=finish):
+    return Case(
+        shapes=shapes,
+        refused=REFUSED,
+        required=REQUIRED,
+        impossible=(*IMPOSSIBLE, *impossible),
+        finish=finish,
+        float32=("wo.weight",),
+    )
+
+
+UNTIED = {"tie_word_embeddings": False}
+CASES = {
+    "t5": case(
+        {
+            "tied": three_heads(decoder_start_token_id=0),
+            "v1_1": one_head(decoder_start_token_id=0, feed_forward_proj="gated-gelu", **UNTIED),
+            "tied_unscaled": seven_heads(
+                feed_forward_proj="gated-silu", scale_decoder_outputs=False, layer_norm_epsilon=1e-5
+            ),
+        },
+        {"relative_attention_bias": "per_layer"},
+    ),
+    "mt5": case(
+        {
+            "own_output": three_heads(**UNTIED),
+            "tied": one_head(),
+            "relu": seven_heads(feed_forward_proj="relu", **UNTIED),
+        },
+        {"relative_attention_bias": "per_layer"},
+        {"output_scale": "inverse_sqrt_d_model"},
+    ),
+    "umt5": case(
+        {
+            "tied": three_heads(num_layers=3),
+            "own_output": one_head(**UNTIED),
+            "own_output_relu": seven_heads(feed_forward_proj="relu", **UNTIED),
+        },
+        {"relative_attention_bias": "shared"},
+        {"output_scale": "inverse_sqrt_d_model", "output_projection": "linear"},
+        finish=finish_umt5,
+    ),
+}
 
 
 def write_folder(folder, model, **keys):

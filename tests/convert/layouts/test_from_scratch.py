@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import TransformerConfig, apply, convert
+from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
-from jax_transformer.convert.layouts import from_scratch
 from tests.convert.foreign import MODELS, randomized
-from tests.convert.tools import (
-    LOGIT_BOUNDS,
-    assert_same_tensors,
-    gradient_error,
-    target_masks,
-)
+from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, gradient_error, target_masks
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered
@@ -116,26 +110,3 @@ def test_position_tables_computed_in_float32_are_recognised(length):
     _, report = convert.to_params(module.state_dict(), config, convert.get_layout("pre_norm"))
     assert report.names("computed") == ["source_pos.postitons", "target_pos.postitons"]
     print([entry.detail for entry in report.entries if entry.kind == "computed"])
-
-
-def test_source_and_target_tables_may_differ_in_length():
-    config = TransformerConfig.preset(
-        "pre_norm_log_softmax", **small_config("pre_norm").to_dict() | {"max_length": 19}
-    )
-    module = MODELS["pre_norm_log_softmax"](config)
-    longer = MODELS["pre_norm_log_softmax"](dataclasses.replace(config, max_length=23))
-    module.src_pos = longer.src_pos
-    layout = from_scratch.pre_norm_log_softmax(source_length=23)
-    params = convert.from_torch(module.state_dict(), config, layout)
-    module.load_state_dict(convert.to_torch(params, config, layout), strict=True)
-
-
-def test_names_that_are_not_printed_can_be_given():
-    config = small_config("pre_norm")
-    params = random_params(config)
-    tensors = convert.to_torch(params, config, from_scratch.pre_norm(norm_names=("gain", "shift")))
-    assert "encoder.norm.gain" in tensors
-    assert "encoder.norm.shift" in tensors
-    config = small_config("pre_norm_memory_norm")
-    layout = from_scratch.pre_norm_memory_norm(table_name="lut")
-    assert "src_embedding.lut.weight" in convert.to_torch(random_params(config), config, layout)

@@ -1,11 +1,8 @@
-"""The layout of the torch reference, for every preset and type."""
+"""The layout of the torch reference, for every preset."""
 
 import re
 
-import ml_dtypes
-import numpy as np
 import pytest
-import torch
 
 import torch_reference
 from jax_transformer import TransformerConfig, convert
@@ -13,31 +10,18 @@ from tests.convert.foreign import randomized
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 
-TYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 
-
-@pytest.mark.parametrize(
-    ("preset", "name"),
-    [
-        *((preset, "float32") for preset in TransformerConfig.presets()),
-        *(("pre_norm_memory_norm", name) for name in TYPES if name != "float32"),
-    ],
-)
-def test_there_and_back_is_bit_equal_and_loads_strictly(preset, name, x64):
+@pytest.mark.parametrize("preset", TransformerConfig.presets())
+def test_there_and_back_is_bit_equal_and_loads_strictly(preset):
     config = small_config(preset)
-    params = random_params(config, dtype=TYPES[name])
-    module = torch_reference.Transformer(config).to(getattr(torch, name))
+    params = random_params(config)
+    module = torch_reference.Transformer(config)
     assert module.load_state_dict(convert.to_torch(params, config), strict=True)
     assert_same_params(convert.from_torch(module.state_dict(), config), params)
     state_dict = randomized(module).state_dict()
     back = convert.to_torch(convert.from_torch(state_dict, config), config)
     count = assert_same_tensors(back, state_dict)
-    print(f"{preset} {name}: {count}/{count} tensors bit-equal")
+    print(f"{preset}: {count}/{count} tensors bit-equal")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from jax_transformer import TransformerConfig, apply, convert, decode, encode
+from jax_transformer.convert import Layout, Row
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.kernels.segments import causal_mask
 from jax_transformer.model.layers import MultiHeadAttention
@@ -259,7 +260,7 @@ def test_an_encoder_alone(final_norm):
     with jax.default_matmul_precision("highest"):
         ours = encode({"encoder": params}, config, src)
     assert error(ours, module(torch.from_numpy(src))) <= LOGIT_BOUNDS["float32"]
-    back = convert.to_torch(params, config, torch_nn.encoder())
+    back = convert.to_torch(params, config, torch_nn.part("encoder"))
     assert_same_tensors(back, module.state_dict())
 
 
@@ -330,12 +331,14 @@ def test_inside_a_module_with_embeddings_and_output_layer(tie):
         output_projection="tied" if tie else "linear",
         output_bias=True,
     )
-    names = {"source_embedding": "src_table.weight", "target_embedding": "tgt_table.weight"}
+    names = {"source_embedding": ["src_table"], "target_embedding": ["tgt_table"]}
     if tie == "two":
-        names["target_embedding"] = ("tgt_table.weight", "generator.weight")
+        names["target_embedding"] += ["generator"]
     if tie == "three":
-        names = {"token_embedding": ("tgt_table.weight", "src_table.weight", "generator.weight")}
-    layout = torch_nn.transformer("body.", output_projection="generator", **names)
+        names = {"token_embedding": ["tgt_table", "src_table", "generator"]}
+    tables = [Row(f"{n}.weight", f"{path}/embedding") for path in names for n in names[path]]
+    rows = (*tables, *torch_nn.transformer("body.").rows)
+    layout = Layout("wrapped", (*rows, *torch_nn.linear("generator", "output_projection")))
     params = convert.from_torch(module.state_dict(), config, layout)
     src = np.random.default_rng(0).integers(1, 37, (3, 7)).astype(np.int32)
     tgt = np.random.default_rng(1).integers(1, 41, (3, 5)).astype(np.int32)

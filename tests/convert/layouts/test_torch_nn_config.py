@@ -169,32 +169,20 @@ class OwnLayer(nn.TransformerEncoderLayer):
     """A subclass, whose forward could do anything."""
 
 
+LAYER = "decoder.layers.1"
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "message"),
     [
-        (
-            "decoder.layers.1.self_attn",
-            *("num_heads", 3, r"decoder.layers.1.self_attn: num_heads=3, but 2 elsewhere"),
-        ),
+        (f"{LAYER}.self_attn", "num_heads", 3, "self_attn: num_heads=3, but 2 elsewhere"),
         ("encoder.norm", "eps", 1e-3, r"norm_epsilon=1e-05, but 0.001 elsewhere"),
-        ("decoder.layers.1.dropout3", "p", 0.5, r"1.dropout3: dropout=0.5, but 0.1 elsewhere"),
-        (
-            "decoder.layers.1",
-            *("activation", nn.functional.gelu, r"activation='gelu', but 'relu' elsewhere"),
-        ),
-        (
-            "encoder.layers.0",
-            *("activation", torch.tanh, r"activation=.*tanh.* must be relu, gelu or silu"),
-        ),
+        (f"{LAYER}.dropout3", "p", 0.5, r"1.dropout3: dropout=0.5, but 0.1 elsewhere"),
+        (LAYER, "activation", nn.functional.gelu, r"activation='gelu', but 'relu' elsewhere"),
+        (LAYER, "activation", torch.tanh, r"activation=.*tanh.* must be relu, gelu or silu"),
         ("encoder.layers.0", "norm1", nn.RMSNorm(12), r"norm1: this RMSNorm has no counterpart"),
-        (
-            "encoder.layers.0.self_attn",
-            *("add_zero_attn", True, r"self_attn: this MultiheadAttention has no counterpart"),
-        ),
-        (
-            "encoder.layers",
-            *("0", OwnLayer(12, 2, 7), r"layers.0 is a OwnLayer, not a TransformerEncoderLayer"),
-        ),
+        (f"{LAYER}.self_attn", "add_zero_attn", True, "this MultiheadAttention has no counterpart"),
+        ("encoder.layers", "0", OwnLayer(12, 2, 7), r"layers.0 is a OwnLayer, not a Transformer"),
     ],
 )
 def test_what_the_model_cannot_honour_is_refused(part, name, value, message):

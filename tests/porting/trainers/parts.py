@@ -67,10 +67,29 @@ def masks(src, tgt, pad):
 class Model(nn.Module):
     """What the four have in common: residual connections before or after a norm.
 
-    Subclasses give the layers' steps: norm, and a function of the normed x.
+    Subclasses have `embed(stack, ids)`, `head(x)` and `sublayers(layer)`: self-attention, attention
+    to the memory and the feed-forward network, each after its norm.
     """
 
-    def stack(self, x, steps, pre, final):
-        for norm, function in steps:
-            x = x + function(norm(x)) if pre else norm(x + function(x))
-        return final(x) if final is not None else x
+    pad, pre = 1, True
+
+    def layers(self, stack):
+        return getattr(self, stack).layers
+
+    def final(self, stack):
+        return getattr(getattr(self, stack), "layer_norm", None)
+
+    def run(self, stack, ids, mask, memory=None, memory_mask=None):
+        x = self.embed(stack, ids)
+        for layer in self.layers(stack):
+            (norm, attend), *cross, (last_norm, feed_forward) = self.sublayers(layer)
+            steps = [(norm, lambda y, f=attend: f(y, y, mask))]
+            steps += [(norm, lambda y, f=f: f(y, memory, memory_mask)) for norm, f in cross]
+            for norm, function in (*steps, (last_norm, feed_forward)):
+                x = x + function(norm(x)) if self.pre else norm(x + function(x))
+        return x if self.final(stack) is None else self.final(stack)(x)
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+        memory = self.run("encoder", src, src_mask)
+        return self.head(self.run("decoder", tgt, tgt_mask, memory, src_mask))

@@ -12,15 +12,7 @@ import yaml
 from torch import nn
 
 from tests.convert.foreign import StdNorm
-from tests.porting.trainers.parts import (
-    Attention,
-    Model,
-    Numbered,
-    Part,
-    halves,
-    interleaved,
-    masks,
-)
+from tests.porting.trainers.parts import Attention, Model, Numbered, Part, halves, interleaved
 
 WORDS = tuple(f"w{index}" for index in range(33))
 ACTIVATIONS = {
@@ -59,31 +51,23 @@ class AnnotatedTransformer(Model):
             setattr(self, name, nn.ModuleList(parts))
         self.generator = Part(proj=nn.Linear(width, sizes[1]))
 
-    def embed(self, name, ids):
-        words, table = getattr(self, name)
+    def embed(self, stack, ids):
+        words, table = self.src_embed if stack == "encoder" else self.tgt_embed
         return words.lut(ids) * math.sqrt(self.width) + table.pe[:, : ids.shape[1]]
 
-    def forward(self, src, tgt):
-        src_mask, tgt_mask = masks(src, tgt, self.pad)
+    def final(self, stack):
+        return getattr(self, stack).norm
 
-        def steps(stack, own, memory=None):
-            for layer in getattr(self, stack).layers:
-                norms = iter(part.norm for part in layer.sublayer)
-                yield next(norms), lambda x, layer=layer: layer.self_attn(x, x, own)
-                if memory is not None:
-                    yield (
-                        next(norms),
-                        lambda x, layer=layer: layer.src_attn(x, memory, src_mask),
-                    )
-                inside = layer.feed_forward
-                yield next(norms), lambda x, inside=inside: inside.w_2(inside.w_1(x).relu())
+    def sublayers(self, layer):
+        inside = layer.feed_forward
+        attentions = [
+            getattr(layer, name) for name in ("self_attn", "src_attn") if hasattr(layer, name)
+        ]
+        functions = (*attentions, lambda x: inside.w_2(inside.w_1(x).relu()))
+        return zip((part.norm for part in layer.sublayer), functions, strict=True)
 
-        memory = self.stack(
-            self.embed("src_embed", src), steps("encoder", src_mask), True, self.encoder.norm
-        )
-        hidden = self.embed("tgt_embed", tgt)
-        hidden = self.stack(hidden, steps("decoder", tgt_mask, memory), True, self.decoder.norm)
-        return self.generator.proj(hidden)
+    def head(self, x):
+        return self.generator.proj(x)
 
     def save(self, folder):
         torch.save(self.state_dict(), folder / "multi30k_model_final.pt")
@@ -113,8 +97,6 @@ FAIRSEQ = {
 
 
 class Fairseq(Model):
-    pad = 1
-
     def __init__(self, **given):
         super().__init__()
         self.settings = s = FAIRSEQ | given
@@ -147,46 +129,33 @@ class Fairseq(Model):
         if s.get("share_all_embeddings") or s.get("share_decoder_input_output_embed"):
             self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
 
+    @property
+    def pre(self):
+        return self.settings["encoder_normalize_before"]
+
     def embed(self, stack, ids):
-        x = stack.embed_tokens(ids)
+        part = getattr(self, stack)
+        x = part.embed_tokens(ids)
         if not self.settings.get("no_scale_embedding"):
             x = x * math.sqrt(x.shape[-1])
         if not self.settings.get("no_token_positional_embeddings"):
             real = ids != self.pad
             rows = self.pad + real * real.cumsum(1)
-            if hasattr(stack, "embed_positions"):
-                x = x + stack.embed_positions(rows)
+            if hasattr(part, "embed_positions"):
+                x = x + part.embed_positions(rows)
             else:
                 x = x + halves(99, x.shape[-1]).to(x)[rows]
-        return stack.layernorm_embedding(x) if hasattr(stack, "layernorm_embedding") else x
+        return part.layernorm_embedding(x) if hasattr(part, "layernorm_embedding") else x
 
-    def forward(self, src, tgt):
-        src_mask, tgt_mask = masks(src, tgt, self.pad)
+    def sublayers(self, layer):
         activation = ACTIVATIONS[self.settings.get("activation_fn", "relu")]
+        for name in ("self_attn", "encoder_attn"):
+            if hasattr(layer, name):
+                yield getattr(layer, f"{name}_layer_norm"), getattr(layer, name)
+        yield layer.final_layer_norm, lambda x: layer.fc2(activation(layer.fc1(x)))
 
-        def steps(stack, own, memory=None):
-            for layer in stack.layers:
-                yield (
-                    layer.self_attn_layer_norm,
-                    lambda x, layer=layer: layer.self_attn(x, x, own),
-                )
-                if memory is not None:
-                    yield (
-                        layer.encoder_attn_layer_norm,
-                        lambda x, layer=layer: layer.encoder_attn(x, memory, src_mask),
-                    )
-                yield (
-                    layer.final_layer_norm,
-                    lambda x, layer=layer: layer.fc2(activation(layer.fc1(x))),
-                )
-
-        def run(stack, ids, memory=None):
-            pre = self.settings["encoder_normalize_before"]
-            final = getattr(stack, "layer_norm", None)
-            own = src_mask if memory is None else tgt_mask
-            return self.stack(self.embed(stack, ids), steps(stack, own, memory), pre, final)
-
-        return self.decoder.output_projection(run(self.decoder, tgt, run(self.encoder, src)))
+    def head(self, x):
+        return self.decoder.output_projection(x)
 
     def save(self, folder, newer=True):
         """Write the checkpoint of version 0.12, or that of the versions before 0.10."""
@@ -205,8 +174,6 @@ class Fairseq(Model):
 
 
 class JoeyNMT(Model):
-    pad = 1
-
     def __init__(self, layer_norm="pre", activation="relu", scale=False, **tied):
         super().__init__()
         width, inner, heads = 20, 28, 4
@@ -255,37 +222,26 @@ class JoeyNMT(Model):
         if tied.get("tied_softmax"):
             self.decoder.output_layer.weight = self.trg_embed.lut.weight
 
-    def forward(self, src, tgt):
-        src_mask, tgt_mask = masks(src, tgt, self.pad)
+    @property
+    def pre(self):
+        return self.settings["encoder"]["layer_norm"] == "pre"
+
+    def embed(self, stack, ids):
+        table = self.src_embed if stack == "encoder" else self.trg_embed
+        return table.lut(ids) * self.scale + getattr(self, stack).pe.pe[:, : ids.shape[1]]
+
+    def sublayers(self, layer):
         activation = ACTIVATIONS[self.settings["encoder"]["activation"]]
+        if hasattr(layer, "src_src_att"):
+            yield layer.layer_norm, layer.src_src_att
+        else:
+            yield layer.x_layer_norm, layer.trg_trg_att
+            yield layer.dec_layer_norm, layer.src_trg_att
+        first, _, _, last = layer.feed_forward.pwff_layer
+        yield layer.feed_forward.layer_norm, lambda x: last(activation(first(x)))
 
-        def inside(layer):
-            first, _, _, last = layer.feed_forward.pwff_layer
-            return layer.feed_forward.layer_norm, lambda x: last(activation(first(x)))
-
-        def encoder_steps():
-            for layer in self.encoder.layers:
-                yield layer.layer_norm, lambda x, layer=layer: layer.src_src_att(x, x, src_mask)
-                yield inside(layer)
-
-        def decoder_steps(memory):
-            for layer in self.decoder.layers:
-                yield layer.x_layer_norm, lambda x, layer=layer: layer.trg_trg_att(x, x, tgt_mask)
-                yield (
-                    layer.dec_layer_norm,
-                    lambda x, layer=layer: layer.src_trg_att(x, memory, src_mask),
-                )
-                yield inside(layer)
-
-        def run(stack, embeddings, ids, steps):
-            x = embeddings.lut(ids) * self.scale + stack.pe.pe[:, : ids.shape[1]]
-            pre = self.settings["encoder"]["layer_norm"] == "pre"
-            return self.stack(x, steps, pre, getattr(stack, "layer_norm", None))
-
-        memory = run(self.encoder, self.src_embed, src, encoder_steps())
-        return self.decoder.output_layer(
-            run(self.decoder, self.trg_embed, tgt, decoder_steps(memory))
-        )
+    def head(self, x):
+        return self.decoder.output_layer(x)
 
     def save(self, folder, **changed):
         settings = {"name": "test", "data": {"src": {"lang": "de"}}, "model": self.settings}
@@ -323,8 +279,6 @@ class RMSNorm(nn.Module):
 
 
 class OpenNMT(Model):
-    pad = 1
-
     def __init__(self, qkv_bias=False, ffn_bias=True, **given):
         super().__init__()
         self.settings = s = OPENNMT | given
@@ -377,39 +331,31 @@ class OpenNMT(Model):
         if s.get("share_decoder_embeddings"):
             self.generator.weight = own.weight
 
-    def forward(self, src, tgt):
-        src_mask, tgt_mask = masks(src, tgt, self.pad)
+    def layers(self, stack):
+        return self.encoder.transformer if stack == "encoder" else self.decoder.transformer_layers
+
+    def embed(self, stack, ids):
+        part = getattr(self, stack).embeddings.make_embedding
+        x = part.emb_luts[0](ids)
+        return x * math.sqrt(x.shape[-1]) + part.pe.pe[: ids.shape[1], 0]
+
+    def sublayers(self, layer):
         activation = ACTIVATIONS[self.settings.get("pos_ffn_activation_fn", "relu")]
+        part = layer.feed_forward
 
-        def inside(part):
-            def run(x):
-                hidden = activation(part.w_1(x))
-                return part.w_2(hidden * part.w_3(x) if hasattr(part, "w_3") else hidden)
+        def inside(x):
+            hidden = activation(part.w_1(x))
+            return part.w_2(hidden * part.w_3(x) if hasattr(part, "w_3") else hidden)
 
-            return part.layer_norm, run
+        if hasattr(layer, "context_attn"):
+            yield layer.layer_norm_1, layer.self_attn
+            yield layer.layer_norm_2, layer.context_attn
+        else:
+            yield layer.layer_norm, layer.self_attn
+        yield part.layer_norm, inside
 
-        def encoder_steps():
-            for layer in self.encoder.transformer:
-                yield layer.layer_norm, lambda x, layer=layer: layer.self_attn(x, x, src_mask)
-                yield inside(layer.feed_forward)
-
-        def decoder_steps(memory):
-            for layer in self.decoder.transformer_layers:
-                yield layer.layer_norm_1, lambda x, layer=layer: layer.self_attn(x, x, tgt_mask)
-                yield (
-                    layer.layer_norm_2,
-                    lambda x, layer=layer: layer.context_attn(x, memory, src_mask),
-                )
-                yield inside(layer.feed_forward)
-
-        def run(stack, ids, steps):
-            part = stack.embeddings.make_embedding
-            x = part.emb_luts[0](ids)
-            x = x * math.sqrt(x.shape[-1]) + part.pe.pe[: ids.shape[1], 0]
-            return self.stack(x, steps, True, stack.layer_norm)
-
-        memory = run(self.encoder, src, encoder_steps())
-        return self.generator(run(self.decoder, tgt, decoder_steps(memory)))
+    def head(self, x):
+        return self.generator(x)
 
     def save(self, folder, version=3, **changed):
         state = self.state_dict()
@@ -446,10 +392,7 @@ CASES = {
             activation_fn="gelu",
         ),
     ),
-    "fairseq without positions": (
-        "fairseq",
-        lambda: Fairseq(no_token_positional_embeddings=True),
-    ),
+    "fairseq without positions": ("fairseq", lambda: Fairseq(no_token_positional_embeddings=True)),
     "joeynmt pre": ("joeynmt", JoeyNMT),
     "joeynmt post scaled": (
         "joeynmt",

@@ -42,10 +42,10 @@ def archive(path, pickled, compression=zipfile.ZIP_STORED):
 
 
 def refusal(path, trainer=None):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(InputError) as refused:
         porting.from_trainer(path, trainer)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
     message = str(refused.value)
     assert "\n" not in message
     return message
@@ -101,30 +101,26 @@ def test_a_class_of_the_program_is_refused_with_the_way_to_save_it_again(tmp_pat
     assert "name its program, one of annotated_transformer" in refusal(tmp_path / "c.pt")
 
 
-def test_the_way_to_save_a_checkpoint_of_fairseq_again_works(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("program", "name", "extra"),
+    [
+        (Fairseq, "fairseq", {"task_state": {"dictionary": Settings()}}),
+        (OpenNMT, "opennmt_py", {"optim": Settings()}),
+    ],
+)
+def test_the_way_to_save_a_checkpoint_again_works(tmp_path, monkeypatch, program, name, extra):
     """The line that the message gives, run as it stands."""
-    path = Fairseq().save(tmp_path)
-    right = torch.load(path, weights_only=False)
-    torch.save(right | {"task_state": {"dictionary": Settings()}}, tmp_path / "checkpoint.pt")
-    line = refusal(tmp_path / "checkpoint.pt", "fairseq").partition("installed, ")[2]
+    right = torch.load(program().save(tmp_path), weights_only=False)
+    for file in ("checkpoint.pt", "model.pt"):  # as the lines call them
+        torch.save(right | extra, tmp_path / file)
+    line = refusal(tmp_path / file, name).partition("installed, ")[2]
     monkeypatch.chdir(tmp_path)
 
     class OmegaConf:
         is_config = staticmethod(lambda cfg: False)
 
     exec(line, {"torch": torch, "OmegaConf": OmegaConf})
-    config = TRAINERS["fairseq"].config(read_trainer("plain.pt")[1])
-    assert config.d_model == 20
-
-
-def test_the_way_to_save_a_checkpoint_of_opennmt_again_works(tmp_path, monkeypatch):
-    path = OpenNMT().save(tmp_path)
-    right = torch.load(path, weights_only=False)
-    torch.save(right | {"optim": Settings()}, tmp_path / "model.pt")
-    line = refusal(tmp_path / "model.pt", "opennmt_py").partition("installed, ")[2]
-    monkeypatch.chdir(tmp_path)
-    exec(line, {"torch": torch})
-    assert TRAINERS["opennmt_py"].config(read_trainer("plain.pt")[1]).num_heads == 4
+    assert TRAINERS[name].config(read_trainer("plain.pt")[1]).d_model == 20
 
 
 def test_bombs_and_claims_are_refused_quickly(tmp_path):
@@ -150,10 +146,10 @@ def test_settings_that_claim_terabytes_are_refused(tmp_path):
 
 
 def refusal_of_conversion(path):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(InputError) as refused:
         porting.from_trainer(path)
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
     return str(refused.value)
 
 

@@ -227,6 +227,11 @@ def test_special_ids_of_joeynmt_come_from_its_settings(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole))
     config = TRAINERS["joeynmt"].config(read_trainer(path)[1])
     assert (config.pad_id, config.bos_id, config.eos_id) == (1, 3, 2)
+    for unk_id in (999, "x"):
+        whole["data"]["special_symbols"] = {"unk_id": unk_id}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole))
+        with pytest.raises(InputError, match=f"unk_id={unk_id!r} is no id of the source vocab"):
+            porting.from_trainer(path)
 
 
 def test_a_checkpoint_of_another_program_is_named(tmp_path):
