@@ -87,29 +87,26 @@ def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
         yield line
 
 
-def windows(lines: Iterable[str | None], largest: int | None, skip: int) -> Iterator[Window]:
+def windows(lines: Iterable[str | None], sizes: Iterable[int], skip: int) -> Iterator[Window]:
     """Yield the windows behind the first `skip` lines.
 
     `lines` begins behind them, too. None among them ends a window, as `with_pauses` yields it.
+
+    Args:
+        sizes: Most lines of each window.
     """
     lines, start = iter(lines), 0
-    if largest is None:
-        if window := [line for line in lines if line is not None]:
-            yield Window(skip, window, skip == 0)
-        return
-    for size in window_sizes(largest):
+    for size in sizes:
         if start < skip:
             start += size
             continue
         window, paused = [], False
-        while len(window) < size and not paused:
-            try:
-                line = next(lines)
-            except StopIteration:
-                break
+        for line in lines:
             if line is not None:
                 window.append(line)
-            paused = line is None and len(window) > 0
+            paused = line is None and bool(window)
+            if paused or len(window) == size:
+                break
         if not window:
             return
         yield Window(start, window, start == 0 or paused)
