@@ -63,27 +63,26 @@ class Window(NamedTuple):
 
 def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
     """Yield lines as they arrive, and None after each `PAUSE` without one; a thread reads them."""
-    arrived: queue.Queue[tuple[str | None, BaseException | None]] = queue.Queue(LARGEST_WINDOW)
+    arrived: queue.Queue[str | BaseException] = queue.Queue(LARGEST_WINDOW)
 
     def read() -> None:
         try:
             for line in lines:
-                arrived.put((line, None))
-            arrived.put((None, None))
+                arrived.put(line)
+            arrived.put(StopIteration())
         except BaseException as error:
-            arrived.put((None, error))
+            arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
         try:
-            line, error = arrived.get(timeout=PAUSE)
+            line = arrived.get(timeout=PAUSE)
         except queue.Empty:
-            yield None
-            continue
-        if error is not None:
-            raise error
-        if line is None:
+            line = None
+        if isinstance(line, StopIteration):
             return
+        if isinstance(line, BaseException):
+            raise line
         yield line
 
 
