@@ -59,13 +59,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "length_normalization": ("", "x", None, "power"),
     "early_stopping": ("x", None, True, False, 1, 2),
     "start_token": (
-        -1,
-        10**9,
-        2**63,
-        1.5,
-        np.zeros(2, np.int32),
-        np.zeros(3, np.int32),
-        np.zeros(2),
+        *(-1, 10**9, 2**63, 1.5, np.zeros(2, np.int32), np.zeros(3, np.int32), np.zeros(2)),
     ),
     "eos_ids": ((), (-1,), (10**9,), (1.5,), (2, 2), tuple(range(60)), (2**40,)),
     "length_limits": (

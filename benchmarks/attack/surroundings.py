@@ -27,6 +27,7 @@ JOURNALS = (
     *('{"created": []}', '{"created": ["thesis.tex"]}', '{"old": "../../victim"}', "[]", "\0"),
     '{"created": ["../../victim/thesis.tex", "\\u0000"]}',
 )
+STATE = b'{"lines": NUMBER, "bytes": 0, "input_sha256": "", "replaces": true, "facts": {}}'
 
 
 def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: bool) -> Attempt:
@@ -138,6 +139,8 @@ def _unfinished_output(draw: np.random.Generator, folder: Path, stock_folder: Pa
     part, state = folder / "news.part", folder / "news.part.json"
     source = choose(draw, (folder / "text", folder / "text", part, output, state))
     contents = [LINES, b"", b"{}", b'{"lines": 2}', b"x" * 100, b"\0"]
+    number = choose(draw, (-1, 2**63, 10**30, "1.5", "null"))
+    contents.append(STATE.replace(b"NUMBER", str(number).encode()))
     done = [f"input {source.name}"]
     for path in (output, part, state):
         how = draw.random()
