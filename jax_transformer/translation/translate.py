@@ -139,7 +139,9 @@ def _translate(
 ) -> Iterator[list[list[Translation]]]:
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
     number, cut = 0, []
-    with _progress(console) as progress:
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
+    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
+    with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
         task = progress.add_task("translating", total=total)
         for start, lines, is_small in parts:
             sources, cut_lines = _encode(model, lines, start, overlong)
@@ -237,16 +239,3 @@ def _translate_batch(
         ][: generation["num_hypotheses"]]
         for _, tokens, scores, lengths in rows
     ]
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("lines"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
