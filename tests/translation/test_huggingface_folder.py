@@ -10,7 +10,7 @@ from tests.convert.families.case import FAMILIES, foreign_model, transformers, w
 from tests.tiers import tiered
 from tests.tokenizers.sentencepiece_models import text
 
-LINES = [line for line in text(5, 400) if len(line) < 24][:48]
+LINES = [line for line in text(5, 400) if len(line) < 24][:120]
 COMMON = {"num_beams": 3, "max_length": 14, "length_penalty": 0.8, "no_repeat_ngram_size": 2}
 GENERATION = {
     "marian": {"renormalize_logits": True, "early_stopping": True, "min_length": 4},
