@@ -197,14 +197,7 @@ def hostile(draw: np.random.Generator, valid: np.ndarray) -> tuple[Any, str]:
 
 
 def is_valid(name: str, value: Any, given: dict[str, Any], config: TransformerConfig) -> bool:
-    """Return whether an array may be accepted in the place of an argument.
-
-    Args:
-        name: Name of the argument.
-        value: The array.
-        given: All arguments.
-        config: The model's.
-    """
+    """Return whether an array may be accepted in the place of an argument."""
     rows = next(
         given[other].shape[0]
         for other in ("src", "tgt", "tokens")

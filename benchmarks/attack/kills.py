@@ -145,8 +145,7 @@ def in_child(task: Callable[[], object], folder: Path, *, kill_at: tuple[int, fl
     This process has no threads of JAX, so that the child, a fork, can run it.
 
     Args:
-        task: The task; what it raises or returns is written to `folder` / child.txt.
-        folder: The folder whose changes count, and that of what is below it.
+        folder: Changes at and below it count.
         kill_at: Number of the call at which it is killed, and seconds after it; None kills not.
 
     Raises:

@@ -218,9 +218,7 @@ def mutate_file(draw: np.random.Generator, path: Path, others: list[Path]) -> st
     """Change a file, or what is at its place; return what was done.
 
     Args:
-        draw: Chooses.
-        path: The file.
-        others: Other files that may take its place.
+        others: Files that may take its place.
     """
     if draw.random() < 0.15:
         how = choose(draw, list(PLACE_CHANGES))
