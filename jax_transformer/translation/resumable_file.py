@@ -170,8 +170,6 @@ def _read_state(
     path: Path, fault: str = "is damaged", remedy: str = "overwrite the unfinished output"
 ) -> _State:
     try:
-        if path.is_symlink():
-            raise ValidationError("it is a link")
         return convert(read_json(path), _State)
     except (InputError, ValidationError) as error:
         raise InputError(f"{path}: {fault} ({error}); {remedy}") from error
