@@ -281,8 +281,9 @@ def _warm_cache(path: Path) -> None:
 
 def _run(arguments: list[str], environment: Environment) -> subprocess.CompletedProcess[bytes]:
     root = str(Path(jax_transformer.__file__).parents[1])
-    variables = {**os.environ, "PYTHONPATH": root, **environment.variables}
-    for name in ("HOME", "XDG_CACHE_HOME"):
+    kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # every program, for the damage
+    variables = {**os.environ, "PYTHONPATH": root, **kept, **environment.variables}
+    for name in ("HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
         if name not in environment.variables:
             variables.pop(name, None)
 
