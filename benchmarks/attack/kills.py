@@ -189,6 +189,8 @@ def _count_changes(folder: Path, kill_at: tuple[int, float] | None) -> Callable[
             return bool(flags & WRITING) and str(path).startswith(place)
         if event == "ctypes.dlsym":
             return arguments[1] == EXCHANGE
+        if event == "os.truncate":  # of a descriptor, which names no place
+            return True
         relative = [path for path in arguments if isinstance(path, str) and path[:1] != "/"]
         return event in CHANGES and (place in str(arguments) or bool(relative))
 
