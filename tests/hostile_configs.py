@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks.attack.worker import memory
 from jax_transformer import TransformerConfig, convert, porting
 from jax_transformer.commands.convert import read_source
 from jax_transformer.convert.families import FAMILIES
@@ -77,12 +78,7 @@ def doors(folder: Path) -> list[Door]:
 
 
 def hostile_configs(seed: int, found: list[Door]) -> Iterator[tuple[Door, dict[str, Any]]]:
-    """Yield doors, in turn, with hostile values: huge, negative, of other types, alone or paired.
-
-    Args:
-        seed: The same seed yields the same values.
-        found: The doors.
-    """
+    """Yield doors in turn, with hostile values: huge, negative, of other types, alone or paired."""
     choose = random.Random(seed)
     for door in itertools.cycle(found):
         fields = copy.deepcopy(dict(door.fields))
@@ -120,8 +116,6 @@ def attempt(door: Door, fields: dict[str, Any], numbers: np.ndarray) -> str:
     """Return what becomes of a config: "refused", "accepted", or how it fell.
 
     Args:
-        door: The door.
-        fields: The hostile values.
         numbers: The parameters of the sound model, sorted.
     """
     try:
@@ -279,13 +273,14 @@ def run(count: int, seed: int) -> dict[str, Any]:
         for door in found:
             _, params = door.read(dict(door.fields))  # everything is traced and imported once
             numbers[door.name] = sorted_numbers(params)
-        limit = _memory("VmSize") + 8 * int(BYTES)
+        limit = memory("VmSize") + 8 * int(BYTES)
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         for door, fields in itertools.islice(hostile_configs(seed, found), count):
-            before = _memory("VmRSS", reset=True)
+            Path("/proc/self/clear_refs").write_text("5", "ascii")  # the peak begins anew
+            before = memory("VmRSS")
             start = time.process_time()  # others may use the machine as well
             outcome = attempt(door, fields, numbers[door.name])
-            seconds, grown = time.process_time() - start, _memory("VmHWM") - before
+            seconds, grown = time.process_time() - start, memory("VmHWM") - before
             changed = {k: v for k, v in fields.items() if door.fields.get(k, ...) != v}
             shown = f"{door.name}: { {str(k)[:40]: repr_of(v) for k, v in changed.items()}!a}"
             slowest, largest = max(slowest, (seconds, shown)), max(largest, (grown, shown))
@@ -303,21 +298,6 @@ def repr_of(value: Any) -> str:
 
 def _is_huge(value: Any) -> bool:
     return type(value) is int and abs(value) > 10**30
-
-
-def _memory(field: str, reset: bool = False) -> int:
-    """Return bytes out of /proc/self/status; `reset` makes VmHWM begin again from what is used.
-
-    Where there is no such file, it is the largest memory so far.
-    """
-    if not Path("/proc/self/clear_refs").exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5", "ascii")
-    for line in Path("/proc/self/status").read_text("ascii").splitlines():
-        if line.startswith(field):
-            return 1024 * int(line.split()[1])
-    raise LookupError(field)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "length_normalization": ("", "x", None, "power"),
     "early_stopping": ("x", None, True, False, 1, 2),
     "start_token": (
-        -1,
-        10**9,
-        2**63,
-        1.5,
-        np.zeros(2, np.int32),
-        np.zeros(3, np.int32),
-        np.zeros(2),
+        *(-1, 10**9, 2**63, 1.5, np.zeros(2, np.int32), np.zeros(3, np.int32), np.zeros(2)),
     ),
     "eos_ids": ((), (-1,), (10**9,), (1.5,), (2, 2), tuple(range(60)), (2**40,)),
     "length_limits": (
@@ -203,14 +197,7 @@ def hostile(draw: np.random.Generator, valid: np.ndarray) -> tuple[Any, str]:
 
 
 def is_valid(name: str, value: Any, given: dict[str, Any], config: TransformerConfig) -> bool:
-    """Return whether an array may be accepted in the place of an argument.
-
-    Args:
-        name: Name of the argument.
-        value: The array.
-        given: All arguments.
-        config: The model's.
-    """
+    """Return whether an array may be accepted in the place of an argument."""
     rows = next(
         given[other].shape[0]
         for other in ("src", "tgt", "tokens")

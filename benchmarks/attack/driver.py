@@ -43,14 +43,7 @@ class Limits:
 
 
 class Worker:
-    """A process that runs tries of one kind; a new one after a hang or a crash.
-
-    Args:
-        kind: The kind.
-        module: Its module.
-        stock: The folder that keeps what is attacked.
-        quick: As for `serve`.
-    """
+    """A process that runs tries of one kind; a new one after a hang or a crash."""
 
     def __init__(self, kind: str, module: str, stock: Path, quick: bool) -> None:
         self._arguments = (kind, module, stock, quick)
@@ -128,11 +121,7 @@ def _first_frame(stack: str) -> str:
 
 
 class Survey:
-    """What became of all tries.
-
-    Args:
-        keep: Folder for the faults.
-    """
+    """What became of all tries; the folder `keep` gets those that are faults."""
 
     def __init__(self, keep: Path) -> None:
         self.keep = keep
@@ -204,12 +193,9 @@ def attack(
 
     Args:
         tries: Kind and seed of each.
-        survey: Takes the results.
         scratch: An empty folder.
         until: When to stop, by `time.monotonic`.
         quick: As for `serve`.
-        limits: What a try may take.
-        modules: The module of each kind.
     """
     workers = {kind: Worker(kind, name, scratch / "stock", quick) for kind, name in modules.items()}
     try:

@@ -67,12 +67,7 @@ def digest_of(*values: Any) -> str:
 
 
 def check_model(config: TransformerConfig, params: Any, size: int) -> None:
-    """Check what holds of every model that was read.
-
-    Args:
-        config: Its config.
-        params: Its parameters.
-        size: Bytes of the files that it was read from.
+    """Check what holds of every model that was read from files of `size` bytes.
 
     Raises:
         WrongResult: The parameters are not those of the config, are not finite, or are more than

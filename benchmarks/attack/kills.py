@@ -27,6 +27,7 @@ CHANGES = {  # audit events of Python; each is raised before the call
     *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
     *("os.chmod", "os.utime", "shutil.rmtree", "shutil.copyfile"),
 }
+EXCHANGE = "renameat2"  # a function of the C library; Python tells when its name is looked up
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 DIGEST = re.compile("[0-9a-f]{32,}")
 LATER = 0.004  # seconds at most; half of the kills come so long after the call
@@ -144,8 +145,7 @@ def in_child(task: Callable[[], object], folder: Path, *, kill_at: tuple[int, fl
     This process has no threads of JAX, so that the child, a fork, can run it.
 
     Args:
-        task: The task; what it raises or returns is written to `folder` / child.txt.
-        folder: The folder whose changes count, and that of what is below it.
+        folder: Changes at and below it count.
         kill_at: Number of the call at which it is killed, and seconds after it; None kills not.
 
     Raises:
@@ -187,12 +187,16 @@ def _count_changes(folder: Path, kill_at: tuple[int, float] | None) -> Callable[
         if event == "open":
             path, _, flags = arguments
             return bool(flags & WRITING) and str(path).startswith(place)
+        if event == "ctypes.dlsym":
+            return arguments[1] == EXCHANGE
+        if event == "os.truncate":  # of a descriptor, which names no place
+            return True
         relative = [path for path in arguments if isinstance(path, str) and path[:1] != "/"]
         return event in CHANGES and (place in str(arguments) or bool(relative))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count
-        if (event == "open" or event in CHANGES) and changes(event, arguments):
+        if changes(event, arguments):
             count += 1
             if kill_at is not None and count == kill_at[0]:
                 if kill_at[1]:

@@ -18,20 +18,8 @@ DEEP = 5000  # brackets
 VALUES: tuple[Any, ...] = (
     *(0, 1, -1, 2, 3, 7, 8, 10**7, 2**31, 2**63, 2**64, 10**23, -(2**63), 1.5, 1e-300, 1e308),
     *(float("nan"), float("inf"), -float("inf"), f"{RAW}1e999", f"{RAW}{'9' * 5000}"),
-    *(
-        True,
-        False,
-        None,
-        "",
-        "x",
-        "0",
-        "NaN",
-        "\0",
-        "\ud800",
-        "a\nb",
-        "../../etc/passwd",
-        "é" * 300,
-    ),
+    *(True, False, None, "", "x", "0", "NaN", "\0", "\ud800", "a\nb"),
+    *("../../etc/passwd", "é" * 300),
     *([], {}, [[]], [1, 2], {"a": 1}, ["x"], f"{RAW}{'[' * DEEP}{']' * DEEP}", f"{RAW}{{'a': 1}}"),
     "x" * 10**6,
 )
@@ -230,9 +218,7 @@ def mutate_file(draw: np.random.Generator, path: Path, others: list[Path]) -> st
     """Change a file, or what is at its place; return what was done.
 
     Args:
-        draw: Chooses.
-        path: The file.
-        others: Other files that may take its place.
+        others: Files that may take its place.
     """
     if draw.random() < 0.15:
         how = choose(draw, list(PLACE_CHANGES))

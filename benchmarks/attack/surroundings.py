@@ -27,6 +27,7 @@ JOURNALS = (
     *('{"created": []}', '{"created": ["thesis.tex"]}', '{"old": "../../victim"}', "[]", "\0"),
     '{"created": ["../../victim/thesis.tex", "\\u0000"]}',
 )
+STATE = b'{"lines": NUMBER, "bytes": 0, "input_sha256": "", "replaces": true, "facts": {}}'
 
 
 def prepare(draw: np.random.Generator, folder: Path, stock_folder: Path, quick: bool) -> Attempt:
@@ -138,6 +139,8 @@ def _unfinished_output(draw: np.random.Generator, folder: Path, stock_folder: Pa
     part, state = folder / "news.part", folder / "news.part.json"
     source = choose(draw, (folder / "text", folder / "text", part, output, state))
     contents = [LINES, b"", b"{}", b'{"lines": 2}', b"x" * 100, b"\0"]
+    number = choose(draw, (-1, 2**63, 10**30, "1.5", "null"))
+    contents.append(STATE.replace(b"NUMBER", str(number).encode()))
     done = [f"input {source.name}"]
     for path in (output, part, state):
         how = draw.random()
@@ -278,8 +281,9 @@ def _warm_cache(path: Path) -> None:
 
 def _run(arguments: list[str], environment: Environment) -> subprocess.CompletedProcess[bytes]:
     root = str(Path(jax_transformer.__file__).parents[1])
-    variables = {**os.environ, "PYTHONPATH": root, **environment.variables}
-    for name in ("HOME", "XDG_CACHE_HOME"):
+    kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # every program, for the damage
+    variables = {**os.environ, "PYTHONPATH": root, **kept, **environment.variables}
+    for name in ("HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
         if name not in environment.variables:
             variables.pop(name, None)
 

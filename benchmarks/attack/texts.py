@@ -25,30 +25,9 @@ BOMB_NAME = "a compression bomb"
 BOMB = 2**29  # bytes of a text that is compressed to little
 SHORT = (
     *("", " ", "\t", "\r", "\ufeff", "\u2028", "\u0085", "\x0b\x0c\x1c\x1d\x1e", "\x7f", "\u200b"),
-    *(
-        "one",
-        "two hundred",
-        "ß",
-        "e\u0301",
-        "\u202eabc",
-        "\U0001f469\u200d\U0001f4bb",
-        "￿",
-        "▁",
-        "▁▁a",
-    ),
-    *(
-        "<s>",
-        "</s>",
-        "<pad>",
-        "<unk>",
-        "<s></s>",
-        ">>de<<",
-        "[PAD]",
-        "@@",
-        "one@@ two",
-        "Ġ",
-        "a\tb",
-    ),
+    *("one", "two hundred", "ß", "e\u0301", "\u202eabc", "\U0001f469\u200d\U0001f4bb", "￿"),
+    *("▁", "▁▁a", "<s>", "</s>", "<pad>", "<unk>", "<s></s>", ">>de<<", "[PAD]", "@@"),
+    *("one@@ two", "Ġ", "a\tb"),
     *("\U0010ffff", "ﷺ" * 10, "\u0e33" * 20, "zalgo" + "\u0301" * 200, "a" * 1000, "one " * 500),
 )
 BAD = (b"\0", b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x80", b"\xe2\x82")

@@ -38,9 +38,6 @@ def serve(connection: Connection, kind: str, module: str, stock: Path, quick: bo
     and its `Result` when it is over. After `limit` seconds the stack is written to the log.
 
     Args:
-        connection: To the driver.
-        kind: Name of the kind.
-        module: Its module.
         stock: The folder that keeps what is attacked.
         quick: Whether to attack only what is made within a second.
     """

@@ -2,11 +2,11 @@
 
 import contextlib
 import io
-import itertools
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,8 @@ from jax_transformer.text.text_files import count_lines, decode_lines, open_stre
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
 from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
-from jax_transformer.translation.source_batches import (
-    FIRST_WINDOW,
-    LARGEST_WINDOW,
-    window_sizes,
-    with_pauses,
-)
-from jax_transformer.translation.translate import Translation
+from jax_transformer.translation.source_batches import FIRST_WINDOW, LARGEST_WINDOW, with_pauses
+from jax_transformer.translation.translate import Translation, translate_windows
 from jax_transformer.translation.translate import translate as translate_lines
 
 LONGEST_LINE = 2**20  # bytes
@@ -159,19 +154,19 @@ def translate(
         shown = {"console": console, "mesh": devices}
         if output is None:
             if typed:
-                found = _translated_when_entered(model, lines, **chosen, mesh=devices)
+                translated = _translated_when_entered(model, lines, **chosen, mesh=devices)
             else:
-                found = translate_lines(model, lines, total=total, **chosen, **shown)
-            _write(found, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores, 1, 0)
+                translated = translate_windows(model, lines, total=total, **chosen, **shown)
+            _write(translated, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores)
         else:
             facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
             facts |= {"model": model_digest(model), "library": __version__}
             with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
-                rest, done = file.rest(lines), file.lines
-                if done:
-                    console.print(f"resumed after {done:,} lines")
-                found = translate_lines(model, rest, skip=done, total=total, **chosen, **shown)
-                _write(found, file.write, file.commit, scores, window, done)
+                shown |= {"skip": file.lines, "total": total}
+                if file.lines:
+                    console.print(f"resumed after {file.lines:,} lines")
+                translated = translate_windows(model, file.rest(lines), **chosen, **shown)
+                _write(translated, file.write, file.commit, scores)
         if alignments is not None:
             best = list(translate_lines(model, first, **chosen, mesh=devices))
             drawn = alignment_plot.alignments(model, first, best)
@@ -196,7 +191,7 @@ def _keeping(lines: Iterable[str], kept: list[str], most: int) -> Iterator[str]:
 
 def _translated_when_entered(
     model: TrainedModel, lines: Iterator[str], **options: Any
-) -> Iterator[list[Translation]]:
+) -> Iterator[list[list[Translation]]]:
     """Yield the translations of each line that is typed; one that is refused is told at once."""
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
@@ -205,33 +200,24 @@ def _translated_when_entered(
             print(file=sys.stderr)
             return
         try:
-            yield next(translate_lines(model, [line], **options))
+            yield from translate_windows(model, [line], **options)
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
 
 
 def _write(
-    translations: Iterator[list[Translation]],
+    windows: Iterator[list[list[Translation]]],
     write: Callable[[bytes], object],
     commit: Callable[[], object],
     scores: bool,
-    window: int,
-    done: int,
 ) -> None:
-    """Write the translations of the lines after the first `done`; commit at the end of each window.
-
-    `commit` hands over to the reader, or puts on the disk, what was written.
-    """
-    ends = (end for end in itertools.accumulate(window_sizes(window)) if end > done)
-    end = next(ends)
-    for number, best in enumerate(translations, start=done + 1):
-        for translation in best:
+    """Write the translations of windows; `commit` hands each over, or puts it on the disk."""
+    for window in windows:
+        for translation in chain.from_iterable(window):
             score = f"{translation.score:.6f}\t" if scores else ""
             text = translation.text.replace("\n", " ")  # one translation, one line
             write(f"{score}{text}\n".encode())
-        if number == end:
-            commit()
-            end = next(ends)
+        commit()
 
 
 def _check_nbest(nbest: int, beam: int) -> None:

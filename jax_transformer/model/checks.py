@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
 from jax.errors import InconclusiveDimensionOperation
+from jax.sharding import AxisType
 from jax.tree_util import keystr
 from jaxtyping import Integer
 
@@ -327,9 +328,9 @@ def check_params(params: Any, config: TransformerConfig) -> None:
     if not all(map(_is_float_array, leaves)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             check_floats(f"params: {keystr(path, simple=True, separator='/')}", leaf)
-    if jax.device_count() > 1 and any(any(jax.typeof(leaf).sharding.spec) for leaf in leaves):
+    if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves)):
         raise InputError(
-            "params are sharded over Explicit mesh axes, as jax.make_mesh makes them; use "
+            "params lie on Explicit mesh axes, as jax.make_mesh makes them; use "
             "jax_transformer.make_mesh and parameter_shardings, whose axes are Auto"
         )
     for stack in params.keys() & set(STACKS):  # a caller may have one of them only
@@ -340,6 +341,14 @@ def check_params(params: Any, config: TransformerConfig) -> None:
                 f"config.num_{stack}_layers={expected}, but the parameters hold {layers} layers of "
                 f"the {stack}; use the config that they were made with"
             )
+
+
+def _is_on_explicit_axes(leaf: Any) -> bool:
+    """Return whether a parameter brings Explicit axes; copies may where the user has set a mesh."""
+    sharding = jax.typeof(leaf).sharding
+    if any(sharding.spec):
+        return True
+    return AxisType.Explicit in sharding.mesh.axis_types and jax.sharding.get_abstract_mesh().empty
 
 
 def check_execution(execution: Any) -> None:

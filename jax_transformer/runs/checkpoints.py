@@ -26,7 +26,7 @@ from etils import epath
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.parameters import parameter_count
 from jax_transformer.runs.state import (
     KEPT,
@@ -42,7 +42,6 @@ from jax_transformer.runs.state import (
 )
 from jax_transformer.runtime import distributed
 from jax_transformer.storage.digests import json_digest
-from jax_transformer.storage.faults import shorten
 from jax_transformer.storage.writing import lock
 from jax_transformer.training.step import init_state, state_shardings
 

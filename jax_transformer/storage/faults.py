@@ -2,23 +2,10 @@
 
 import contextlib
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from jax_transformer.errors import InputError, shorten
-
-
-def unique_names(
-    path: Path, pairs: Sequence[tuple[str, Any]], error: type[InputError] = InputError
-) -> dict[str, Any]:
-    """Return a JSON object's pairs as a dict; refuse repeated names, which a dict would drop."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        name, count = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise error(f"{path}: the name {shorten(name)} occurs {count} times")
-    return fields
+from jax_transformer.errors import InputError
 
 
 @contextlib.contextmanager

@@ -11,11 +11,12 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jax_transformer.errors import InputError, one_line
-from jax_transformer.storage.faults import faults_named, unique_names
+from jax_transformer.errors import InputError, one_line, shorten
+from jax_transformer.storage.faults import faults_named
 
 # Most bytes of a file, by its kind. Each is a multiple of the largest real file that is known.
 MAX_SIZE = 2**20  # settings and descriptions: an index of 10,000 shards, 250 language codes
@@ -102,11 +103,19 @@ def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, 
         name: What it is the content of, for messages.
     """
     path = Path(name)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+            raise InputError(f"{path}: the name {shorten(name)} occurs {count} times")
+        return fields
+
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         values = json.loads(
             text,
-            object_pairs_hook=lambda pairs: unique_names(path, pairs),
+            object_pairs_hook=unique,
             parse_constant=_refuse_number,
             parse_float=_finite,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import to_builtins
 
 from jax_transformer.errors import InputError, one_line, shorten
 from jax_transformer.storage.declared import check_mapping
@@ -37,15 +38,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def to_yaml(settings: Mapping[str, Any]) -> str:
     """Return a mapping of settings as the text of a YAML file."""
-    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    plain = to_builtins(settings, enc_hook=str)  # tuples as lists, paths as text
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 class _Loader(yaml.SafeLoader):

@@ -69,9 +69,8 @@ class TrainedModel(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line: a notebook would print every parameter."""
-        leaves = jax.tree.leaves(self.params)
+        config, tokenizer, leaves = self.config, self.tokenizer, jax.tree.leaves(self.params)
         dtypes = ", ".join(sorted({leaf.dtype.name for leaf in leaves}))
-        config, tokenizer = self.config, self.tokenizer
         return (
             f"TrainedModel({sum(leaf.size for leaf in leaves):,} parameters of {dtypes}, "
             f"{config.num_encoder_layers} + {config.num_decoder_layers} layers, "
@@ -148,9 +147,7 @@ def load(
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model of this library; reads no weights."""
-    folder = model_folder_of(folder)
-    description = _read_description(folder)
-    _check_description(folder, description)
+    folder, description = _own_description(folder)
     for name in description["tokenizer"]["files"]:
         _check_digest(folder / name, description["sha256"][name])
     return _read_tokenizer(folder, description)
@@ -163,9 +160,7 @@ def _read_tokenizer(folder: Path, description: Mapping[str, Any]) -> Tokenizer:
 
 def read_origin(folder: Path) -> Origin | None:
     """Return where a model of this library comes from; None if it was not a Hugging Face folder."""
-    folder = model_folder_of(folder)
-    description = _read_description(folder)
-    _check_description(folder, description)
+    folder, description = _own_description(folder)
     if ORIGIN_FILE not in description["sha256"]:
         return None
     _check_digest(folder / ORIGIN_FILE, description["sha256"][ORIGIN_FILE])
@@ -207,8 +202,7 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
             "sha256": {path.name: file_digest(path) for path in sorted(staging.iterdir())},
         }
         description["config_sha256"] = _description_digest(description)
-        text = json.dumps(description, indent=2) + "\n"
-        (staging / CONFIG_FILE).write_text(text, "utf-8")
+        (staging / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
 
 
 def model_digest(model: TrainedModel) -> str:
@@ -221,8 +215,15 @@ def model_digest(model: TrainedModel) -> str:
     return digest.hexdigest()
 
 
+def _own_description(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a model of this library, and the content of its config.json."""
+    folder = model_folder_of(folder)
+    description = _read_description(folder)
+    _check_description(folder, description)
+    return folder, description
+
+
 def _read_description(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json."""
     path = folder / CONFIG_FILE
     try:
         return read_json(path)

@@ -63,53 +63,49 @@ class Window(NamedTuple):
 
 def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
     """Yield lines as they arrive, and None after each `PAUSE` without one; a thread reads them."""
-    arrived: queue.Queue[tuple[str | None, BaseException | None]] = queue.Queue(LARGEST_WINDOW)
+    arrived: queue.Queue[str | BaseException] = queue.Queue(LARGEST_WINDOW)
 
     def read() -> None:
         try:
             for line in lines:
-                arrived.put((line, None))
-            arrived.put((None, None))
+                arrived.put(line)
+            arrived.put(StopIteration())
         except BaseException as error:
-            arrived.put((None, error))
+            arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
         try:
-            line, error = arrived.get(timeout=PAUSE)
+            line = arrived.get(timeout=PAUSE)
         except queue.Empty:
-            yield None
-            continue
-        if error is not None:
-            raise error
-        if line is None:
+            line = None
+        if isinstance(line, StopIteration):
             return
+        if isinstance(line, BaseException):
+            raise line
         yield line
 
 
-def windows(lines: Iterable[str | None], largest: int | None, skip: int) -> Iterator[Window]:
+def windows(lines: Iterable[str | None], sizes: Iterable[int], skip: int) -> Iterator[Window]:
     """Yield the windows behind the first `skip` lines.
 
     `lines` begins behind them, too. None among them ends a window, as `with_pauses` yields it.
+
+    Args:
+        sizes: Most lines of each window.
     """
     lines, start = iter(lines), 0
-    if largest is None:
-        if window := [line for line in lines if line is not None]:
-            yield Window(skip, window, skip == 0)
-        return
-    for size in window_sizes(largest):
+    for size in sizes:
         if start < skip:
             start += size
             continue
         window, paused = [], False
-        while len(window) < size and not paused:
-            try:
-                line = next(lines)
-            except StopIteration:
-                break
+        for line in lines:
             if line is not None:
                 window.append(line)
-            paused = line is None and len(window) > 0
+            paused = line is None and bool(window)
+            if paused or len(window) == size:
+                break
         if not window:
             return
         yield Window(start, window, start == 0 or paused)

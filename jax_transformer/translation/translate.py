@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jax_transformer.translation.source_batches import (
     Window,
     source_batches,
     usual_target_length,
+    window_sizes,
     windows,
 )
 
@@ -45,6 +47,13 @@ class Translation(NamedTuple):
 
 
 def translate(
+    model: TrainedModel, lines: Iterable[str | None], **options: Any
+) -> Iterator[list[Translation]]:
+    """Yield the translations of each line, in order; options as for `translate_windows`."""
+    return chain.from_iterable(translate_windows(model, lines, **options))
+
+
+def translate_windows(
     model: TrainedModel,
     lines: Iterable[str | None],
     *,
@@ -56,14 +65,14 @@ def translate(
     console: Console | None = None,
     mesh: Mesh | None = None,
     **options: Any,
-) -> Iterator[list[Translation]]:
+) -> Iterator[list[list[Translation]]]:
     """Translate a stream of lines; the translation of a line does not depend on the other lines.
 
     In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
 
-    With a `window`, lines are read, translated and yielded in windows: 64 lines first, so that the
-    first translations are there soon, then four times as many in each window up to `window`. No
-    more than a window of lines is in memory. Within a window lines of similar length share a batch.
+    Lines are read, translated and yielded in windows: 64 lines first, so that the first
+    translations are there soon, then four times as many in each window up to `window`. No more
+    than a window of lines is in memory. Within a window lines of similar length share a batch.
 
     Args:
         lines: Source lines; None among them is a pause, before which a window ends.
@@ -83,8 +92,8 @@ def translate(
             more than twice those of the line.
 
     Returns:
-        An iterator: for each line, in order, its translations, best first; a blank line has blank
-        translations.
+        An iterator over the windows: for each line, in order, its translations, best first; a
+        blank line has blank translations.
 
     Raises:
         InputError: `generate` refuses an option, or a number is too small. While the iterator runs:
@@ -102,14 +111,15 @@ def translate(
     check_whole_number("skip", skip, least=0)
     if overlong not in ("refuse", "cut"):
         raise InputError(f"overlong={shorten(overlong)} must be 'refuse' or 'cut'")
-    if window is None:
-        lines = list(lines)
-        total = len(lines)
+    sizes = None if window is None else window_sizes(window)
+    if sizes is None:
+        lines = [line for line in lines if line is not None]
+        sizes, total = [len(lines)], len(lines)
     mesh = mesh or make_mesh()
     params = jax.device_put(params, parameter_shardings(mesh, params, config))
     return _translate(
         model._replace(params=params, generation=chosen),
-        windows(lines, window, skip),
+        windows(lines, sizes, skip),
         overlong,
         max_tokens * row_shards(mesh) // chosen["beam_size"],
         total,
@@ -126,10 +136,12 @@ def _translate(
     total: int | None,
     console: Console,
     mesh: Mesh,
-) -> Iterator[list[Translation]]:
+) -> Iterator[list[list[Translation]]]:
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
     number, cut = 0, []
-    with _progress(console) as progress:
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
+    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
+    with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
         task = progress.add_task("translating", total=total)
         for start, lines, is_small in parts:
             sources, cut_lines = _encode(model, lines, start, overlong)
@@ -147,7 +159,7 @@ def _translate(
                         if hypotheses is not None:
                             translations[index], sources[index] = hypotheses, []
                             progress.advance(task)
-            yield from translations
+            yield translations
             number = start + len(lines)
     if cut:
         console.print(
@@ -227,16 +239,3 @@ def _translate_batch(
         ][: generation["num_hypotheses"]]
         for _, tokens, scores, lengths in rows
     ]
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("lines"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

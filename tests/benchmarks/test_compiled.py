@@ -51,6 +51,7 @@ def test_memory_is_that_of_xla(step):
     assert found.arguments == WIDTH * WIDTH * 4 // 2 + ROWS * WIDTH * 2 // 8
     assert found.peak >= found.arguments
     assert found.temporary == step.memory_analysis().temp_size_in_bytes
+    assert found.donated == 1
 
 
 def test_products_are_most_of_the_cycles_of_a_product(step):
@@ -68,10 +69,6 @@ def test_collectives_are_counted_with_their_bytes(step):
     )
     reduced = found["reduce-scatter"]
     assert (reduced.dtype, reduced.count, reduced.num_bytes) == ("bf16", 1, whole)
-
-
-def test_donated_arguments_are_counted(step):
-    assert report(step).donated == 1
 
 
 @pytest.mark.parametrize("turns", [1, TURNS])
@@ -152,8 +149,6 @@ PATHS = {
     "cross_attention_residual/norm/reduce_sum": "norms",
     "jit(train_step)/jvp(Transformer)/Transformer.encode/encoder/layers_0/"
     "self_attention_residual/self_attention/sub": "attention",
-    "jit(train_step)/jvp(Transformer)/Transformer.encode/encoder/layers_0/"
-    "self_attention_residual/add": "other",
     "jit(train_step)/jvp(Transformer)/Transformer.decode/Transformer.embed/"
     "token_embedding/gather": "embedding",
     "jit(step)/jit(train_step)/jvp()/reduce_sum": "loss",

@@ -1,6 +1,5 @@
 """`jax-transformer translate` as a command and as a program."""
 
-import contextlib
 import gzip
 import io
 import os
@@ -112,28 +111,6 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     )
     assert shown == [(b"", b"> "), (f"{first}\n{blank}\n".encode(), b"> > " + refused + b"> ")]
     assert capfdbinary.readouterr() == (f"{last}\n".encode(), b"> \n")
-
-
-@pytest.mark.exhaustive
-def test_progress_is_on_standard_error_where_that_is_a_terminal(checkpoint, directory):
-    terminal, its_end = pty.openpty()
-    program = subprocess.Popen(
-        command(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=its_end
-    )
-    os.close(its_end)
-    program.stdin.write(TEXT)
-    program.stdin.close()
-    shown = b""
-    with contextlib.suppress(OSError):  # what Linux says once the program has left
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    os.close(terminal)
-    out = program.stdout.read().decode()
-    program.stdout.close()
-    assert program.wait() == 0
-    assert b"translating" in shown
-    assert b"4/?" in shown  # nobody knows how long standard input is
-    assert out == "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, LINES))
 
 
 @pytest.mark.exhaustive
@@ -252,12 +229,6 @@ def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, te
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_what_is_no_checkpoint_is_refused(run, tmp_path):
-    code, _, err = run(TEXT, checkpoint=tmp_path)
-    assert code == 1
-    assert err.startswith(f"error: {tmp_path}: is not the folder of a trained model")
 
 
 @pytest.fixture

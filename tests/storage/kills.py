@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.attack.kills import in_child
 from jax_transformer.convert import to_huggingface, write_layout
 from jax_transformer.convert.huggingface import read_config
 from jax_transformer.convert.layouts import LAYOUTS
@@ -20,7 +21,6 @@ from jax_transformer.storage.folder import staged
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.translation import model_folder
 from tests.models import random_params, small_config, tiny_model
-from tests.storage.killing import killed_before
 
 MODELS = [tiny_model(["a b c", "c d"], size, seed=size) for size in (12, 14)]
 MARIAN = small_config("marian")
@@ -95,8 +95,8 @@ def kill_everywhere(home: Path, name: str, exists: bool) -> int:
     for moment in itertools.count(1):
         shutil.rmtree(home)
         shutil.copytree(begin, home)
-        if not killed_before(moment, lambda: writer.write(target, 1)):
-            break
+        if in_child(lambda: writer.write(target, 1), home, kill_at=(moment, 0.0)) >= 0:
+            break  # the writer has come to its end
         if target.exists():
             left = contents(home)
             writer.read(target)

@@ -78,20 +78,15 @@ def test_the_text_of_a_flag_that_is_not_a_value_is_refused(text, declared):
         ("source: 3", "source=3 must be a path or None"),
         ("rate: 1e-3", "rate='1e-3' must be a finite number or None; write 1.0e-3, not 1e-3"),
         ("rate: .inf", "rate=inf must be a finite number or None"),
-        ("a: b: c", "is not YAML ("),
         ("preset: 2001-99-99\nd_model: 2001-99-99", "d_model='2001-99-99' must be a whole number"),
-        ("[" * 5_000, "is not YAML (it is nested too deep)"),
         ("preset: []", "preset=[] must be a text"),
         ("preset: {a: 1}", "preset={'a': 1} must be a text"),
-        ("d_model: 1\nd_model: 2", "is not YAML (line 1, column 1 has the name 'd_model' 2 times)"),
         ("preset: [" + "x," * 30_000 + "]", "preset=['x', 'x'"),
         ("? " + "x" * 1000 + "\n: 1", "xxx"),
         ("5: 1", "the name 5 of a setting must be text"),
-        ("!!python/object/apply:os.system [touch canary]", "is not YAML ("),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch, text, message):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_meant_is_refused(tmp_path, text, message):
     path = tmp_path / "settings.yaml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -99,24 +94,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch, text, message):
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300 + len(str(path))
-    assert not (tmp_path / "canary").exists()
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
-    with pytest.raises(
-        InputError, match=r"is not a YAML file of settings .*No such file or directory"
-    ):
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none.yaml is not a YAML file of settings .*No such"):
         read_settings(tmp_path / "none.yaml", Settings)
-    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not a YAML file"):
-        read_settings(tmp_path / "bytes.yaml", Settings)
-
-
-def test_an_alias_is_read_and_a_value_that_grows_by_aliases_is_refused_at_once(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text("source: &name text\npreset: *name\n")
-    assert read_settings(path, Settings) == Settings(source=Path("text"), preset="text")
-    doubled = "".join(f"- &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
-    path.write_text(f"preset:\n- &a0 [x]\n{doubled}")
-    with pytest.raises(InputError, match="more than 65,536 values"):
-        read_settings(path, Settings)

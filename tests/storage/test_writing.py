@@ -60,9 +60,6 @@ def test_a_folder_in_its_place_is_refused_in_one_line(tmp_path, place):
     with pytest.raises(InputError, match=r"file cannot be written \(IsADirectoryError: Is a dir"):
         replace_file(tmp_path / "file", b"new")
     assert names(tmp_path) == [place]
-
-
-def test_a_folder_that_is_missing_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match=r"file cannot be written \(FileNotFoundError"):
         replace_file(tmp_path / "missing" / "file", b"new")
 

@@ -17,7 +17,6 @@ from jax_transformer.translation.alignment_plot import (
 )
 from jax_transformer.translation.translate import translate
 from tests.models import tiny_model
-from tests.tiers import tiered_rows
 
 LINES = ["", "cab", "üß $ abc", " ", "b Ж"]
 
@@ -125,35 +124,17 @@ def test_dollars_in_a_token_are_no_mathematics(tmp_path):
     assert (tmp_path / "plot.svg").read_text("utf-8").count("<!-- $\\no$ -->") == 2
 
 
-@pytest.mark.parametrize(
-    ("ending", "head"),
-    tiered_rows(
-        [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")],
-        lambda *row: row[0] == "svg",
-    ),
-)
-def test_a_picture_is_written_whole_and_replaced_only_when_told(tmp_path, ending, head):
-    path = tmp_path / f"plot.{ending}"
+def test_a_picture_is_written_whole_and_replaced_only_when_told(tmp_path):
+    path = tmp_path / "plot.svg"
     draw(path, [make_alignment(2, 3)])
     first = path.read_bytes()
-    assert first.startswith(head)
+    assert first.startswith(b"<?xml")
     with pytest.raises(InputError, match="exists already"):
         draw(path, [make_alignment(4, 3)])
     assert path.read_bytes() == first
     draw(path, [make_alignment(4, 3)], overwrite=True)
     assert path.read_bytes() != first
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_link_is_replaced_and_never_followed(tmp_path):
-    target, link = tmp_path / "kept", tmp_path / "plot.png"
-    link.symlink_to(target)  # which is not there yet
-    with pytest.raises(InputError, match="exists already"):
-        draw(link, [make_alignment(2, 3)])
-    target.write_text("kept")
-    draw(link, [make_alignment(2, 3)], overwrite=True)
-    assert target.read_text() == "kept"
-    assert not link.is_symlink()
 
 
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
@@ -167,6 +148,9 @@ def test_a_picture_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=message):
             check_picture(tmp_path / name, overwrite=True)
     check_picture(tmp_path / "plot.png", overwrite=False)
+    (tmp_path / "link.png").symlink_to("nowhere")
+    with pytest.raises(InputError, match="exists already"):
+        check_picture(tmp_path / "link.png", overwrite=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs matplotlib; install jax-transformer\[train\]"):
         check_picture(tmp_path / "plot.png", overwrite=False)

@@ -1,16 +1,11 @@
 """A Hugging Face folder on the command line: the strings that transformers generates from it."""
 
-import io
 import json
 import os
 import shutil
-import sys
 
 import pytest
 
-from jax_transformer.commands import main as cli
-from jax_transformer.convert.huggingface import load_folder, to_huggingface
-from jax_transformer.convert.origin import read_origin
 from tests.convert.families.case import FAMILIES, foreign_model, transformers, write_tokenizer
 from tests.tiers import tiered
 from tests.tokenizers.sentencepiece_models import text
@@ -49,34 +44,13 @@ def write_folder(family, folder):
 
 
 @pytest.fixture
-def run(monkeypatch, capsysbinary):
-    """Run a command on lines; return its refusal (None if it succeeds), and what it printed."""
-
-    def run(*arguments, lines=()):
-        stdin = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-        refusal, _ = None, capsysbinary.readouterr()  # what came before
-        try:
-            cli.main()
-        except SystemExit as left:
-            refusal = left.code
-        run.error = (printed := capsysbinary.readouterr()).err.decode()
-        return refusal, printed.out.decode()
-
-    return run
-
-
-@pytest.fixture
-def copied(folder, tmp_path):
+def copied(marian, tmp_path):
     """A function that copies the folder with other generation defaults."""
 
     def copied(**values):
-        config, params, tokenizer, _ = load_folder(folder)
-        origin, _ = read_origin(folder)
-        to_huggingface(params, config, tmp_path / "copy", tokenizer=tokenizer, origin=origin)
-        (tmp_path / "copy" / "generation_config.json").write_text(json.dumps(values))
-        return tmp_path / "copy"
+        copy = shutil.copytree(marian, tmp_path / "copy", dirs_exist_ok=True)
+        (copy / "generation_config.json").write_text(json.dumps(values))
+        return copy
 
     return copied
 
@@ -102,13 +76,13 @@ def test_the_strings_are_those_of_transformers(folder, run):
 
 
 @pytest.mark.exhaustive
-def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(folder, run, copied):
-    printed = run("translate", folder, lines=LINES[:9])[1]
-    ignored = run("translate", folder, "--ignore-generation-config", lines=LINES[:9])[1]
+def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(marian, run, copied):
+    printed = run("translate", marian, lines=LINES[:9])[1]
+    ignored = run("translate", marian, "--ignore-generation-config", lines=LINES[:9])[1]
     flags = ["--beam=1", "--max-new-tokens=5"]
-    greedy = run("translate", folder, *flags, lines=LINES[:9])[1]
+    greedy = run("translate", marian, *flags, lines=LINES[:9])[1]
     assert len({printed, ignored, greedy}) == 3
-    values = json.loads((folder / "generation_config.json").read_text())
+    values = json.loads((marian / "generation_config.json").read_text())
     other = copied(**values, do_sample=True)
     refusal, printed = run("translate", other, lines=LINES[:9])
     assert refusal == (
@@ -120,8 +94,8 @@ def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(folder, run
 
 
 @pytest.mark.exhaustive
-def test_without_a_limit_that_of_transformers_holds_and_is_said(folder, run, copied):
-    values = json.loads((folder / "generation_config.json").read_text())
+def test_without_a_limit_that_of_transformers_holds_and_is_said(marian, run, copied):
+    values = json.loads((marian / "generation_config.json").read_text())
     del values["max_length"]
     other = copied(**values)
     refusal, printed = run("translate", other, lines=LINES[:20])

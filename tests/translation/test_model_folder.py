@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 
 import jax
 import numpy as np
@@ -156,19 +155,6 @@ def test_a_write_that_fails_leaves_the_old_model(trained, other, directory, monk
     assert same_params(load(directory), trained)
 
 
-def test_a_write_that_is_cut_off_is_noticed(trained, other, directory, tmp_path):
-    """A kill between two moves leaves files of both models, which are never taken for one."""
-    save(tmp_path / "new", other)
-    for name in ("config.json", "model.safetensors"):  # the tokenizers are the same
-        before = (directory / name).read_bytes()
-        (directory / name).write_bytes((tmp_path / "new" / name).read_bytes())
-        assert "its sha256 is not that in config.json" in refusal(directory)
-        (directory / name).write_bytes(before)
-    (directory / "config.json").write_bytes((tmp_path / "new" / "config.json").read_bytes())
-    write(directory, trained)
-    assert same_params(load(directory), trained)
-
-
 def test_parameters_that_are_not_finite_are_not_written(trained, tmp_path):
     params = jax.tree.map(np.array, trained.params)
     params["source_embedding"]["embedding"][3, 2] = np.nan
@@ -263,17 +249,6 @@ def test_a_description_that_makes_no_sense_is_refused(directory, change, named):
     message = refusal(directory)
     assert message.startswith(f"{directory / 'config.json'}: ")
     assert named in message
-
-
-def test_what_is_no_regular_file_of_a_bounded_size_is_refused(directory):
-    path = directory / "config.json"
-    path.unlink()
-    os.mkfifo(path)  # reading one without a writer would wait for ever
-    assert "is no regular file" in refusal(directory)
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate(2**40)  # a sparse file of a tebibyte
-    assert "is no regular file of at most 1,048,576 bytes" in refusal(directory)
 
 
 SIZES = {

@@ -215,16 +215,24 @@ def test_a_file_that_has_appeared_beside_an_unfinished_output_is_kept(path):
     assert path.read_text() == "of somebody else\n"
 
 
-def test_what_a_kill_at_the_very_end_has_left_is_removed(tmp_path):
-    path = tmp_path / "out"
-    path.write_text("whole\n")
-    (tmp_path / "out.part.json").write_text('{"input_sha256": ""}')
-    with (
-        pytest.raises(InputError, match="exists already"),
-        resumable_file(path, {}, resume=True, overwrite=False),
-    ):
-        pytest.fail("the output is finished")
-    assert [left.name for left in tmp_path.iterdir()] == ["out"]
+def test_what_a_kill_at_the_very_end_has_left_is_removed_by_the_next_output(path):
+    with mock.patch.object(Path, "unlink"):  # a process that is gone
+        write(path)
+    assert sorted(os.listdir(path.parent)) == ["output", "output.part.json"]
+    with pytest.raises(InputError, match="exists already"):
+        write(path, resume=True)
+    write(path, lines=LINES[:2], overwrite=True)
+    assert path.read_bytes() == b"LINE 0\nLINE 1\n"
+    assert os.listdir(path.parent) == ["output"]
+
+
+@pytest.mark.parametrize("lines", [-1, 10**30, 1.5, None])
+def test_a_state_with_impossible_numbers_is_one_line(path, lines):
+    killed(path, 7)
+    state = Path(f"{path}.part.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"lines": lines}))
+    with pytest.raises(InputError, match=r"output\.part\.json: is damaged .*overwrite"):
+        write(path, resume=True)
 
 
 def finished_by_another_process(monkeypatch, path, before):

@@ -3,13 +3,10 @@
 Folders are written by transformers: a small model of random weights, and a tokenizer of its class.
 """
 
-import io
 import json
-import sys
 
 import pytest
 
-from jax_transformer.commands import main as cli
 from jax_transformer.commands.train_arguments import Arguments, read_start
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
@@ -22,7 +19,7 @@ from tests.tiers import tiered
 from tests.tokenizers import family_tokenizers as write
 from tests.tokenizers.sentencepiece_models import text
 
-LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:200]
+LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:60]
 LEARNED = {"max_position_embeddings": 40}
 # For each folder: the model type, how its tokenizer is written, the arguments of this, rows of the
 # table that no token has, the start token and other keys of config.json, generation defaults.
@@ -117,22 +114,14 @@ def folder_of(tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsysbinary):
-    """Translate lines on the command line; return the refusal, None without one, and the lines."""
+def translated(run):
+    """Translate the lines; return the refusal, None without one, and the translations."""
 
-    def run(folder, *flags):
-        stdin = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in LINES).encode()))
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", "translate", str(folder), *flags])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
-        capsysbinary.readouterr()
-        refusal = None
-        try:
-            cli.main()
-        except SystemExit as left:
-            refusal = left.code
-        return refusal, capsysbinary.readouterr().out.decode().split("\n")[:-1]
+    def translated(folder, *flags):
+        refusal, printed = run("translate", folder, *flags, lines=LINES)
+        return refusal, printed.split("\n")[:-1]
 
-    return run
+    return translated
 
 
 def assert_same_strings(found, expected):
@@ -146,17 +135,17 @@ def assert_same_strings(found, expected):
 
 
 @pytest.mark.parametrize("kind", tiered([kind for kind in FOLDERS if kind not in CODES], ["t5"]))
-def test_the_strings_are_those_of_transformers(folder_of, run, kind):
+def test_the_strings_are_those_of_transformers(folder_of, translated, kind):
     folder = folder_of(kind)
-    assert_same_strings(run(folder.path), folder.theirs())
-    refusal, lines = run(folder.path, "--target-lang", "de_DE")
+    assert_same_strings(translated(folder.path), folder.theirs())
+    refusal, lines = translated(folder.path, "--target-lang", "de_DE")
     assert refusal.endswith("the model has no language codes; leave --target-lang out")
     assert lines == []
 
 
 @pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
 @pytest.mark.exhaustive
-def test_flags_set_the_languages(folder_of, run, kind):
+def test_flags_set_the_languages(folder_of, translated, kind):
     folder = folder_of(kind)
     source, target, other = folder.codes
     flags = ["--source-lang", source, "--target-lang"]
@@ -165,19 +154,19 @@ def test_flags_set_the_languages(folder_of, run, kind):
         folder.tokenizer.src_lang = source
         first = load_tokenizer(folder.path)[1].languages.ids[code]
         expected = folder.theirs(**{folder.key: first})
-        translations.append(run(folder.path, *flags, code))
+        translations.append(translated(folder.path, *flags, code))
         assert_same_strings(translations[-1], expected)
     assert translations[0] != translations[1]
-    refusal, lines = run(folder.path)
+    refusal, lines = translated(folder.path)
     assert "the model needs the language of its targets: name its code by --target-lang" in refusal
     assert lines == []
-    refusal, _ = run(folder.path, "--target-lang", target + "x")
+    refusal, _ = translated(folder.path, "--target-lang", target + "x")
     assert refusal.startswith(f"error: {folder.path}: target_lang='{target}x' is none of the model")
     assert target in refusal.replace(target + "x", "")
 
 
 @pytest.mark.parametrize("kind", tiered(CODES, []))
-def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_path, kind):
+def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, translated, tmp_path, kind):
     """As a run that starts from the folder leaves it: no command after it needs a flag."""
     folder = folder_of(kind)
     source, target, other = folder.codes
@@ -189,16 +178,16 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, run, tmp_pat
     model = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
     model_folder.save(tmp_path / "own", model, origin=start.origin)
     flags = ["--source-lang", source, "--target-lang", target]
-    refusal, expected = run(folder.path, *flags)
+    refusal, expected = translated(folder.path, *flags)
     assert refusal is None
-    assert run(tmp_path / "own") == (None, expected)
-    changed = run(tmp_path / "own", "--target-lang", other)
-    assert changed == run(folder.path, *flags[:3], other)
+    assert translated(tmp_path / "own") == (None, expected)
+    changed = translated(tmp_path / "own", "--target-lang", other)
+    assert changed == translated(folder.path, *flags[:3], other)
     assert changed[1] != expected
     options = {"tokenizer": start.tokenizer, "origin": start.origin}
     model_type = start.origin.model_type
     to_huggingface(start.params, start.config, tmp_path / "home", family=model_type, **options)
-    assert run(tmp_path / "home") == (None, expected)
+    assert translated(tmp_path / "home") == (None, expected)
     home = transformers.AutoTokenizer.from_pretrained(tmp_path / "home")
     assert type(home) is type(transformers.AutoTokenizer.from_pretrained(folder.path))
     assert (home.src_lang, home.tgt_lang) == (source, target)

@@ -2,6 +2,7 @@
 
 import io
 import threading
+from itertools import repeat
 
 import jax
 import numpy as np
@@ -118,11 +119,12 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
     assert next(window_sizes(10)) == 10
 
 
-def test_a_pause_ends_a_window():
+def test_a_pause_ends_a_window(model, sources):
     lines = [None, "a", "b", None, None, "c", "d", "e", None]
-    found = [(start, *part, small) for start, part, small in windows(lines, 2, 0)]
+    found = [(start, *part, small) for start, part, small in windows(lines, repeat(2), 0)]
     assert found == [(0, "a", "b", True), (2, "c", "d", False), (4, "e", True)]
-    assert [part for _, part, _ in windows(lines, None, 0)] == [[*"abcde"]]
+    assert [one.text for (one,) in translate(model, lines)] == [*"abcde"]
+    assert len(sources) == 1
 
 
 def test_lines_are_yielded_as_they_arrive_with_pauses_between():
@@ -162,7 +164,7 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
     with pytest.raises(InputError, match="line 67 is no source"):
         translate(model, ["b", "b", "x"], skip=64, window=100)
     with pytest.raises(InputError, match="line 7 is no source"):
-        translate(model, ["b", "x"], skip=5)
+        translate(model, ["b", "x"], skip=5, window=5)
     long = ["b"] * 70 + [" ".join(["cab"] * 25)]
     with pytest.raises(InputError, match="line 71 is 51 tokens long"):
         translate(model, long[64:], skip=64, window=100)

@@ -103,9 +103,7 @@ def write(
     for name in tensors:
         check_name(path, name)
     storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
-    arrays = {
-        name: storable[id(tensor)] for name, tensor in tensors.items()
-    }  # tied names share one array
+    arrays = {name: storable[id(tensor)] for name, tensor in tensors.items()}  # ties stay
     with (
         faults_named(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
         staged_file(path) as temporary,

@@ -82,11 +82,10 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 def parse_shard_size(size: int | str) -> int:
     """Return a size in bytes; text is a number and a unit, as "5GB" (1 GB = 10**9 bytes)."""
+    number = size
     if isinstance(size, str):
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]B)", size.strip().upper(), re.ASCII)
         number = int(float(match[1]) * UNITS[match[2]]) if match else 0
-    else:
-        number = size
     if number < 1:
         raise InputError(
             f"max_shard_size={size!r} must be a number of bytes of at least 1, or a number and a "
@@ -117,11 +116,10 @@ def split(tensors: Mapping[str, Any], max_shard_size: int | str) -> dict[str, li
             current, room = [], limit
         current.append(name)
         room -= tensor.nbytes
-    if current:
-        shards.append(current)
-    if len(shards) == 1:
-        return {WEIGHTS_FILE: shards[0]}
+    shards += [current] if current else []
     count = len(shards)
+    if count == 1:
+        return {WEIGHTS_FILE: shards[0]}
     return {
         f"model-{number:05d}-of-{count:05d}.safetensors": names
         for number, names in enumerate(shards, 1)
@@ -150,8 +148,8 @@ def write_weights(
 ) -> None:
     """Write tensors into a folder as `split` says, with an index where there are several files."""
     for shard, names in shards.items():
-        held = {name: tensors[name] for name in names}
-        formats.write(folder / shard, held, metadata={"format": "pt"})
+        of_shard = {name: tensors[name] for name in names}
+        formats.write(folder / shard, of_shard, metadata={"format": "pt"})
     if WEIGHTS_FILE not in shards:
         total = sum(tensor.nbytes for tensor in tensors.values())
         weight_map = {name: shard for shard, names in shards.items() for name in names}

@@ -76,28 +76,14 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
     Args:
         key: The entry that holds the state_dict, where the file holds more.
     """
-    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
-    # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
-    # its protection off.
-    with faults_named(
-        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
-    ):
-        _check_globals(path, _check_archive(path, file, size, MAX_HEADER), _GLOBALS, _ALONE)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
 def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
     """Return what a trainer saved: tensors, plain values, and settings of argparse."""
-    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
-    with faults_named(
-        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
-    ):
-        data = _check_archive(path, file, size, MAX_CHECKPOINT_PICKLE)
-        _check_globals(path, data, {*_GLOBALS, _NAMESPACE}, remedy)
-        with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    return Checkpoint(path, size, content)
+    allowed = {*_GLOBALS, _NAMESPACE}
+    return Checkpoint(path, *_load(path, file, MAX_CHECKPOINT_PICKLE, allowed, remedy))
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -106,6 +92,21 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     tensors = {id(array): as_torch(array) for array in arrays.values()}
     with path.open("wb") as file:  # given a path, torch writes its name into the file
         torch.save({name: tensors[id(array)] for name, array in arrays.items()}, file)
+
+
+def _load(
+    path: Path, file: BinaryIO, longest: int, allowed: Collection[str], remedy: str
+) -> tuple[int, Any]:
+    """Return the size of a file and what it holds, with a pickle of at most `longest` bytes."""
+    torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
+    # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
+    # its protection off.
+    with faults_named(
+        path, "is damaged or no file of torch.save", Exception, error=WeightFileError
+    ):
+        _check_globals(path, _check_archive(path, file, size, longest), allowed, remedy)
+        with torch.serialization.safe_globals([(Namespace, _NAMESPACE.replace(" ", "."))]):
+            return size, torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _import_torch(path: Path) -> ModuleType:

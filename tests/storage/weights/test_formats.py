@@ -41,16 +41,8 @@ def specials(dtype):
     top, mantissa = 8 * dtype.itemsize - 1, finfo.nmant
     infinity = ((1 << (top - mantissa)) - 1) << mantissa
     quiet = 1 << (mantissa - 1)
-    bits = [
-        0,
-        1 << top,
-        1,
-        quiet,
-        infinity,
-        infinity | 1 << top,
-        infinity | 1,
-        infinity | quiet | 3,
-    ]
+    bits = [0, 1 << top, 1, quiet, infinity]
+    bits += [infinity | 1 << top, infinity | 1, infinity | quiet | 3]
     return np.array(bits, f"u{dtype.itemsize}").view(dtype)
 
 
@@ -92,7 +84,7 @@ def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix):
     assert all(array.flags.c_contiguous for array in read.values())
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_any_memory_layout_is_stored_as_its_values(tmp_path, suffix):
     base = np.arange(2 * 12 * 10, dtype=np.float32).reshape(2, 12, 10)
     views = {
@@ -147,21 +139,14 @@ def test_what_the_libraries_write_is_read(tmp_path):
             assert np.array_equal(bits, tensor.view(torch.int16).numpy())
 
 
-def test_torch_files_keep_ties(tmp_path):
-    table = np.arange(6.0).reshape(3, 2)
+@pytest.mark.parametrize("table", [np.arange(6.0).reshape(3, 2), np.arange(6.0).reshape(3, 2).T])
+def test_torch_files_keep_ties(tmp_path, table):
     files.write(tmp_path / "w.pt", {"in": table, "out": table, "copy": table.copy()})
     read = files.read(tmp_path / "w.pt")
     assert read["in"] is read["out"]
     assert read["in"] is not read["copy"]
     loaded = torch.load(tmp_path / "w.pt", weights_only=True)
     assert loaded["in"].data_ptr() == loaded["out"].data_ptr() != loaded["copy"].data_ptr()
-
-
-def test_a_transposed_array_stays_tied_too(tmp_path):
-    table = np.arange(6.0).reshape(3, 2).T
-    files.write(tmp_path / "w.pt", {"in": table, "out": table})
-    read = files.read(tmp_path / "w.pt")
-    assert read["in"] is read["out"]
 
 
 def test_a_negative_view_of_a_tensor_is_not_that_tensor(tmp_path):
@@ -232,7 +217,7 @@ def test_other_tensors_are_refused_by_name(tmp_path, tensor, fault):
     assert not (tmp_path / "out.safetensors").exists()
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_existing_files_are_kept_unless_told(tmp_path, suffix):
     path = tmp_path / f"w{suffix}"
     files.write(path, {"first": np.ones(3)})
