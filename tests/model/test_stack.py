@@ -10,7 +10,7 @@ import pytest
 
 from jax_transformer import apply
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model import layers, relative_positions
+from jax_transformer.model import layers
 from tests.models import random_params, random_tokens, small_config
 
 CONFIG = small_config("pre_norm", num_encoder_layers=2, num_decoder_layers=1)
@@ -107,7 +107,7 @@ def test_a_relative_bias_is_computed_once_a_stack_or_once_a_layer(preset, per_st
     computed = []
 
     def count(call, args, kwargs, context):
-        if isinstance(context.module, relative_positions.RelativeAttentionBias):
+        if isinstance(context.module, layers.RelativeAttentionBias):
             computed.append((*context.module.path, context.method_name))
         return call(*args, **kwargs)
 

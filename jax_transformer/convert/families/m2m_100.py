@@ -8,8 +8,8 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_position_table
 from jax_transformer.model.functional import sinusoidal_positions
-from jax_transformer.model.memory_checks import check_position_table
 
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is
 
