@@ -97,10 +97,7 @@ def test_a_scan_holds_one_layer():
     assert products(3, DEFAULT_EXECUTION) > 2 * products(1, DEFAULT_EXECUTION)
 
 
-@pytest.mark.parametrize(
-    ("preset", "per_stack"),
-    [pytest.param("t5", True, marks=pytest.mark.exhaustive), ("umt5", False)],
-)
+@pytest.mark.parametrize(("preset", "per_stack"), [("t5", True), ("umt5", False)])
 @pytest.mark.exhaustive
 def test_a_relative_bias_is_computed_once_a_stack_or_once_a_layer(preset, per_stack):
     config = small_config(preset)
