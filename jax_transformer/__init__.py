@@ -64,31 +64,21 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.translation.model_folder import load as load
 
 __version__ = "0.1.0"
-_MODULE_OF = {
-    "Batch": "text.batches",
-    "Cache": "decoding",
-    "Execution": "kernels.execution",
-    "Hypotheses": "decoding",
-    "InputError": "errors",
-    "Transformer": "model.transformer",
-    "TransformerConfig": "config",
-    "apply": "model.transformer",
-    "cross_attention_weights": "decoding",
-    "cross_entropy": "training.objective",
-    "decode": "model.transformer",
-    "decode_step": "decoding",
-    "encode": "model.transformer",
-    "generate": "decoding",
-    "init_cache": "decoding",
-    "init_params": "model.transformer",
-    "load": "translation.model_folder",
-    "make_mesh": "runtime.sharding",
-    "make_train_step": "training.step",
-    "pad": "text.batches",
-    "parameter_shardings": "model.parameters",
-    "score": "decoding",
-    "select_hypotheses": "decoding",
+_NAMES_IN = {
+    "config": "TransformerConfig",
+    "decoding": "Cache Hypotheses cross_attention_weights decode_step generate init_cache score "
+    "select_hypotheses",
+    "errors": "InputError",
+    "kernels.execution": "Execution",
+    "model.parameters": "parameter_shardings",
+    "model.transformer": "Transformer apply decode encode init_params",
+    "runtime.sharding": "make_mesh",
+    "text.batches": "Batch pad",
+    "training.objective": "cross_entropy",
+    "training.step": "make_train_step",
+    "translation.model_folder": "load",
 }
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 __all__ = list(_MODULE_OF)
 
 

@@ -6,7 +6,7 @@ Imports neither jax nor torch: both frameworks, the converters and the command l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, no_type_check
 
 from msgspec import Meta
@@ -24,6 +24,15 @@ Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
 # Neither 0 nor infinite in float32.
 Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
+
+# A field with this value: what other fields must then be.
+REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("head_projection", "shared", {"d_kv": None}),
+    ("norm", "rms_norm", {"norm_bias": False}),
+    ("norm_placement", "pre", {"dropout_placement": "sublayer"}),
+    ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
+    ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
+)
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -177,8 +186,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self._check_sizes()
-        self._check_combinations()
+        for fault in self._faults():
+            raise InputError(fault)
 
     @classmethod
     def preset(cls, name: str, /, **overrides: Any) -> TransformerConfig:
@@ -270,108 +279,84 @@ class TransformerConfig:
         check_name(name, value, declarations(cls))
         checked(name, value, declarations(cls)[name])
 
-    def _check_sizes(self) -> None:
+    def _faults(self) -> Iterator[str]:
+        """Yield a line for each combination of fields that no model can have."""
+        for field, value, others in REQUIRED:
+            if getattr(self, field) == value:
+                for name, required in others.items():
+                    if (other := getattr(self, name)) != required:
+                        yield f"{name}={other!r} must be {required!r} where {field}={value!r}"
+        if self.d_kv is None and self.d_model % self.num_heads:
+            yield (
+                f"num_heads={self.num_heads} must divide d_model={self.d_model} without remainder, "
+                "or d_kv must give the width of a head"
+            )
         if self.num_heads * self.head_dim > LARGEST:
-            raise InputError(
-                f"num_heads={self.num_heads} times d_kv={self.d_kv} must be at most {LARGEST}"
-            )
-        if self.max_length + self.position_offset > LARGEST:
-            raise InputError(
-                f"max_length={self.max_length} plus position_offset={self.position_offset} must be "
-                f"at most {LARGEST}"
-            )
+            yield f"num_heads={self.num_heads} times d_kv={self.d_kv} must be at most {LARGEST}"
         for name in ("pad_id", "bos_id", "eos_id"):
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
             if name != "bos_id":  # padding and EOS also occur in sources
                 vocab_size = min(vocab_size, self.src_vocab_size)
             if token_id >= vocab_size:
-                raise InputError(f"{name}={token_id} must be an id from 0 to {vocab_size - 1}")
-
-    def _check_combinations(self) -> None:
-        if self.d_kv is None and self.d_model % self.num_heads:
-            raise InputError(
-                f"num_heads={self.num_heads} must divide d_model={self.d_model} without remainder, "
-                "or d_kv must give the width of a head"
-            )
-        if self.d_kv is not None and self.head_projection == "shared":
-            raise InputError(f"d_kv={self.d_kv} must be None where head_projection='shared'")
-        self._check_positions()
+                yield f"{name}={token_id} must be an id from 0 to {vocab_size - 1}"
+        if self.eos_id == self.pad_id:
+            yield f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}"
         if self.norm == "std_norm" and self.d_model == 1:
-            raise InputError("d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more")
-        if self.norm == "rms_norm" and self.norm_bias:
-            raise InputError("norm_bias=True must be False where norm='rms_norm'")
+            yield "d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more"
         if self.final_dropout and not (self.final_norm and self.decoder_has_final_norm):
-            raise InputError(
+            yield (
                 "final_dropout=True drops the outputs of both final norms; it needs "
                 f"final_norm=True, not {self.final_norm}, and decoder_final_norm=None, not "
                 f"{self.decoder_final_norm}"
             )
-        if self.eos_id == self.pad_id:
-            raise InputError(f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}")
-        shared, tied = self.token_embeddings == "shared", self.output_projection == "tied"
-        if shared and self.src_vocab_size != self.tgt_vocab_size:
-            raise InputError(
+        if self.token_embeddings == "shared" and self.src_vocab_size != self.tgt_vocab_size:
+            yield (
                 f"token_embeddings='shared' needs equal vocabularies, but src_vocab_size="
                 f"{self.src_vocab_size} and tgt_vocab_size={self.tgt_vocab_size}"
             )
-        if tied and self.token_embeddings == "none":
-            raise InputError(
-                "output_projection='tied' needs a table: token_embeddings must not be 'none'"
+        if self.token_embeddings == "none" and self.output_projection == "tied":
+            yield "output_projection='tied' needs a table: token_embeddings must not be 'none'"
+        if self.decoder_attention == "self_over_memory" and self.positions == "relative":
+            yield (
+                "decoder_attention='self_over_memory' has no distances between targets; "
+                "positions='relative' needs 'self_then_cross'"
             )
-        if self.output_bias and self.output_projection == "none":
-            raise InputError("output_bias=True must be False where output_projection='none'")
-        if self.output_scale != "none" and self.output_projection == "none":
-            raise InputError(
-                f"output_scale={self.output_scale!r} must be 'none' where output_projection='none'"
-            )
-        if self.norm_placement == "pre" and self.dropout_placement == "norm":
-            raise InputError(
-                "dropout_placement='norm' must be 'sublayer' where norm_placement='pre'"
-            )
-        if self.decoder_attention == "self_over_memory":
-            if self.norm_placement == "pre":
-                raise InputError("decoder_attention='self_over_memory' needs norm_placement='post'")
-            if self.memory_norm:
-                raise InputError("decoder_attention='self_over_memory' needs memory_norm=False")
-            if self.positions == "relative":
-                raise InputError(
-                    "decoder_attention='self_over_memory' has no distances between targets; "
-                    "positions='relative' needs 'self_then_cross'"
-                )
+        yield from self._faults_of_positions()
 
-    def _check_positions(self) -> None:
+    def _faults_of_positions(self) -> Iterator[str]:
         kind = self.positions
-        if kind in ("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column") and (
-            self.d_model % 2
-        ):
-            raise InputError(
+        pairs = kind in ("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column")
+        if pairs and self.d_model % 2:
+            yield (
                 f"d_model={self.d_model} must be even for positions={kind!r}, "
                 "which pairs sines with cosines"
             )
         if kind == "sinusoidal_tensor2tensor" and self.d_model < 4:
-            raise InputError(
+            yield (
                 f"d_model={self.d_model} must be at least 4 for positions={kind!r}, "
                 "which needs two frequencies"
             )
+        if self.max_length + self.position_offset > LARGEST:
+            yield (
+                f"max_length={self.max_length} plus position_offset={self.position_offset} must be "
+                f"at most {LARGEST}"
+            )
         if self.position_offset and kind not in ("learned", "sinusoidal_tensor2tensor"):
-            raise InputError(
+            yield (
                 f"position_offset={self.position_offset} must be 0 for positions={kind!r}; only "
                 "'learned' and 'sinusoidal_tensor2tensor' have an offset"
             )
-        names = [f.name for f in dataclasses.fields(self) if f.name.startswith("relative_")]
-        if kind != "relative":
-            for name in names:
-                if getattr(self, name) != getattr(type(self), name):
-                    raise InputError(
-                        f"{name}={getattr(self, name)!r} needs positions='relative', not {kind!r}"
-                    )
-            return
-        buckets, distance = (getattr(self, name) for name in names[:2])
+        for field in dataclasses.fields(self):
+            value, is_relative = getattr(self, field.name), field.name.startswith("relative_")
+            if is_relative and kind != "relative" and value != field.default:
+                yield f"{field.name}={value!r} needs positions='relative', not {kind!r}"
         # A side of the encoder has half of the buckets; half of these hold one distance each.
+        buckets = self.relative_attention_num_buckets
         if buckets < 4:
-            raise InputError(f"relative_attention_num_buckets={buckets} must be at least 4")
-        if distance <= buckets // 2:
-            raise InputError(
-                f"relative_attention_max_distance={distance} must exceed half of "
-                f"relative_attention_num_buckets={buckets}: so many distances have a bucket each"
+            yield f"relative_attention_num_buckets={buckets} must be at least 4"
+        if self.relative_attention_max_distance <= buckets // 2:
+            yield (
+                f"relative_attention_max_distance={self.relative_attention_max_distance} must "
+                f"exceed half of relative_attention_num_buckets={buckets}: so many distances have "
+                "a bucket each"
             )

@@ -7,14 +7,28 @@ A new preset is one entry here; the tests over presets find it by its name.
 
 from typing import Any
 
-_PRE_NORM = {"norm_placement": "pre", "norm": "std_norm"}
+
+def _vocabulary(size: int) -> dict[str, int]:
+    return {"src_vocab_size": size, "tgt_vocab_size": size}
+
+
+def _layers(encoder: int, decoder: int) -> dict[str, int]:
+    return {"num_encoder_layers": encoder, "num_decoder_layers": decoder}
+
+
+def _ids(pad: int, bos: int, eos: int) -> dict[str, int]:
+    return {"pad_id": pad, "bos_id": bos, "eos_id": eos}
+
+
+_STD_PRE_NORM = {"norm_placement": "pre", "norm": "std_norm"}
+_FINAL_PRE_NORM = {"norm_placement": "pre", "final_norm": True}
+_NO_INNER_DROPOUT = {"attention_dropout": 0.0, "activation_dropout": 0.0}
 # What the descendants of BART share, in the sizes of the large models.
 _BART_LARGE = {
     "d_model": 1024,
     "num_heads": 16,
     "d_ff": 4096,
-    "num_encoder_layers": 12,
-    "num_decoder_layers": 12,
+    **_layers(12, 12),
     "max_length": 1024,
     "token_embeddings": "shared",
     "output_projection": "tied",
@@ -32,26 +46,13 @@ _T5 = {
     "norm": "rms_norm",
     "norm_epsilon": 1e-6,
     "norm_bias": False,
-    "norm_placement": "pre",
-    "final_norm": True,
     "final_dropout": True,
     "initialization": "t5",
-    "pad_id": 0,
-    "bos_id": 0,
-    "eos_id": 1,
+    **_FINAL_PRE_NORM,
+    **_ids(pad=0, bos=0, eos=1),
 }
 _T5_V1_1 = _T5 | {"gated_feed_forward": True, "activation": "gelu_tanh", "d_kv": 64}
-_MT5 = _T5_V1_1 | {
-    "num_heads": 6,
-    "d_ff": 1024,
-    "num_encoder_layers": 8,
-    "num_decoder_layers": 8,
-}
-
-
-def _vocabulary(size: int) -> dict[str, int]:
-    return {"src_vocab_size": size, "tgt_vocab_size": size}
-
+_MT5 = _T5_V1_1 | {"num_heads": 6, "d_ff": 1024, **_layers(8, 8)}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, "Attention Is All You Need", base model; epsilon and initialization
@@ -63,8 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "qkv_bias": False,
         "attention_output_bias": False,
         "norm_epsilon": 1e-6,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+        **_NO_INNER_DROPOUT,
         "initialization": "vaswani2017",
     },
     # torch.nn.Transformer: the body alone, vectors in, hidden states out. The printed model
@@ -88,8 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "qkv_bias": False,
         "decoder_attention": "self_over_memory",
         "dropout": 0.2,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+        **_NO_INNER_DROPOUT,
         "dropout_placement": "norm",
         "initialization": "torch_default",
     },
@@ -101,107 +100,80 @@ PRESETS: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.0,
         "initialization": "torch_default",
     },
-    "pre_norm": _PRE_NORM | {"norm_epsilon": 1e-6, "final_norm": True},
-    "pre_norm_memory_norm": _PRE_NORM
-    | {
-        "max_length": 100,
-        "qkv_bias": False,
-        "attention_output_bias": False,
-        "memory_norm": True,
-    },
+    "pre_norm": _STD_PRE_NORM | {"norm_epsilon": 1e-6, "final_norm": True},
+    "pre_norm_memory_norm": _STD_PRE_NORM
+    | {"max_length": 100, "qkv_bias": False, "attention_output_bias": False, "memory_norm": True},
     # Its printed output is log_softmax of the logits; this library returns the logits.
-    "pre_norm_log_softmax": _PRE_NORM
+    "pre_norm_log_softmax": _STD_PRE_NORM
     | {"norm_epsilon": 1e-6, "final_norm": True, "initialization": "torch_default"},
     # Marian, in the sizes and with the ids of the opus-mt models: BOS is the pad id.
     "marian": {
-        "src_vocab_size": 58_101,
-        "tgt_vocab_size": 58_101,
+        **_vocabulary(58_101),
         "token_embeddings": "shared",
         "positions": "sinusoidal_halves",
         "output_projection": "tied",
         "activation": "silu",
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
+        **_NO_INNER_DROPOUT,
         "initialization": "normal",
-        "pad_id": 58_100,
-        "bos_id": 58_100,
-        "eos_id": 0,
+        **_ids(pad=58_100, bos=58_100, eos=0),
     },
     # Pegasus (Zhang et al. 2020), in the sizes and with the ids of pegasus-large: BOS is padding.
     "pegasus": _BART_LARGE
-    | _vocabulary(96_103)
     | {
-        "num_encoder_layers": 16,
-        "num_decoder_layers": 16,
+        **_vocabulary(96_103),
+        **_layers(16, 16),
         "positions": "sinusoidal_halves",
-        "norm_placement": "pre",
-        "final_norm": True,
-        "pad_id": 0,
-        "bos_id": 0,
-        "eos_id": 1,
+        **_FINAL_PRE_NORM,
+        **_ids(pad=0, bos=0, eos=1),
     },
     # BART (Lewis et al. 2020), as bart-large; targets begin with the id of EOS.
     "bart": _BART_LARGE
-    | _vocabulary(50_265)
     | {
+        **_vocabulary(50_265),
         "embedding_scale": "none",
         "positions": "learned",
         "position_offset": 2,
         "embedding_norm": True,
         "activation": "gelu",
-        "pad_id": 1,
-        "bos_id": 2,
-        "eos_id": 2,
+        **_ids(pad=1, bos=2, eos=2),
     },
     # mBART (Liu et al. 2020), as mbart-large-50.
     "mbart": _BART_LARGE
-    | _vocabulary(250_054)
     | {
+        **_vocabulary(250_054),
         "positions": "learned",
         "position_offset": 2,
         "embedding_norm": True,
         "activation": "gelu",
-        "norm_placement": "pre",
-        "final_norm": True,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "pad_id": 1,
-        "bos_id": 2,
-        "eos_id": 2,
+        **_FINAL_PRE_NORM,
+        **_NO_INNER_DROPOUT,
+        **_ids(pad=1, bos=2, eos=2),
     },
     # M2M100 (Fan et al. 2021), as m2m100_418M; the dense models of NLLB have the same blocks.
     "m2m100": _BART_LARGE
-    | _vocabulary(128_112)
     | {
+        **_vocabulary(128_112),
         "positions": "sinusoidal_tensor2tensor",
         "position_offset": 2,
         "output_bias": False,
-        "norm_placement": "pre",
-        "final_norm": True,
+        **_FINAL_PRE_NORM,
         "activation_dropout": 0.0,
-        "pad_id": 1,
-        "bos_id": 2,
-        "eos_id": 2,
+        **_ids(pad=1, bos=2, eos=2),
     },
     # Blenderbot (Roller et al. 2021), as blenderbot-3B.
     "blenderbot": _BART_LARGE
-    | _vocabulary(8_008)
     | {
+        **_vocabulary(8_008),
         "d_model": 2560,
         "num_heads": 32,
         "d_ff": 10_240,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 24,
+        **_layers(2, 24),
         "max_length": 128,
         "positions": "learned",
         "activation": "gelu",
-        "norm_placement": "pre",
-        "final_norm": True,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "pad_id": 0,
-        "bos_id": 1,
-        "eos_id": 2,
+        **_FINAL_PRE_NORM,
+        **_NO_INNER_DROPOUT,
+        **_ids(pad=0, bos=1, eos=2),
     },
     # T5 (Raffel et al. 2020), as t5-small.
     "t5": _T5
@@ -210,7 +182,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # T5 v1.1 and Flan-T5 (Shazeer 2020, Chung et al. 2022), as t5-v1_1-base.
     "t5_v1_1": _T5_V1_1
     | _vocabulary(32_128)
-    | {"d_model": 768, "num_heads": 12, "num_encoder_layers": 12, "num_decoder_layers": 12},
+    | {"d_model": 768, "num_heads": 12, **_layers(12, 12)},
     # mT5 (Xue et al. 2021), as mt5-small.
     "mt5": _MT5 | _vocabulary(250_112),
     # UMT5 (Chung et al. 2023), as umt5-small.

@@ -40,11 +40,11 @@ WRONG = [
     ({"norm_placement": "pre", "dropout_placement": "norm"}, ["dropout_placement='norm'"]),
     (
         {"decoder_attention": "self_over_memory", "norm_placement": "pre"},
-        ["self_over_memory", "norm_placement='post'"],
+        ["norm_placement='pre' must be 'post'", "self_over_memory"],
     ),
     (
         {"decoder_attention": "self_over_memory", "memory_norm": True},
-        ["self_over_memory", "memory_norm=False"],
+        ["memory_norm=True must be False", "self_over_memory"],
     ),
     ({"d_kv": 0}, ["d_kv=0", "at least 1"]),
     # What no device can count, or no Python number can be shown as.

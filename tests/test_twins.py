@@ -9,12 +9,11 @@ import torch
 import torch_reference
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.table import flatten
-from jax_transformer.model import layers, relative_positions, self_over_memory
+from jax_transformer.model import layers, self_over_memory
 from tests.models import random_params, small_config
 
 PAIRS = {
     "layers": (layers, torch_reference.layers),
-    "relative_positions": (relative_positions, torch_reference.relative_positions),
     "self_over_memory": (self_over_memory, torch_reference.self_over_memory),
 }
 # All that differs: two classes that torch.nn has, and decoding with a cache, which only JAX has.

@@ -133,29 +133,6 @@ def clear_unattended(
     return x.masked_fill(ignored & ~(x.abs() < limit), 0)
 
 
-def attention_weights(
-    query: Float[Tensor, "B H T K"],
-    key: Float[Tensor, "B H S K"],
-    mask: Bool[Tensor, "#B #H #T #S"] | None = None,
-    bias: Float[Tensor, "#B H T S"] | None = None,
-    scaled: bool = True,
-) -> Float[Tensor, "B H T S"]:
-    """Return softmax(query keyᵀ / sqrt(head_dim) + bias) over the keys (section 3.2.1).
-
-    A masked key has weight 0; a query that may attend to nothing has weight 0 everywhere, with
-    finite gradients. Arguments as `dot_product_attention`.
-    """
-    scores = query @ key.transpose(-2, -1)
-    if scaled:
-        scores = scores / math.sqrt(query.shape[-1])
-    if bias is not None:
-        scores = scores + bias
-    if mask is None:
-        return scores.softmax(dim=-1)
-    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    return weights.masked_fill(~mask, 0)
-
-
 def dot_product_attention(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B H S K"],
@@ -165,20 +142,30 @@ def dot_product_attention(
     bias: Float[Tensor, "#B H T S"] | None = None,
     scaled: bool = True,
 ) -> Float[Tensor, "B H T K"]:
-    """Return the values averaged by their attention weights (section 3.2.1).
+    """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
+
+    A masked key has weight 0; a query that may attend to nothing gives 0, with finite gradients.
+    Keys and values that no query may attend to have no influence, whatever they contain: without
+    the selection below, 0 * NaN would be NaN.
 
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
-
-    A query that may attend to nothing gives 0. Keys and values that no query may attend to have
-    no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
     """
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
-    weights = attention_weights(query, key, mask, bias, scaled)
+    scores = query @ key.transpose(-2, -1)
+    if scaled:
+        scores = scores / math.sqrt(query.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1)
+    if mask is not None:
+        weights = weights.masked_fill(~mask, 0)
     if dropout is not None:
         weights = dropout(weights)
     return weights @ value

@@ -10,11 +10,6 @@ from torch import Tensor
 from jax_transformer.config import TransformerConfig
 
 
-def padding_mask(ids: Int[Tensor, "batch length"], pad_id: int) -> Bool[Tensor, "batch 1 1 length"]:
-    """Return the mask that hides padding from every query."""
-    return (ids != pad_id)[:, None, None, :]
-
-
 def causal_mask(length: int) -> Bool[Tensor, "1 1 length length"]:
     """Return the mask that hides later positions from earlier ones (section 3.2.3)."""
     return torch.tril(torch.ones((length, length), dtype=torch.bool))[None, None]
@@ -29,7 +24,7 @@ def source_mask(
     """
     if config.token_embeddings == "none":
         return None
-    return padding_mask(src, config.pad_id)
+    return (src != config.pad_id)[:, None, None, :]
 
 
 def target_mask(
@@ -43,7 +38,7 @@ def target_mask(
     causal = causal_mask(tgt.shape[1]).to(tgt.device)
     if config.token_embeddings == "none":
         return causal
-    visible = padding_mask(tgt, config.pad_id)
+    visible = (tgt != config.pad_id)[:, None, None, :]
     if config.bos_id == config.pad_id:
         visible[..., 0] = True
     return visible & causal

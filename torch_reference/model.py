@@ -16,8 +16,8 @@ from torch_reference.layers import (
     Norm,
     OutputProjection,
     PositionEmbedding,
+    RelativeAttentionBias,
 )
-from torch_reference.relative_positions import RelativeAttentionBias
 from torch_reference.self_over_memory import decoder_layer
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]

@@ -1,10 +1,10 @@
 """One optimizer step in torch: objective, schedule and optimizer of `jax_transformer.training`.
 
-The settings are read by name, so that a `TrainingConfig` of `jax_transformer` fits and nothing of
-JAX is imported. Letters in shapes: B batch, L length, V target vocabulary.
+`training_config` is a `TrainingConfig` of JAX's side or has its attributes: nothing of JAX is
+imported. Letters in shapes: B batch, L length, V target vocabulary.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,24 +12,6 @@ from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
 from torch_reference.model import Transformer
-
-
-@runtime_checkable
-class TrainingSettings(Protocol):
-    """What a step reads of its settings; `jax_transformer.training.config` describes each.
-
-    The schedule is that of section 5.3 ("noam").
-    """
-
-    warmup_steps: int
-    learning_rate_factor: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
-    weight_decay: float
-    clip_norm: float | None
-    num_microbatches: int
-    label_smoothing: float
 
 
 def cross_entropy(
@@ -49,16 +31,14 @@ def cross_entropy(
     return total, (targets != pad_id).sum()
 
 
-def learning_rate(
-    config: TransformerConfig, training_config: TrainingSettings, steps_made: int
-) -> float:
+def learning_rate(config: TransformerConfig, training_config: Any, steps_made: int) -> float:
     """Return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) (section 5.3)."""
     step = steps_made + 1
     warm_up = step * training_config.warmup_steps**-1.5
     return training_config.learning_rate_factor * config.d_model**-0.5 * min(step**-0.5, warm_up)
 
 
-def adam(model: Transformer, training_config: TrainingSettings) -> torch.optim.AdamW:
+def adam(model: Transformer, training_config: Any) -> torch.optim.AdamW:
     """Return AdamW with nothing left to torch's defaults; matrices decay, vectors do not."""
     parameters = list(model.parameters())
     return torch.optim.AdamW(
@@ -85,7 +65,7 @@ def train_step(
     optimizer: torch.optim.AdamW,
     steps_made: int,
     batch: tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], Int[Tensor, "B L"]],
-    training_config: TrainingSettings,
+    training_config: Any,
 ) -> float:
     """Make one step in place; return the loss before it, in nats a target token.
 

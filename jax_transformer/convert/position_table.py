@@ -9,8 +9,8 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_position_table
 from jax_transformer.model.functional import sinusoidal_positions
-from jax_transformer.model.memory_checks import check_position_table
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.cache import Cache, reorder
+from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.generation_config import EarlyStopping
 from jax_transformer.decoding.hypotheses import (
     Hypotheses,
@@ -98,9 +98,10 @@ def beam_search(
         finished = _best(state.finished, new)
         scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
         parents = jnp.take_along_axis(parents, order, axis=1)
+        ancestors = jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1)
         return _State(
             step=step + 1,
-            cache=reorder(cache, parents),
+            cache=cache._replace(ancestors=ancestors),
             sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
             scores=scores,
             finished=finished,
@@ -133,10 +134,7 @@ def beam_search(
 
 
 def _best_continuations(
-    scores: Float[Array, "B N"],
-    allowed: Float[Array, "B N V"],
-    num_candidates: int,
-    top_k: TopK,
+    scores: Float[Array, "B N"], allowed: Float[Array, "B N V"], num_candidates: int, top_k: TopK
 ) -> tuple[Float[Array, "B C"], Int32[Array, "B C"], Int32[Array, "B C"]]:
     """Return the C best sums of each source, best first, their hypotheses and tokens.
 

@@ -5,7 +5,7 @@ D d_model, V target vocabulary.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cache import cache_layout
+from jax_transformer.kernels.cached_attention import cache_layout
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.segments import dense
 from jax_transformer.model.checks import (
+    check_cache,
     check_floats,
     check_ids,
     check_length,
@@ -27,7 +28,6 @@ from jax_transformer.model.checks import (
     check_whole,
     check_whole_number,
 )
-from jax_transformer.model.memory_checks import check_cache
 from jax_transformer.model.self_over_memory import needs_equal_lengths
 from jax_transformer.model.transformer import DecoderCache, Params, SourceMask, run_module
 
@@ -88,17 +88,22 @@ def init_cache(
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         check_whole_number(name, size, least=1)
     check_params(params, config)
-    check_memory(config, memory, src_mask)
-    check_not_empty("memory", memory)
+    check_slots(config, memory, src_mask, max_new_tokens)
     if config.has_position_table:
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
-    if needs_equal_lengths(config) and max_new_tokens > memory.shape[1]:
-        raise InputError(
-            f"max_new_tokens={max_new_tokens} exceeds the memory's length {memory.shape[1]}, but "
-            "decoder_attention='self_over_memory' needs a memory as long: pad the source"
-        )
     memory, src_mask = jax.tree.map(jnp.asarray, (memory, dense(src_mask, 1, memory.shape[1])))
     return new_cache(params, config, memory, max_new_tokens, src_mask, beam_size, execution)
+
+
+def check_slots(config: TransformerConfig, memory: Any, src_mask: Any, target_length: int) -> None:
+    """Refuse a memory, its mask, or targets that are too long for it."""
+    check_memory(config, memory, src_mask)
+    check_not_empty("memory", memory)
+    if needs_equal_lengths(config) and target_length > memory.shape[1]:
+        raise InputError(
+            f"max_new_tokens={target_length} exceeds the memory's length {memory.shape[1]}, but "
+            "decoder_attention='self_over_memory' needs a memory as long: pad the source"
+        )
 
 
 def new_cache(
@@ -215,12 +220,7 @@ def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> 
         )
     if not isinstance(parents, jax.core.Tracer):
         check_ids("parents", np.asarray(parents), count, "the hypotheses")
-    return reorder(cache, jnp.asarray(parents))
-
-
-def reorder(cache: Cache, parents: Int[Array, "B N"]) -> Cache:
-    """Return what `select_hypotheses` does, and refuse nothing."""
-    ancestors = jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1)
+    ancestors = jnp.take_along_axis(cache.ancestors, jnp.asarray(parents)[..., None], axis=1)
     return cache._replace(ancestors=ancestors)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.beam import beam_search
-from jax_transformer.decoding.cache import Cache, new_cache, next_step
+from jax_transformer.decoding.cache import Cache, check_slots, new_cache, next_step
 from jax_transformer.decoding.generation_config import (
     EarlyStopping,
     GenerationConfig,
@@ -24,7 +24,7 @@ from jax_transformer.decoding.sampling import Sampling, make_sampling
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
-from jax_transformer.model import functional, masks
+from jax_transformer.model import functional
 from jax_transformer.model.checks import (
     check_execution,
     check_id_batch,
@@ -63,6 +63,7 @@ def generate(
     beam_size: int = 1,
     length_penalty: Scalar = 0.0,
     src_mask: SourceMask | None = None,
+    memory: Float[Array | np.ndarray, "B S D"] | None = None,
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
     key: PRNGKeyArray | None = None,
@@ -90,6 +91,8 @@ def generate(
         beam_size: A field of `GenerationConfig`.
         length_penalty: A field of `GenerationConfig`.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+        memory: What `encode` returned for `src` with a mask or positions of its own [B, S, D];
+            None encodes `src` with `src_mask`, which is always that of the cross-attention.
         prefix: First tokens of each target [B, P], without the start token. The prefix of a row
             ends at its first padding; the search continues there. A prefix adds nothing to the
             score or to the length that the penalty counts, and EOS in it ends nothing.
@@ -112,29 +115,33 @@ def generate(
     """
     options |= {"beam_size": beam_size, "length_penalty": length_penalty}
     chosen = GenerationConfig(max_new_tokens, **options)
-    check_params(params, config)
     check_execution(execution)
-    check_generates(config)
-    check_id_batch("src", src)
-    check_not_empty("src", src)
-    check_inputs("src", src, config.src_vocab_size, None, config)
-    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
-    src = functional.cast_ids(src, config.src_vocab_size)
+    src = checked_source(params, config, src, src_mask)
     prefix_length = 0
     if prefix is not None:
         check_id_batch("prefix", prefix)
         prefix_length = prefix.shape[1]
     chosen.check_model(config, prefix_length)
+    target_length = prefix_length + chosen.max_new_tokens
+    if memory is not None:
+        check_slots(config, memory, src_mask, target_length)
+        if memory.shape[:2] != src.shape:
+            raise InputError(
+                f"memory of shape {memory.shape} must be [batch, length, d_model] as src, which "
+                f"is {[*src.shape, config.d_model]}"
+            )
+        memory = jnp.asarray(memory)
     rules = make_rules(chosen, config, src, prefix, length_limits)
     hypotheses, failed_at = _search(
         params,
         config,
         src,
         src_mask,
+        memory,
         rules,
         make_sampling(chosen, key),
         LengthPenalty(as_array(chosen.length_penalty), chosen.length_normalization),
-        target_length=prefix_length + chosen.max_new_tokens,
+        target_length=target_length,
         beam_size=chosen.beam_size,
         num_hypotheses=chosen.num_hypotheses,
         # Greedy search has no use for it, and is compiled once for all its values.
@@ -147,22 +154,31 @@ def generate(
     return hypotheses
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "config",
-        "target_length",
-        "beam_size",
-        "num_hypotheses",
-        "early_stopping",
-        "execution",
-    ),
-)
+def checked_source(
+    params: Params,
+    config: TransformerConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    src_mask: SourceMask | None,
+) -> Int32[Array, "B S"]:
+    """Return the ids of a source as int32; refuse a source or a model that makes no text."""
+    check_params(params, config)
+    check_generates(config)
+    check_inputs("src", src, config.src_vocab_size, None, config)
+    check_not_empty("src", src)
+    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
+    return functional.cast_ids(src, config.src_vocab_size)
+
+
+STATIC = ("config", "target_length", "beam_size", "num_hypotheses", "early_stopping", "execution")
+
+
+@partial(jax.jit, static_argnames=STATIC)
 def _search(
     params: Params,
     config: TransformerConfig,
     src: Int32[Array, "B S"],
     src_mask: SourceMask | None,
+    memory: Float[Array, "B S D"] | None,
     rules: Rules,
     sampling: Sampling | None,
     length_penalty: LengthPenalty,
@@ -173,10 +189,9 @@ def _search(
     early_stopping: EarlyStopping,
     execution: Execution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
-    src_mask = jnp.asarray(masks.dense(src_mask, 1, src.shape[1]))
     src, src_mask = pad_source(config, src, src_mask, target_length)
-    memory = run_module(params, config, execution, src, src_mask, method="encode")
+    if memory is None:
+        memory = run_module(params, config, execution, src, src_mask, method="encode")
     num_rows = src.shape[0] * beam_size
     params, config, panels = arrange_for_steps(params, config, execution, num_rows)
     cache = new_cache(params, config, memory, target_length, src_mask, beam_size, execution)

@@ -145,7 +145,10 @@ def apply_rules(
             first_free = jnp.maximum(first_free, 1)
         at_begin = step == first_free
         scores = _forbid(scores, at_begin[:, None, None] & rules.begin_suppressed)
-    return renormalize(scores) if rules.renormalize else scores
+    if not rules.renormalize:
+        return scores
+    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    return jnp.where(total > -jnp.inf, scores - total, -jnp.inf)  # -inf: no token is allowed
 
 
 def penalize_repetition(
@@ -201,12 +204,6 @@ def force(scores: Float[Array, "B N V"], forced: Int32[Array, " B"]) -> Float[Ar
     forced = forced[:, None, None]
     only = jnp.where(jnp.arange(scores.shape[-1]) == forced, 0.0, -jnp.inf).astype(scores.dtype)
     return jnp.where(forced < 0, scores, only)
-
-
-def renormalize(scores: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
-    """Return the log-probabilities of the allowed tokens; all -inf if no token is allowed."""
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    return jnp.where(total > -jnp.inf, scores - total, -jnp.inf)
 
 
 def is_end(tokens: Int32[Array, "*shape"], rules: Rules) -> Bool[Array, "*shape"]:

@@ -12,16 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.generation_config import check_generates
+from jax_transformer.decoding.generation import checked_source
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION
-from jax_transformer.model import functional, masks
-from jax_transformer.model.checks import (
-    check_inputs,
-    check_mask,
-    check_not_empty,
-    check_params,
-    check_rows,
-)
+from jax_transformer.model import functional
+from jax_transformer.model.checks import check_inputs, check_not_empty, check_rows
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
 from jax_transformer.model.transformer import Params, SourceMask, apply, run_module
 
@@ -79,18 +73,11 @@ def _check(
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     """Refuse what cannot be scored; return the ids as int32."""
-    check_params(params, config)
-    check_generates(config)
-    for name, ids, vocab_size in (
-        ("src", src, config.src_vocab_size),
-        ("tgt", tgt, config.tgt_vocab_size),
-    ):
-        check_inputs(name, ids, vocab_size, None, config)
-        check_not_empty(name, ids)
+    src = checked_source(params, config, src, src_mask)
+    check_inputs("tgt", tgt, config.tgt_vocab_size, None, config)
+    check_not_empty("tgt", tgt)
     check_rows("tgt", tgt, src.shape[0], "src")
-    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
-    cast_ids = functional.cast_ids
-    return cast_ids(src, config.src_vocab_size), cast_ids(tgt, config.tgt_vocab_size)
+    return src, functional.cast_ids(tgt, config.tgt_vocab_size)
 
 
 @partial(jax.jit, static_argnames="config")
@@ -154,8 +141,6 @@ def _inputs(
     count = jnp.sum(tgt != config.pad_id, axis=1, keepdims=True)
     # The last token predicts nothing: replace it by padding, so that no position attends to it.
     tgt_input = jnp.where(jnp.arange(tgt_input.shape[1]) < count, tgt_input, config.pad_id)
-    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
-    src_mask = jnp.asarray(masks.dense(src_mask, 1, src.shape[1]))
     src, src_mask = pad_source(config, src, src_mask, tgt.shape[1])
     if needs_equal_lengths(config):
         missing = src.shape[1] - tgt.shape[1]

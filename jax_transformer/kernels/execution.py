@@ -1,7 +1,8 @@
 """How a model is executed: choices of speed and memory that change a result only by rounding.
 
 An `Execution` is an argument of a call and a static argument of `jax.jit`. Nothing in the model
-asks the process which device it has, so one process can trace programs for every platform.
+asks the process which device it has, so one process can trace programs for every platform. The
+figures are in docs/performance.md and docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Execution:
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
             float32: on a CPU a half-precision kernel is then read as it is, where XLA would make
             a float32 copy of it first. A gradient through it is slow. "padded" is "batched" with
-            at least 8 rows: XLA for a TPU multiplies a single row on the vector unit.
+            at least 8 rows: XLA for a TPU multiplies a single row on the vector unit, and a step
+            takes 2.1 times the cycles.
         dropout_mask: "packed" draws by the key's own algorithm, the same elements on every mesh,
             and keeps one bit for each element. "generated" draws by XLA's RngBitGenerator, which a
             TPU has in hardware; which elements are dropped depends on the mesh.
@@ -50,8 +52,8 @@ class Execution:
             divides more than the rows has one part.
         norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
             of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
-            TPU then computes the sums of both inside the products next to the norm. It has no
-            forward-mode derivative.
+            TPU then computes the sums of both inside the products next to the norm, and a training
+            step takes 4 % fewer cycles. It has no forward-mode derivative.
         compute_dtype: None computes in the dtype of the parameters. Otherwise the parameters keep
             theirs and each product casts its kernel to this, so that devices add up gradients in
             the dtype of the parameters.
@@ -61,13 +63,16 @@ class Execution:
             time of one layer. Dropout then draws other masks from the same key.
         step_product: The products of a decoding step, as `product`.
         copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
-            loop, which makes the products of a step faster on a CPU.
+            loop. Without them, greedy search of four sources took 1.44 - 1.49 - 1.56 times the
+            processor time on a CPU (base width, 6 layers, 48 tokens).
         wide_norms: Whether a search converts the norms' parameters to float32 before its loop. On
-            a TPU each conversion in the loop costs as much as a small product.
+            a TPU each conversion in the loop costs as much as a small product: a step takes 12 %
+            more cycles with them.
         cache: How a decoding step attends to its cache, whose arrays lie as this needs them:
             "split_heads" multiplies the query of each head by the head's own matrix, "joined_heads"
-            all heads of a source by one matrix of full width. A TPU computes the second in a ninth
-            of the time, because its matrix unit takes at least 8 rows and 128 columns.
+            all heads of a source by one matrix of full width. On a TPU a step of greedy search
+            takes 2.6 times the cycles with the first, because the matrix unit takes at least 8 rows
+            and 128 columns.
         top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
             as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
             for the best of two axes, and sorts the whole vocabulary for three.

@@ -16,15 +16,18 @@ import numpy as np
 from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
 from jax.errors import InconclusiveDimensionOperation
 from jax.sharding import AxisType
+from jax.export import is_symbolic_dim
 from jax.tree_util import keystr
-from jaxtyping import Integer
+from jaxtyping import Integer, PRNGKeyArray
 
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
-from jax_transformer.model.memory_checks import check_position_table
-from jax_transformer.model.parameters import LAYER, STACKS, parameter_shapes
+from jax_transformer.model.parameters import LAYER, STACKS, parameter_count, parameter_shapes
+from jax_transformer.runtime import host_memory
+
+FLOAT32 = 4  # bytes
 
 
 def check_array(name: str, array: Any) -> None:
@@ -43,11 +46,7 @@ def check_array(name: str, array: Any) -> None:
 
 
 def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
-    """Refuse what is no array of whole numbers.
-
-    Args:
-        meaning: What the numbers are, for the message.
-    """
+    """Refuse what is no array of whole numbers; the message says what they mean."""
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise InputError(
@@ -115,16 +114,17 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
 def check_ids(
     name: str,
     ids: Integer[np.ndarray, "batch length"],
-    vocab_size: int,
+    count: int,
     of: str = "the vocabulary",
+    kind: str = "ids",
 ) -> None:
-    """Refuse token ids outside the vocabulary."""
-    if ids.size == 0 or (ids.min() >= 0 and ids.max() < vocab_size):
+    """Refuse token ids, or numbers of another kind, outside of 0 to `count` - 1."""
+    if ids.size == 0 or (ids.min() >= 0 and ids.max() < count):
         return
-    row, column = np.argwhere((ids < 0) | (ids >= vocab_size))[0]
+    row, column = np.argwhere((ids < 0) | (ids >= count))[0]
     raise InputError(
         f"{name}[{row}, {column}]={ids[row, column]} is outside {of}; "
-        f"ids go from 0 to {vocab_size - 1}"
+        f"{kind} go from 0 to {count - 1}"
     )
 
 
@@ -138,16 +138,8 @@ def check_positions(
             f"{name} of shape {positions.shape} must be [batch, length] = {list(shape)}, as the "
             "tokens are"
         )
-    if max_length is None or isinstance(positions, jax.core.Tracer):
-        return
-    positions = np.asarray(positions)
-    wrong = np.argwhere((positions < 0) | (positions >= max_length))
-    if len(wrong):
-        row, column = wrong[0]
-        raise InputError(
-            f"{name}[{row}, {column}]={positions[row, column]} is outside the position table; "
-            f"positions go from 0 to {max_length - 1}"
-        )
+    if max_length is not None and not isinstance(positions, jax.core.Tracer):
+        check_ids(name, np.asarray(positions), max_length, "the position table", "positions")
 
 
 def check_length(name: str, length: int, max_length: int) -> None:
@@ -268,6 +260,11 @@ def check_mask(name: str, mask: Any | None, shape: tuple[int, int, int, int]) ->
         remedy = ""
         if mask.shape == (shape[0], shape[3]):
             remedy = f"; write {name}[:, None, None, :] for a mask of [batch, keys]"
+        elif name == "src_mask" and mask.ndim == 4 and mask.shape[2] == mask.shape[3] == shape[3]:
+            remedy = (
+                "; give a mask with a row for each source position to encode alone, and its result "
+                "to decode, or to generate as memory="
+            )
         raise InputError(
             f"{name} of shape {mask.shape} must be broadcastable to [batch, heads, queries, keys] "
             f"= {list(shape)}{remedy}"
@@ -325,7 +322,10 @@ def check_params(params: Any, config: TransformerConfig) -> None:
         leaves = jax.tree.leaves(params)
     except (TypeError, ValueError) as error:  # keys that have no order
         raise InputError("params must be a nested dict whose keys are all names") from error
-    if not all(map(_is_float_array, leaves)):
+    try:
+        for leaf in leaves:
+            check_floats("", leaf)
+    except InputError:  # only now are the names made
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             check_floats(f"params: {keystr(path, simple=True, separator='/')}", leaf)
     if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves)):
@@ -379,10 +379,42 @@ def fitting(params: Mapping[str, Any], config: TransformerConfig) -> Iterator[No
         raise InputError(f"params do not fit the config: {difference}") from error
 
 
-def _is_float_array(leaf: Any) -> bool:
-    native = not isinstance(leaf, np.ndarray) or leaf.dtype.isnative
-    return (
-        native
-        and isinstance(leaf, np.ndarray | jax.Array)
-        and jnp.issubdtype(leaf.dtype, jnp.floating)
+def check_parameters(config: TransformerConfig, key: PRNGKeyArray) -> None:
+    """Refuse a model whose float32 parameters this machine cannot hold, unless `key` is traced."""
+    if not isinstance(key, jax.core.Tracer) and jax.default_backend() == "cpu":
+        count = parameter_count(config)
+        what = f"a model of d_model={config.d_model} with {count:,} parameters"
+        host_memory.check_memory(FLOAT32 * count, what, "choose smaller sizes")
+
+
+def check_position_table(length: int, d_model: int) -> None:
+    """Refuse a table of sinusoids that this machine cannot compute."""
+    host_memory.check_memory(
+        3 * 8 * length * d_model, f"a table of {length} positions", "set a lower length"
+    )
+
+
+def check_cache(
+    config: TransformerConfig,
+    batch: int,
+    source_length: int,
+    max_new_tokens: int,
+    beam_size: int,
+    bytes_of_a_number: int,
+) -> None:
+    """Refuse a cache whose slots no int32 counts, or that this machine cannot hold."""
+    if is_symbolic_dim(batch) or is_symbolic_dim(source_length):
+        return  # a program for any size (`jax.export`) allocates nothing here
+    named = f"max_new_tokens={max_new_tokens} with beam_size={beam_size}"
+    slots = batch * beam_size * max_new_tokens
+    if slots > LARGEST:
+        raise InputError(f"{named} and {batch} sources makes {slots} slots, but at most {LARGEST}")
+    if jax.default_backend() != "cpu":
+        return
+    kept = slots if config.decoder_attention == "self_then_cross" else 0
+    width = 2 * config.num_heads * config.head_dim * bytes_of_a_number  # a key and a value
+    cache = config.num_decoder_layers * width * (kept + batch * source_length)
+    remedy = "set fewer tokens, hypotheses or sources"
+    host_memory.check_memory(
+        cache + 4 * slots, f"the cache for {named} and {batch} sources", remedy
     )

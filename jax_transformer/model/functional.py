@@ -163,23 +163,6 @@ def clear_unattended(
     return jnp.where(attended[..., None] | (jnp.abs(x) < limit), x, 0)
 
 
-def attention_weights(
-    query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None = None,
-    bias: Float[Array, "#B H #T S"] | None = None,
-    scaled: bool = True,
-    exponentials: Exponentials = "wide",
-) -> Float[Array, "B H T S"]:
-    """Return softmax(query keyᵀ / sqrt(head_dim) + bias) over the keys (section 3.2.1).
-
-    The softmax runs in at least float32. A masked key has weight 0; a query that may attend to
-    nothing has weight 0 everywhere, with finite gradients. Arguments as `dot_product_attention`.
-    """
-    scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
-    return masked_softmax(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
-
-
 def dot_product_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H S K"],
@@ -190,10 +173,11 @@ def dot_product_attention(
     scaled: bool = True,
     exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T K"]:
-    """Return the values averaged by their attention weights (section 3.2.1).
+    """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
-    A query that may attend to nothing gives 0. Keys and values that no query may attend to have
-    no influence, whatever they contain: without the selection below, 0 * NaN would be NaN.
+    The softmax runs in at least float32. A query that may attend to nothing gives 0, with finite
+    gradients. Keys and values that no query may attend to have no influence, whatever they
+    contain: without the selection below, 0 * NaN would be NaN.
 
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
@@ -203,7 +187,8 @@ def dot_product_attention(
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    weights = attention_weights(query, key, mask, bias, scaled, exponentials)
+    scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
+    weights = masked_softmax(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)

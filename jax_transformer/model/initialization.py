@@ -1,6 +1,7 @@
 """How parameters are drawn: the values of `TransformerConfig.initialization`."""
 
 import math
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,9 @@ from jax.nn.initializers import Initializer, glorot_uniform, normal, zeros
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+
+# What a kernel is for.
+Role = Literal["query", "key", "value", "attention_output", "feed_forward", "logits"]
 
 
 def parameter(
@@ -34,29 +38,27 @@ def uniform(limit: float) -> Initializer:
     return draw
 
 
-def kernel(
-    config: TransformerConfig, inputs: int, outputs: int, fused: int = 1, *, query: bool = False
-) -> Initializer:
+def kernel(config: TransformerConfig, inputs: int, outputs: int, role: Role) -> Initializer:
     """Return the initializer of an (inputs, outputs) kernel.
 
-    Args:
-        fused: Kernels that the scheme "xavier_uniform_fused" draws as one matrix: query, key and
-            value have a fan-out of 3 * outputs there.
-        query: Whether the kernel is that of queries. The scheme "t5" divides it by sqrt(head_dim),
-            in the place of the scores.
+    "xavier_uniform_fused" draws query, key and value as one matrix, with a fan-out of 3 * outputs,
+    and "t5" divides the query's kernel by sqrt(head_dim), in the place of the scores.
     """
     if config.initialization == "torch_default":
         return uniform(1 / math.sqrt(inputs))
     if config.initialization == "normal":
         return normal(0.02)
+    if config.initialization == "t5" and role == "logits":
+        return normal(1.0)
     if config.initialization == "t5":
-        return normal((inputs * (config.head_dim if query else 1)) ** -0.5)
+        return normal((inputs * (config.head_dim if role == "query" else 1)) ** -0.5)
     if config.initialization == "xavier_uniform_fused":
+        fused = 3 if role in ("query", "key", "value") else 1
         return uniform(math.sqrt(6 / (inputs + fused * outputs)))
     return glorot_uniform()
 
 
-def bias(config: TransformerConfig, inputs: int, attention: bool = False) -> Initializer:
+def bias(config: TransformerConfig, inputs: int, role: Role) -> Initializer:
     """Return the initializer of the bias beside a kernel of `inputs` rows.
 
     torch.nn.Linear draws its biases, and torch's Xavier schemes leave them so;
@@ -64,16 +66,9 @@ def bias(config: TransformerConfig, inputs: int, attention: bool = False) -> Ini
     """
     if config.initialization in ("vaswani2017", "normal", "t5"):
         return zeros
-    if config.initialization == "xavier_uniform_fused" and attention:
+    if config.initialization == "xavier_uniform_fused" and role not in ("feed_forward", "logits"):
         return zeros
     return uniform(1 / math.sqrt(inputs))
-
-
-def output_kernel(config: TransformerConfig) -> Initializer:
-    """Return the initializer of the output projection's own kernel."""
-    if config.initialization == "t5":
-        return normal(1.0)
-    return kernel(config, config.d_model, config.tgt_vocab_size)
 
 
 def relative_bias(config: TransformerConfig) -> Initializer:

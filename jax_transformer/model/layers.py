@@ -13,20 +13,21 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.core.scope import LazyRng
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels import cache as kernel_cache
-from jax_transformer.kernels.cache import (
+from jax_transformer.kernels import cached_attention
+from jax_transformer.kernels.cached_attention import (
     Keys,
     LayerCache,
     Values,
     cached_keys,
     cached_values,
-    empty_slots,
-    slot_axes,
+    empty_cache,
     write_slots,
 )
 from jax_transformer.kernels.dropout import dropout
@@ -34,40 +35,29 @@ from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Ex
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
 from jax_transformer.kernels.segments import SegmentMask, dense
-from jax_transformer.model import functional, initialization, norms
-from jax_transformer.model.relative_positions import RelativeAttentionBias, slot_bias
+from jax_transformer.model import functional, initialization
+from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
 
 class Linear(nn.Module):
-    """A product with a kernel (inputs, outputs), plus a bias.
-
-    Attributes:
-        attention: Whether this is a projection of an attention block, for the initialization.
-        fused: Number of kernels that torch.nn.MultiheadAttention draws as one matrix with this
-            one, for the initialization.
-        query: Whether this is the query's projection, for the initialization.
-    """
+    """A product with a kernel (inputs, outputs), plus a bias; its role is for `initialization`."""
 
     config: TransformerConfig
     features: int
     use_bias: bool
     execution: Execution = DEFAULT_EXECUTION
-    attention: bool = False
-    fused: int = 1
-    query: bool = False
+    role: initialization.Role = "feed_forward"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """Return the product."""
         inputs = x.shape[-1]
-        draw = initialization.kernel(
-            self.config, inputs, self.features, self.fused, query=self.query
-        )
+        draw = initialization.kernel(self.config, inputs, self.features, self.role)
         kernel = initialization.parameter(self, "kernel", draw, (inputs, self.features))
         bias = None
         if self.use_bias:
-            draw = initialization.bias(self.config, inputs, self.attention)
+            draw = initialization.bias(self.config, inputs, self.role)
             bias = initialization.parameter(self, "bias", draw, (self.features,))
         if self.execution.compute_dtype is not None:
             return mixed_linear(x, kernel, bias)
@@ -83,15 +73,11 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         """Return the normed rows."""
-        config = self.config
+        config, bias = self.config, None
         scale = initialization.parameter(self, "scale", nn.initializers.ones, x.shape[-1:])
-        if config.norm == "rms_norm":
-            return norms.rms_norm(x, scale, config.norm_epsilon, self.form)
-        bias = None
         if config.norm_bias:
             bias = initialization.parameter(self, "bias", nn.initializers.zeros, x.shape[-1:])
-        norm = norms.layer_norm if config.norm == "layer_norm" else norms.std_norm
-        return norm(x, scale, bias, config.norm_epsilon, self.form)
+        return norm(x, scale, bias, config.norm_epsilon, config.norm, self.form)
 
 
 class Dropout(nn.Module):
@@ -164,6 +150,69 @@ class PositionEmbedding(nn.Module):
         return self.embedding[offset : offset + length]
 
 
+class RelativeAttentionBias(nn.Module):
+    """A learned bias of the scores for each head and each bucket of distances (Raffel et al. 2020).
+
+    Queries attend to later keys where it is bidirectional: in the encoder.
+    """
+
+    config: TransformerConfig
+    bidirectional: bool
+
+    def setup(self) -> None:
+        """Declare the table [buckets, H]."""
+        config = self.config
+        shape = (config.relative_attention_num_buckets, config.num_heads)
+        self.embedding = initialization.parameter(
+            self, "embedding", initialization.relative_bias(config), shape
+        )
+
+    def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
+        """Return the bias of each query and key, both counted from position 0."""
+        if is_symbolic_dim(queries) or is_symbolic_dim(keys):
+            return _of_symbolic_lengths(self, queries, keys)
+        distances = np.arange(1 - queries, keys)
+        return functional.toeplitz(self.by_distance(distances), queries)[None]
+
+    def by_distance(self, distance: Int[np.ndarray, " distances"]) -> Float[Array, "distances H"]:
+        """Return the biases of distances, each a key's position minus a query's."""
+        config = self.config
+        buckets = functional.relative_position_buckets(
+            distance,
+            config.relative_attention_num_buckets,
+            config.relative_attention_max_distance,
+            self.bidirectional,
+        )
+        return self.embedding[buckets]
+
+
+def _of_symbolic_lengths(
+    bias: RelativeAttentionBias, queries: int, keys: int
+) -> Float[Array, "1 H T S"]:
+    """Return the bias for lengths that are not known, where numpy can name no distances."""
+    # From this distance on, all distances of a side share a bucket.
+    furthest = bias.config.relative_attention_max_distance
+    by_distance = bias.by_distance(np.arange(-furthest, furthest + 1))
+    distances = jnp.arange(keys) - jnp.arange(queries)[:, None]
+    rows = by_distance[jnp.clip(distances, -furthest, furthest) + furthest]
+    return jnp.moveaxis(rows, -1, 0)[None]
+
+
+def slot_bias(
+    bias: RelativeAttentionBias, position: Int[Array, ""], tgt_mask: Bool[Array, "B 1 N slots"]
+) -> Float[Array, "1 H 1 slots"]:
+    """Return the bias of a query at a position for each slot of the cache.
+
+    Args:
+        tgt_mask: The slots that each hypothesis attends to, none of a later position.
+    """
+    hypotheses, slots = tgt_mask.shape[2:]
+    length = slots // hypotheses
+    by_distance = bias.by_distance(np.arange(1 - length, 1))
+    row = np.arange(slots) // hypotheses - position + length - 1
+    return by_distance[jnp.clip(row, 0, length - 1)].T[None, :, None]
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections."""
 
@@ -175,13 +224,11 @@ class MultiHeadAttention(nn.Module):
         config, execution = self.config, self.execution
         shared = config.head_projection == "shared"
         width = config.head_dim if shared else config.num_heads * config.head_dim
-        self.query, self.key, self.value = (
-            Linear(config, width, config.qkv_bias, execution, True, fused=3, query=query)
-            for query in (True, False, False)
-        )
-        self.output = Linear(
-            config, config.d_model, config.attention_output_bias, execution, attention=True
-        )
+        self.query = Linear(config, width, config.qkv_bias, execution, "query")
+        self.key = Linear(config, width, config.qkv_bias, execution, "key")
+        self.value = Linear(config, width, config.qkv_bias, execution, "value")
+        bias = config.attention_output_bias
+        self.output = Linear(config, config.d_model, bias, execution, "attention_output")
         self.dropout = Dropout(config.attention_dropout_rate, execution.dropout_mask)
 
     def __call__(
@@ -236,8 +283,16 @@ class MultiHeadAttention(nn.Module):
         """
         scaled = self.config.attention_scale == "head_dim"
         queries = self.project(self.query, query)
-        heads = kernel_cache.attend_to_cache(queries, keys, values, mask, position_bias, scaled)
+        heads = cached_attention.attend_to_cache(queries, keys, values, mask, position_bias, scaled)
         return self.output(functional.merge_heads(heads))
+
+
+def keys_and_values(attention: MultiHeadAttention, x: Float[Array, "B L D"]) -> tuple[Keys, Values]:
+    """Return the keys and values of vectors, projected, as the cache holds them."""
+    keys = attention.project(attention.key, x)
+    values = attention.project(attention.value, x)
+    layout = attention.execution.cache
+    return cached_keys(keys, layout), cached_values(values, layout)
 
 
 class FeedForward(nn.Module):
@@ -390,12 +445,9 @@ class DecoderLayer(nn.Module):
 
     def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
-        attention, memory = self.cross_attention, self.cross_attention_input(memory)
-        layout = self.execution.cache
-        memory_keys = cached_keys(attention.project(attention.key, memory), layout)
-        keys, values = empty_slots(memory_keys, slots)
-        memory_values = cached_values(attention.project(attention.value, memory), layout)
-        return LayerCache(keys, values, memory_keys, memory_values)
+        memory = self.cross_attention_input(memory)
+        keys, values = keys_and_values(self.cross_attention, memory)
+        return empty_cache(keys, values, slots)
 
     def step(
         self,
@@ -414,22 +466,15 @@ class DecoderLayer(nn.Module):
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        attention, start = self.self_attention, position * x.shape[1]
-        x_in = self.self_attention_residual.sublayer_input(x)
-        layout = self.execution.cache
-        key_axis, value_axis = slot_axes(layout)
-        new_keys = cached_keys(attention.project(attention.key, x_in), layout)
-        new_values = cached_values(attention.project(attention.value, x_in), layout)
-        keys = write_slots(cache.keys, new_keys, start, key_axis)
-        values = write_slots(cache.values, new_values, start, value_axis)
+        new = keys_and_values(self.self_attention, self.self_attention_residual.sublayer_input(x))
+        cache = write_slots(cache, *new, position * x.shape[1])
+        keys, values, memory_keys, memory_values = cache
         x = self.wire(
             x,
-            lambda x: attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),
-            lambda x: self.cross_attention.attend_to_cache(
-                x, cache.memory_keys, cache.memory_values, src_mask
-            ),
+            lambda x: self.self_attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),
+            lambda x: self.cross_attention.attend_to_cache(x, memory_keys, memory_values, src_mask),
         )
-        return x, cache._replace(keys=keys, values=values)
+        return x, cache
 
 
 class OutputProjection(nn.Module):
@@ -443,21 +488,17 @@ class OutputProjection(nn.Module):
         self, x: Float[Array, "B T D"], table: Float[Array, "V D"] | None
     ) -> Float[Array, "B T V"]:
         """Return the logits; `table` is the embedding that a tied projection reuses."""
-        config = self.config
-        shape = (config.d_model, config.tgt_vocab_size)
+        config, kernel, bias = self.config, table, None
         tied = config.output_projection == "tied"
-        if tied:
-            kernel = table.T
-        else:
-            kernel = initialization.parameter(
-                self, "kernel", initialization.output_kernel(config), shape
-            )
-        bias = None
+        inputs, outputs = config.d_model, config.tgt_vocab_size
+        if not tied:
+            draw = initialization.kernel(config, inputs, outputs, "logits")
+            kernel = initialization.parameter(self, "kernel", draw, (inputs, outputs))
         if config.output_bias:
-            draw = initialization.bias(config, config.d_model)
-            bias = initialization.parameter(self, "bias", draw, (config.tgt_vocab_size,))
+            draw = initialization.bias(config, inputs, "logits")
+            bias = initialization.parameter(self, "bias", draw, (outputs,))
         if self.execution.compute_dtype is not None:
-            return mixed_linear(x, table if tied else kernel, bias, by_rows=tied)
+            return mixed_linear(x, kernel, bias, by_rows=tied)
         if tied and self.execution.product == "wide_sums":
-            return linear_by_rows(x, table, bias)
-        return linear(x, kernel, bias, self.execution.product)
+            return linear_by_rows(x, kernel, bias)
+        return linear(x, kernel.T if tied else kernel, bias, self.execution.product)

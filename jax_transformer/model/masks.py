@@ -1,33 +1,25 @@
-"""Attention masks. A query that may attend to nothing gets an attention output of 0.
+"""The default masks, by segments. A query that may attend to nothing gets an attention output of 0.
 
-A mask is a boolean array, True = attend, broadcastable to [batch, heads, queries, keys]; such masks
-combine with `&`. Default masks are a `SegmentMask` first, which is what a fused kernel can read.
+A mask of a caller may also be a boolean array, True = attend, broadcastable to [batch, heads,
+queries, keys]; such masks combine with `&`, and `SegmentMask.dense` makes one.
 """
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask
 
 
 def source_mask(
     src: Int[Array | np.ndarray, "batch source"] | Float[Array | np.ndarray, "batch source D"],
     config: TransformerConfig,
-) -> Bool[Array, "batch 1 1 source"] | None:
+) -> SegmentMask | None:
     """Return the default mask of a source batch: padding is hidden.
 
     Vectors (`config.token_embeddings` is "none") have no pad id: the mask is None.
     """
-    return dense(source_segments(src, config), 1, src.shape[1])
-
-
-def source_segments(
-    src: Int[Array | np.ndarray, "batch source"] | Float[Array | np.ndarray, "batch source D"],
-    config: TransformerConfig,
-) -> SegmentMask | None:
-    """Return `source_mask` by segments."""
     if config.token_embeddings == "none":
         return None
     return SegmentMask(jnp.asarray(src) != config.pad_id)
@@ -36,21 +28,12 @@ def source_segments(
 def target_mask(
     tgt: Int[Array | np.ndarray, "batch target"] | Float[Array | np.ndarray, "batch target D"],
     config: TransformerConfig,
-) -> Bool[Array, "#batch 1 target target"]:
+) -> SegmentMask:
     """Return the default mask of a target batch: padding and later positions are hidden.
 
     Where BOS is the pad id (Marian), the first position is not padding. Vectors have no pad id:
     only later positions are hidden.
     """
-    length = tgt.shape[1]
-    return target_segments(tgt, config).dense(length, length)
-
-
-def target_segments(
-    tgt: Int[Array | np.ndarray, "batch target"] | Float[Array | np.ndarray, "batch target D"],
-    config: TransformerConfig,
-) -> SegmentMask:
-    """Return `target_mask` by segments."""
     if config.token_embeddings == "none":
         return SegmentMask(None, causal=True)
     visible = jnp.asarray(tgt) != config.pad_id

@@ -24,8 +24,8 @@ STACKS = ("encoder", "decoder")
 # Lengths that are not a field or a property of the config. A shared projection serves all heads.
 LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
     "heads": lambda config: config.num_heads * config.head_dim,
-    "projected": lambda config: _of_heads(config, config.d_model),
-    "projected_heads": lambda config: _of_heads(config, config.num_heads * config.head_dim),
+    "projected": lambda config: config.head_dim if _is_shared(config) else config.d_model,
+    "projected_heads": lambda config: config.head_dim * UNITS["projected_heads"](config),
     "positions": lambda config: config.max_length + config.position_offset,
 }
 # Lengths of which a mesh axis splits larger units than single elements: their number.
@@ -73,10 +73,6 @@ class Parameter(NamedTuple):
 
 def _is_shared(config: TransformerConfig) -> bool:
     return config.head_projection == "shared"
-
-
-def _of_heads(config: TransformerConfig, width: int) -> int:
-    return config.head_dim if _is_shared(config) else width
 
 
 def _linear(

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cache import Keys, cached_keys, cached_values
-from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.kernels.cached_attention import Keys, cached_keys, cached_values
+from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.model import masks
 from jax_transformer.model.layers import DecoderLayer
 
 
@@ -129,10 +131,15 @@ def check_equal_lengths(config: TransformerConfig, target_length: int, source_le
 def pad_source(
     config: TransformerConfig,
     src: Int32[Array, "B S"],
-    src_mask: Bool[Array, "#B #H 1 #S"],
+    src_mask: Bool[Array | np.ndarray, "#B #H 1 #S"] | SegmentMask | None,
     target_length: int,
 ) -> tuple[Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
-    """Return a source and its mask padded to the target's length, where the layer needs that."""
+    """Return a source and its boolean mask, as long as the target where the layer needs that.
+
+    Without a mask, `config.pad_id` is hidden.
+    """
+    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
+    src_mask = jnp.asarray(dense(src_mask, 1, src.shape[1]))
     added = jax.core.max_dim(target_length - src.shape[1], 0)  # of a symbolic length too
     if not needs_equal_lengths(config) or added == 0:
         return src, src_mask

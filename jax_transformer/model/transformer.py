@@ -3,6 +3,7 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,9 +15,9 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.cache import LayerCache
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.kernels.cached_attention import LayerCache
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution, Remat
+from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
     Dropout,
@@ -25,15 +26,14 @@ from jax_transformer.model.layers import (
     Norm,
     OutputProjection,
     PositionEmbedding,
+    RelativeAttentionBias,
+    slot_bias,
 )
-from jax_transformer.model.memory_checks import check_parameters
-from jax_transformer.model.relative_positions import RelativeAttentionBias, slot_bias
 from jax_transformer.model.self_over_memory import (
     OverMemoryCache,
     check_equal_lengths,
     decoder_layer,
 )
-from jax_transformer.model.stack import rematerialized, run_layers, scan_layers
 from jax_transformer.runtime.sharding import shard_rows
 
 Params = dict[str, Any]  # nested dicts whose leaves are arrays
@@ -44,6 +44,34 @@ TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
 DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
+
+
+def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
+    """Return the class of layers whose backward pass recomputes what `remat` names."""
+    if remat == "none":
+        return layer
+    keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return nn.remat(layer, policy=keep_products if remat == "dots" else None)
+
+
+def scan_layers(
+    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | SegmentMask | None
+) -> Float[Array, "B L D"]:
+    """Return the output of the last layer, computed by one loop over stacked parameters.
+
+    The loop compiles in the time of one layer. Layers may differ in their parameters only.
+    """
+    params = [layer.variables["params"] for layer in layers]
+    dropping = layers[0].has_rng("dropout")
+    keys = [{"dropout": layer.make_rng("dropout")} if dropping else {} for layer in layers]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(params, keys, strict=True))
+    any_layer = layers[0].clone(parent=None)
+
+    def run_one(x: Float[Array, "B L D"], own: tuple) -> tuple[Float[Array, "B L D"], None]:
+        params, keys = own
+        return shard_rows(any_layer.apply({"params": params}, x, *rest, rngs=keys)), None
+
+    return jax.lax.scan(run_one, x, stacked)[0]
 
 
 class Encoder(nn.Module):
@@ -72,8 +100,11 @@ class Encoder(nn.Module):
         x, position_bias = functional.clear_unattended(x, src_mask), None
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        run = scan_layers if self.execution.scan_layers else run_layers
-        x = run(self.layers, x, src_mask, position_bias)
+        if self.execution.scan_layers:
+            x = scan_layers(self.layers, x, src_mask, position_bias)
+        else:
+            for layer in self.layers:
+                x = shard_rows(layer(x, src_mask, position_bias))
         return self.dropout(self.norm(x) if self.config.final_norm else x)
 
 
@@ -106,8 +137,11 @@ class Decoder(nn.Module):
         memory = functional.clear_unattended(memory, src_mask)
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        run = scan_layers if self.execution.scan_layers else run_layers
-        x = run(self.layers, x, memory, tgt_mask, src_mask, position_bias)
+        if self.execution.scan_layers:
+            x = scan_layers(self.layers, x, memory, tgt_mask, src_mask, position_bias)
+        else:
+            for layer in self.layers:
+                x = shard_rows(layer(x, memory, tgt_mask, src_mask, position_bias))
         return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
 
     def init_cache(
@@ -189,7 +223,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B S D"]:
         """Return the memory [B, S, D]; see the function `encode`."""
         if src_mask is None:
-            src_mask = masks.source_segments(src, self.config)
+            src_mask = masks.source_mask(src, self.config)
         src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
         x = self.add_positions(self.embed(src, "source"), "source", src_positions)
         x = self._norm_embeddings(x, "source", src_mask)
@@ -206,7 +240,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `decode`."""
         if tgt_mask is None:
-            tgt_mask = masks.target_segments(tgt, self.config)
+            tgt_mask = masks.target_mask(tgt, self.config)
         tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
         src_mask = self._readable(src_mask, tgt.shape[1], memory.shape[1])
         x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
@@ -225,7 +259,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T V"]:
         """Return the logits [B, T, V]; see the function `apply`."""
         if src_mask is None:
-            src_mask = masks.source_segments(src, self.config)
+            src_mask = masks.source_mask(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
 
@@ -272,13 +306,10 @@ class Transformer(nn.Module):
         return self.output_projection(x, self._table("target").embedding if tied else None)
 
     def _readable(
-        self,
-        mask: Bool[Array, "#B #H _ _"] | SegmentMask | None,
-        queries: int,
-        keys: int,
+        self, mask: Bool[Array, "#B #H _ _"] | SegmentMask | None, queries: int, keys: int
     ) -> Bool[Array, "#B #H _ _"] | SegmentMask | None:
         """Return a mask as attention reads it: without fused kernels, one array for all layers."""
-        return masks.dense(mask, queries, keys) if self.execution.attention == "plain" else mask
+        return dense(mask, queries, keys) if self.execution.attention == "plain" else mask
 
     def _norm_embeddings(
         self,
@@ -344,7 +375,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """
     checks.check_key("key", key)
     checks.check_config(config)
-    check_parameters(config, key)
+    checks.check_parameters(config, key)
     return _draw(key, config)
 
 

@@ -22,8 +22,7 @@ from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.record import output_kind
 from jax_transformer.storage.weights.arrays import as_torch
 from torch_reference import functional
-from torch_reference.layers import EncoderLayer, Norm
-from torch_reference.relative_positions import RelativeAttentionBias
+from torch_reference.layers import EncoderLayer, Norm, RelativeAttentionBias
 from torch_reference.self_over_memory import decoder_layer
 
 if TYPE_CHECKING:

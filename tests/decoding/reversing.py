@@ -19,7 +19,7 @@ LIKE_ANOTHER = {"torch_nn", "mbart", "m2m100", "blenderbot", "t5_v1_1", "mt5"}
 PRESETS = [name for name in TransformerConfig.presets() if name not in LIKE_ANOTHER]
 VOCABULARY, LONGEST = 16, 10
 MAX_NEW_TOKENS = LONGEST + 1  # with the end; rows that forget it are cut off
-STEPS, BETWEEN_STAGES, STAGES = 200, 10, 8
+STEPS, BETWEEN_STAGES, STAGES = 200, 20, 4
 
 
 def small_config(preset, vocab_size=VOCABULARY):
@@ -61,28 +61,28 @@ def constant_model(weights):
     return model
 
 
-def pairs(config, batch, random):
-    """Return sources of 1 to LONGEST symbols and an end, and their reversals, begun and ended."""
+def pairs(config, batch, random, longest=LONGEST):
+    """Return sources of up to `longest` symbols and an end, and their reversals, begun, ended."""
     special = (config.pad_id, config.bos_id, config.eos_id)
     symbols = np.setdiff1d(np.arange(VOCABULARY), special)
     src = np.full((batch, LONGEST + 1), config.pad_id, np.int32)
     tgt = np.full((batch, LONGEST + 2), config.pad_id, np.int32)
     tgt[:, 0] = config.bos_id
-    for row, length in enumerate(random.integers(1, LONGEST + 1, batch)):
+    for row, length in enumerate(random.integers(1, longest + 1, batch)):
         sequence = random.choice(symbols, length)
         src[row, : length + 1] = [*sequence, config.eos_id]
         tgt[row, 1 : length + 2] = [*sequence[::-1], config.eos_id]
     return src, tgt
 
 
-def sources(config, batch, seed):
+def sources(config, batch, seed, longest=LONGEST):
     """Return ragged sources that no model has been trained on."""
-    return pairs(config, batch, np.random.default_rng(1000 + seed))[0]
+    return pairs(config, batch, np.random.default_rng(1000 + seed), longest)[0]
 
 
 @functools.cache
 def learners(preset):
-    """Return eight models of this preset, each trained a little further."""
+    """Return four models of this preset, each trained a little further."""
     config = small_config(preset)
     random = np.random.default_rng(PRESETS.index(preset))
     model = random_model(config, seed=PRESETS.index(preset))

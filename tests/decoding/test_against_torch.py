@@ -53,11 +53,11 @@ def assert_same(found, tokens, scores, atol):
 
 
 @pytest.mark.exhaustive  # the quick tier compares the compiled search with transformers
-@pytest.mark.parametrize("beams", [(1, 1), (2, 2), (4, 1), (5, 5), (8, 3)])
+@pytest.mark.parametrize("beams", [(1, 1), (5, 5), (8, 3)])
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.usefixtures("x64")
 def test_ids_and_scores_are_the_references(compiled, preset, beams):
-    """Eight stages of each preset's training, in float64: no near-tie of float32 decides."""
+    """Four stages of each preset's training, in float64: no near-tie of float32 decides."""
     for stage, model in enumerate(in_float64(preset)):
         src = sources(model.config, 3, seed=stage)
         options = {

@@ -293,3 +293,25 @@ def test_ids_and_scores_are_those_of_transformers(every_model, tally, search):
     if len(kinds) == len(STOPPING):  # each kind finds something that another does not
         for one, other in itertools.combinations(by_kind.values(), 2):
             assert any((a != b).any() for a, b in zip(one, other, strict=True))
+
+
+def test_a_memory_is_searched_as_encoder_outputs_are(every_model):
+    model, config, params = every_model[0]
+    src = sources(seed=0)
+    memory = np.random.default_rng(5).normal(size=(BATCH, SOURCE_LENGTH, config.d_model))
+    outputs = transformers.modeling_outputs.BaseModelOutput(torch.from_numpy(memory))
+    options = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": LONGEST}
+    result = model.generate(
+        encoder_outputs=outputs,
+        attention_mask=as_inputs(src)["attention_mask"],
+        bad_words_ids=[[PAD]],
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    options = {"beam_size": 3, "num_hypotheses": 3, "max_new_tokens": LONGEST}
+    options |= {"length_penalty": 1.0, "length_normalization": "power", "early_stopping": False}
+    found = quick_generate(params, config, src, memory=memory, **options)
+    tokens = np.asarray(found.tokens).reshape(3 * BATCH, LONGEST)
+    np.testing.assert_array_equal(tokens, result.sequences[:, 1:])
+    np.testing.assert_allclose(found.scores.ravel(), result.sequences_scores, rtol=0, atol=1e-5)

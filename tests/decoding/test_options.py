@@ -6,8 +6,8 @@ import pytest
 
 from jax_transformer import InputError, generate
 from jax_transformer.decoding import GenerationConfig, check_generates, generation
-from tests.decoding.conftest import sequences
 from tests.decoding.plain import quick_generate, random_model
+from tests.decoding.reversing import sources
 from tests.models import SOURCE_LENGTH, random_params, random_tokens, small_config, unchecked
 
 KEY = jax.random.key(0)
@@ -18,6 +18,8 @@ REFUSED = [
     ({"src": np.array([[5, -1]])}, r"src\[0, 1\]=-1"),
     ({"src": np.array([[5, 8]])}, r"src\[0, 1\]=8"),
     ({"src_mask": np.ones((1, 1, 2, SOURCE_LENGTH), bool)}, r"= \[5, 3, 1, 13\]"),
+    ({"memory": np.ones((5, 12, 42), np.float32)}, r"as src, which is \[5, 13, 42\]"),
+    ({"memory": np.ones((5, 13, 41), np.float32)}, r"memory of shape \(5, 13, 41\) .*d_model=42"),
     ({"beam_size": 5, "max_new_tokens": 3}, "beam_size=5 needs .*10 tokens.*tgt_vocab_size=8"),
     ({"num_hypotheses": 2}, "num_hypotheses=2 .*beam_size=1"),
     ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 .*beam_size=2"),
@@ -191,7 +193,7 @@ def test_a_step_that_is_not_finite_is_named():
 def test_one_compilation_for_each_shape_and_set_of_options():
     """Lengths in buckets, new values of what is data: one compilation for each bucket."""
     config, params, _ = random_model("vaswani2017", vocab_size=18)
-    src, _ = sequences(4, seed=13)
+    src = sources(config, 4, seed=13)
     count = generation._search._cache_size
 
     def compiled(lengths=range(1, 9), **options):

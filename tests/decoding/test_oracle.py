@@ -98,26 +98,8 @@ def search(model, src, **options):
 
 
 @pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
-@pytest.mark.exhaustive
-def test_the_learners_put_a_search_to_the_test(preset):
-    """Their ids vary, their rows end at different steps, and a beam differs from greedy search."""
-    greedy, beam = [], []
-    for stage, model in enumerate(learners(preset)[::2]):
-        src = sources(model.config, 4, seed=stage)
-        greedy.append(search(model, src))
-        beam.append(search(model, src, beam_size=4))
-        assert len(greedy[-1].lengths.unique()) > 1
-    words = torch.cat([found.tokens for found in greedy])
-    better = torch.cat([found.tokens for found in beam])
-    different = (words != better).any(dim=-1).float().mean()
-    print(f"\n{preset}: {different:.0%} of rows differ, {len(words.unique())} ids", end="")
-    assert different >= 0.25
-    assert len(words.unique()) > VOCABULARY / 2
-
-
-@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
 def test_a_beam_of_one_is_greedy(preset):
-    for model in learners(preset)[::4]:
+    for model in learners(preset)[::2]:
         src = torch.from_numpy(sources(model.config, 4, seed=1))
         greedy = search(model, src)
         for row, length in enumerate(greedy.lengths[:, 0]):

@@ -8,8 +8,8 @@ import pytest
 
 from jax_transformer import score
 from jax_transformer.decoding.sampling import Sampling, sample
-from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import quick_generate
+from tests.decoding.reversing import MAX_NEW_TOKENS, sources
 
 ROWS = 20_000
 LOGITS = np.log(np.array([0.3, 0.05, 0.25, 0.0, 0.2, 0.1, 0.1], np.float32) + 1e-30)
@@ -68,8 +68,8 @@ def test_rows_and_steps_draw_apart():
 
 def test_the_key_decides_and_the_model_scores(reversal_model):
     config, params = reversal_model
-    src, _ = sequences(6, seed=9)
-    draw = functools.partial(quick_generate, params, config, max_new_tokens=LONGEST + 1)
+    src = sources(config, 6, seed=9)
+    draw = functools.partial(quick_generate, params, config, max_new_tokens=MAX_NEW_TOKENS)
     first = draw(src, key=jax.random.key(0), temperature=2.0)
     again = draw(src, key=jax.random.key(0), temperature=2.0)
     other = draw(src, key=jax.random.key(1), temperature=2.0)
@@ -81,10 +81,10 @@ def test_the_key_decides_and_the_model_scores(reversal_model):
 
 def test_the_likeliest_candidate_alone_is_greedy(reversal_model):
     config, params = reversal_model
-    src, _ = sequences(6, seed=10)
-    greedy = quick_generate(params, config, src, max_new_tokens=LONGEST + 1)
+    src = sources(config, 6, seed=10)
+    greedy = quick_generate(params, config, src, max_new_tokens=MAX_NEW_TOKENS)
     drawn = quick_generate(
-        params, config, src, max_new_tokens=LONGEST + 1, key=jax.random.key(0), top_k=1
+        params, config, src, max_new_tokens=MAX_NEW_TOKENS, key=jax.random.key(0), top_k=1
     )
     np.testing.assert_array_equal(drawn.tokens, greedy.tokens)
     np.testing.assert_allclose(drawn.scores, greedy.scores, rtol=1e-5)

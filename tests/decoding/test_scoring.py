@@ -7,8 +7,8 @@ import torch
 
 import torch_reference
 from jax_transformer import InputError, apply, convert, cross_attention_weights, score
-from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import quick_generate, random_model
+from tests.decoding.reversing import MAX_NEW_TOKENS, sources
 from tests.models import SOURCE_LENGTH
 from tests.parity.ladder import error
 from tests.tiers import tiered
@@ -70,8 +70,8 @@ def test_targets_of_any_length_are_scored_where_they_must_be_as_long_as_sources(
 
 def test_generated_targets_get_the_scores_they_were_found_with(reversal_model):
     config, params = reversal_model
-    src, _ = sequences(6, seed=11)
-    options = {"max_new_tokens": LONGEST + 1, "beam_size": 4, "num_hypotheses": 4}
+    src = sources(config, 6, seed=11)
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "beam_size": 4, "num_hypotheses": 4}
     found = quick_generate(params, config, src, **options)
     for rank in range(4):
         expected = quick_score(params, config, src, found.tokens[:, rank])

@@ -4,34 +4,34 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import generate
+from jax_transformer import decode, encode, generate
 from jax_transformer.decoding import generation
-from tests.decoding.conftest import LONGEST, sequences
 from tests.decoding.plain import (
     assert_equal,
     biased,
     quick_generate,
     random_model,
 )
+from tests.decoding.reversing import MAX_NEW_TOKENS, sources
 from tests.tiers import tiered
 
-REVERSED = LONGEST + 1
+run_decode = jax.jit(decode, static_argnames="config")
 
 
 @pytest.mark.parametrize("early_stopping", tiered([True, False, "never"], [False]))
 def test_fewer_hypotheses_are_the_best_ones(reversal_model, early_stopping):
     """And the loop, which may stop earlier for them, finds them all the same."""
     config, params = reversal_model
-    options = {"max_new_tokens": REVERSED, "beam_size": 4, "length_penalty": 0.6}
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "beam_size": 4, "length_penalty": 0.6}
     options["early_stopping"] = early_stopping
     different = 0
     for seed in range(5):
-        src, _ = sequences(6, seed=seed)
+        src = sources(config, 6, seed)
         every = quick_generate(params, config, src, num_hypotheses=4, **options)
         assert (np.diff(every.scores, axis=1) <= 0).all()
         best = quick_generate(params, config, src, **options)
         assert_equal(best, jax.tree.map(lambda leaf: leaf[:, :1], every))
-        greedy = quick_generate(params, config, src, max_new_tokens=REVERSED)
+        greedy = quick_generate(params, config, src, max_new_tokens=MAX_NEW_TOKENS)
         different += np.any(best.tokens != greedy.tokens, axis=(1, 2)).sum()
     assert different > 3
 
@@ -41,7 +41,7 @@ def test_fewer_hypotheses_are_the_best_ones(reversal_model, early_stopping):
 def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size):
     """Counts the steps of the compiled program: it stops as soon as nothing can change."""
     config, params = reversal_model
-    src, _ = sequences(4, seed=3, longest=4)
+    src = sources(config, 4, seed=3, longest=4)
     steps = []
 
     def counted(*args, **options):
@@ -51,10 +51,10 @@ def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size)
     next_step = generation.next_step
     monkeypatch.setattr(generation, "next_step", counted)
     found = jax.block_until_ready(
-        generate(params, config, src, max_new_tokens=30, beam_size=beam_size)
+        generate(params, config, src, max_new_tokens=20, beam_size=beam_size)
     )
     jax.effects_barrier()
-    assert found.lengths.max() <= len(steps) < 20
+    assert found.lengths.max() <= len(steps) < 15
     if beam_size == 1:
         assert len(steps) == found.lengths.max()
 
@@ -109,16 +109,16 @@ def test_padding_is_never_generated():
 def test_the_rest_of_the_batch_does_not_matter(reversal_model, beam_size):
     """In another order, or alone with more padding: the same targets and scores."""
     config, params = reversal_model
-    src, _ = sequences(6, seed=4)
-    options = {"max_new_tokens": REVERSED, "beam_size": beam_size, "length_penalty": 0.6}
+    src = sources(config, 6, seed=4)
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "beam_size": beam_size, "length_penalty": 0.6}
     together = quick_generate(params, config, src, **options)
     assert len(np.unique(together.lengths)) > 2
     order = np.random.default_rng(0).permutation(len(src))
     rows = [(order, src[order])]
     rows += [([row], np.pad(src[[row]], ((0, 0), (0, 6)))) for row in range(len(src))]
     worst = 0.0
-    for chosen, sources in rows:
-        other = quick_generate(params, config, sources, **options)
+    for chosen, batch in rows:
+        other = quick_generate(params, config, batch, **options)
         np.testing.assert_array_equal(other.tokens, together.tokens[np.array(chosen)])
         np.testing.assert_array_equal(other.lengths, together.lengths[np.array(chosen)])
         worst = max(worst, np.abs(other.scores - together.scores[np.array(chosen)]).max())
@@ -131,14 +131,36 @@ def test_a_source_of_padding_gets_a_target_and_leaves_its_neighbours_alone(
     reversal_model, beam_size
 ):
     config, params = reversal_model
-    src, _ = sequences(6, seed=5)
+    src = sources(config, 6, seed=5)
     other = src.copy()
     other[2] = config.pad_id
-    options = {"max_new_tokens": REVERSED, "beam_size": beam_size, "length_penalty": 0.6}
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "beam_size": beam_size, "length_penalty": 0.6}
     without, found = (quick_generate(params, config, rows, **options) for rows in (src, other))
     assert np.isfinite(found.scores).all()
     for a, b in zip(without, found, strict=True):
         np.testing.assert_array_equal(np.delete(a, 2, axis=0), np.delete(b, 2, axis=0))
+
+
+@pytest.mark.parametrize("preset", tiered(["vaswani2017", "t5"], ["vaswani2017"]))
+def test_a_memory_is_searched_as_a_plain_loop_over_decode_does(preset):
+    """The encoder has a window and positions of its own; the cross-attention has another mask."""
+    ids = {"pad_id": 0, "bos_id": 0, "eos_id": 1} if preset == "t5" else {}
+    config, params, src = random_model(preset, **ids)
+    place, visible = np.arange(src.shape[1]), (src != config.pad_id)[:, None, None]
+    window, cross = visible & (abs(place - place[:, None]) < 3), visible & (place % 4 > 0)
+    positions = np.broadcast_to(place // 2, src.shape)
+    memory = encode(params, config, src, window, src_positions=positions)
+    tgt = np.full((len(src), 7), config.pad_id)
+    tgt[:, 0], ended = config.bos_id, np.zeros(len(src), bool)
+    for step in range(6):
+        logits = run_decode(params, config, tgt, memory, src_mask=cross)[:, step]
+        best = np.argmax(logits.at[:, config.pad_id].set(-np.inf), axis=1)
+        tgt[:, step + 1] = np.where(ended, config.pad_id, best)
+        ended |= best == config.eos_id
+    options = {"src_mask": cross, "max_new_tokens": 6}
+    found = quick_generate(params, config, src, memory=memory, **options)
+    np.testing.assert_array_equal(found.tokens[:, 0], tgt[:, 1:])
+    assert (found.scores != quick_generate(params, config, src, **options).scores).any()
 
 
 def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():

@@ -140,7 +140,7 @@ def fused(monkeypatch):
     return shapes
 
 
-def draw(queries, keys, dtype):
+def draw(queries, keys, dtype="float32"):
     """Return queries, keys, values, and what the gradient of the output shall be."""
     random = np.random.default_rng(0)
     shapes = [(BATCH, HEADS, length, HEAD_DIM) for length in (queries, keys, keys, queries)]

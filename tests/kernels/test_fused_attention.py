@@ -12,16 +12,23 @@ from jax_transformer import apply
 from jax_transformer.errors import InputError
 from jax_transformer.kernels import fused_attention
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.objective import decode_packed
+from tests.kernels.test_attention_backend import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    attend_and_differentiate,
+    draw,
+)
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered
 
-BATCH, HEADS, HEAD_DIM = 3, 2, 8
+FORMS = ("flash", "plain")
 FLASH = Execution.for_platform("tpu", attention="flash", flash_length=1)
 BOUND = 1e-6
 
@@ -79,28 +86,6 @@ def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
     np.testing.assert_array_equal(functional.clear_unattended(x, mask), expected)
 
 
-def attend_and_differentiate(query, key, value, cotangent, mask, scaled, implementation):
-    @jax.jit
-    def run(query, key, value):
-        def attend(*inputs):
-            if implementation == "plain":
-                visible = dense(mask, query.shape[2], key.shape[2])
-                return functional.dot_product_attention(*inputs, visible, scaled=scaled)
-            return fused_attention.fused_attention(implementation, *inputs, mask, None, scaled)
-
-        output, transpose = jax.vjp(attend, query, key, value)
-        return output, *transpose(cotangent)
-
-    return run(query, key, value)
-
-
-def draw(queries, keys):
-    """Return queries, keys, values, and what the gradient of the output shall be."""
-    random = np.random.default_rng(0)
-    shapes = [(BATCH, HEADS, length, HEAD_DIM) for length in (queries, keys, keys, queries)]
-    return [jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes]
-
-
 @pytest.mark.parametrize(
     "kind",
     tiered([*KINDS, "packed to keys"], ["causal and holes", "packed to keys"]),
@@ -113,9 +98,8 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
     if mask is not None:
         nobody = ~mask.attended(lengths[1])[:, None, :, None]
         key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
-    inputs = query, key, value, cotangent, mask, scaled
-    found = attend_and_differentiate(*inputs, "flash")
-    expected = attend_and_differentiate(*inputs, "plain")
+    inputs = query, key, value, cotangent, mask
+    found, expected = (attend_and_differentiate(*inputs, by, None, scaled) for by in FORMS)
     for name, ours, plain in zip(("output", "query", "key", "value"), found, expected, strict=True):
         assert error(ours, plain) < BOUND, name
     assert interpreted == [lengths]
@@ -127,9 +111,8 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
 def test_the_blocks_of_a_long_attention_add_up(interpreted, monkeypatch):
     for name in ("LONGEST_QUERY_BLOCK", "LONGEST_KEY_BLOCK"):
         monkeypatch.setattr(fused_attention, name, fused_attention.LANES)
-    inputs = *draw(300, 300), mask_of("packed", 300, 300), True
-    found = attend_and_differentiate(*inputs, "flash")
-    expected = attend_and_differentiate(*inputs, "plain")
+    inputs = *draw(300, 300), mask_of("packed", 300, 300)
+    found, expected = (attend_and_differentiate(*inputs, by) for by in FORMS)
     for ours, plain in zip(found, expected, strict=True):
         assert error(ours, plain) < BOUND
 

@@ -123,6 +123,7 @@ SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
 PARAMS = random_params(SMALL)
 MEMORY = np.ones((5, 13, 42), np.float32)
 VISIBLE = (SRC != 0)[:, None, None]
+EQUAL = small_config("shared_heads", src_vocab_size=41)
 KEY = jax.random.key(0)
 
 
@@ -267,9 +268,47 @@ WRONG_CALLS = {
         lambda: encode({"params": PARAMS}, SMALL, SRC),
         r"params has one key, 'params', as flax returns it: give params\['params'\]",
     ),
+    "one sequence of ids": (
+        lambda: apply(PARAMS, SMALL, SRC[0], TGT),
+        r"src of shape \(13,\) must be ids \[batch, length\]; write src\[None\]",
+    ),
+    "ids with a third axis": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT[..., None]),
+        r"tgt of shape \(5, 11, 1\) must be ids \[batch, length\]$",
+    ),
+    "a mask of [batch, source]": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, SRC != 0),
+        r"src_mask of shape \(5, 13\) must be broadcastable to .* = \[5, 3, 1, 13\]; "
+        r"write src_mask\[:, None, None, :\]",
+    ),
+    "a mask of other lengths": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, None, np.ones((1, 1, 11, 12), bool)),
+        r"tgt_mask of shape \(1, 1, 11, 12\) must be broadcastable to .* = \[5, 3, 11, 11\]$",
+    ),
+    "a layer too few": (
+        lambda: apply(PARAMS | {"encoder": {}}, SMALL, SRC, TGT),
+        "config.num_encoder_layers=1, but the parameters hold 0 layers of the encoder",
+    ),
+    "a layer too many": (
+        lambda: apply(PARAMS | {"decoder": {"layers_0": {}, "layers_1": {}}}, SMALL, SRC, TGT),
+        "config.num_decoder_layers=1, but the parameters hold 2 layers of the decoder",
+    ),
+    "another width": (
+        lambda: encode(PARAMS | {"token_embedding": {"embedding": MEMORY[0]}}, SMALL, SRC),
+        r"params do not fit the config: token_embedding/embedding is \(13, 42\) and must have "
+        r"shape \(41, 42\)",
+    ),
+    "unequal lengths where the decoder needs equal ones": (
+        lambda: apply(random_params(EQUAL), EQUAL, SRC, TGT),
+        "tgt is 11 long and src 13",
+    ),
     "an additive target mask": (
         lambda: apply(PARAMS, SMALL, SRC, TGT, None, np.zeros((1, 1, 11, 11))),
         "tgt_mask of dtype float64 must be boolean, True = attend; from an additive mask of torch",
+    ),
+    "a window for both sides": (
+        lambda: apply(PARAMS, SMALL, SRC, TGT, np.ones((5, 1, 13, 13), bool)),
+        "src_mask of shape .* to encode alone, and its result to decode, or to generate",
     ),
     "causal attention to a memory": (
         lambda: decode(PARAMS, SMALL, TGT, MEMORY, None, SegmentMask(SRC != 0, causal=True)),

@@ -25,7 +25,7 @@ from tests.tiers import tiered
 PATTERNS = ("vaswani2017", "torch_nn", "shared_heads", "bias_free_qkv", "pre_norm", "t5")
 PRESETS = tiered(TransformerConfig.presets(), PATTERNS)
 SMALL_SET = ("shared_heads", "t5")  # post-norm with the other decoder, pre-norm
-COMPILED = tiered(TransformerConfig.presets(), SMALL_SET)
+COMPILED = tiered(PATTERNS, SMALL_SET)
 
 # Every place of a model of one layer a side where a described implementation drops.
 SOURCE, TARGET = "source_dropout", "target_dropout"
@@ -302,7 +302,7 @@ def torch_name(site):
     ("preset", "site"),
     [
         pytest.param(preset, site, marks=() if preset in SMALL_SET else pytest.mark.exhaustive)
-        for preset in TransformerConfig.presets()
+        for preset in PATTERNS
         for site in possible_sites(preset)
     ],
 )

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import torch_reference
-from jax_transformer import TransformerConfig, apply, convert, decode
+from jax_transformer import apply, convert, decode
 from jax_transformer.model import functional
 from jax_transformer.model.layers import MultiHeadAttention
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, random_params, small_config
 from tests.parity.ladder import error
 from tests.parity.test_blocks import MASK_KINDS, make_mask
-from tests.tiers import QUICK_PRESETS, tiered
+from tests.tiers import DISTINCT_PRESETS, QUICK_PRESETS, tiered
 
-PRESETS = TransformerConfig.presets()
-WITH_IDS = [name for name in PRESETS if small_config(name).token_embeddings != "none"]
+WITH_IDS = [name for name in DISTINCT_PRESETS if small_config(name).token_embeddings != "none"]
 UNTIED = [name for name in WITH_IDS if small_config(name).output_projection == "linear"]
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -137,7 +136,7 @@ ALL_PADDING = ([0] * ROWS, [COLUMNS] * ROWS, [np.nan] * 8, 0)
 EVERY_GARBAGE = ([0, 1, 3, 6], [5, 0, 2, 4], [np.nan, 3e38, 6e4, np.inf] * 2, 0)
 
 
-@pytest.mark.parametrize("preset", tiered(PRESETS, QUICK_PRESETS))
+@pytest.mark.parametrize("preset", tiered(DISTINCT_PRESETS, QUICK_PRESETS))
 @repeatable(max_examples=10)
 @given(drawn=PADDED)
 @example(drawn=ALL_PADDING)

@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import InputError, encode, generate, init_cache, init_params
 from jax_transformer.config import LARGEST
-from jax_transformer.model.memory_checks import check_cache, check_position_table
+from jax_transformer.model.checks import check_cache, check_position_table
 from jax_transformer.runtime.host_memory import check_memory, total_memory
 from tests.models import random_params, small_config
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer.model import norms
+from jax_transformer.model.norms import norm
 from tests.parity.measure import error
 from tests.tiers import tiered
 
@@ -28,12 +28,10 @@ def draw(dtype):
 
 
 def call(kind, form):
-    if kind == "rms_norm":
-        return lambda x, scale, bias: norms.rms_norm(x, scale, 1e-6, form)
-    if kind == "layer_norm without bias":
-        return lambda x, scale, bias: norms.layer_norm(x, scale, None, 1e-5, form)
-    norm = getattr(norms, kind)
-    return lambda x, scale, bias: norm(x, scale, bias, 1e-6, form)
+    if kind in ("rms_norm", "layer_norm without bias"):
+        kind = kind.removesuffix(" without bias")
+        return lambda x, scale, bias: norm(x, scale, None, 1e-6, kind, form)
+    return lambda x, scale, bias: norm(x, scale, bias, 1e-6, kind, form)
 
 
 KINDS = ["layer_norm", "layer_norm without bias", "std_norm", "rms_norm"]

@@ -1,5 +1,7 @@
 """Traps that are silent elsewhere: with one set, the comparison with torch must go red."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 
 from jax_transformer import TransformerConfig
-from jax_transformer.model import functional, norms
+from jax_transformer.model import functional
 from jax_transformer.model.layers import MultiHeadAttention
+from jax_transformer.model.norms import norm
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import adam
@@ -57,17 +60,14 @@ WRONG_MASKS = {
 
 @pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
 def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
-    def weights(query, key, mask, bias, scaled, exponentials):
-        assert bias is None
-        assert scaled
-        assert exponentials == "wide"
-        scores = jnp.einsum("bhtk,bhsk->bhts", query, key) / query.shape[-1] ** 0.5
-        return jax.nn.softmax(WRONG_MASKS[wrong](scores, mask))
+    def weights(scores, head_dim, mask, bias, scaled, exponentials):
+        assert (bias, scaled, exponentials) == (None, True, "wide")
+        return jax.nn.softmax(WRONG_MASKS[wrong](scores / head_dim**0.5, mask))
 
     config = small_config("torch_nn")
     params = random_params(config)["encoder"]["layers_0"]["self_attention"]
     if wrong:
-        monkeypatch.setattr(functional, "attention_weights", weights)
+        monkeypatch.setattr(functional, "masked_softmax", weights)
     random = np.random.default_rng(0)
     query, key, value = random.normal(size=(3, 4, 7, config.d_model)).astype(np.float32)
     mask = random.random((4, 1, 7, 7)) < 0.6
@@ -95,7 +95,7 @@ def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
 
 
 def _flax_epsilon(x, scale, bias, epsilon):
-    return norms.layer_norm(x, scale, bias, 1e-6)
+    return norm(x, scale, bias, 1e-6, "layer_norm")
 
 
 def _fast_variance(x, scale, bias, epsilon):
@@ -112,12 +112,12 @@ def _unbiased_variance(x, scale, bias, epsilon):
 
 @pytest.mark.parametrize("wrong", [None, _flax_epsilon, _fast_variance, _unbiased_variance])
 def test_norms_at_every_scale(wrong, x64):
-    norm = wrong or norms.layer_norm
+    computed = wrong or functools.partial(norm, kind="layer_norm")
     random = np.random.default_rng(0)
     rows, (scale, bias) = random.normal(size=(5, 43)), random.normal(size=(2, 43))
     errors = []
     for x in (1e-3 * rows, rows, 1e3 * rows, 1e4 + rows):
-        ours = norm(*map(jnp.asarray, (x, scale, bias)), 1e-5)
+        ours = computed(*map(jnp.asarray, (x, scale, bias)), epsilon=1e-5)
         theirs = torch.nn.functional.layer_norm(
             *(torch.from_numpy(x), (43,)), *map(torch.from_numpy, (scale, bias)), eps=1e-5
         )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import torch_reference
-from jax_transformer import TransformerConfig, convert, generate, init_params
+from jax_transformer import TransformerConfig, convert, generate, init_params, pad
 from jax_transformer.text import number_words
 from jax_transformer.text.batches import training_batches
 from jax_transformer.text.encoding import encode_text
@@ -60,10 +60,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
     sources, references = (
         side[:: len(side) // held_out] for side in (validation.sources, validation.targets)
     )
-    ids = tokenizer.encode_source(sources)
-    src = np.full((len(ids), max(map(len, ids))), config.pad_id, np.int32)
-    for row, one in zip(src, ids, strict=True):
-        row[: len(one)] = one
+    src = pad(tokenizer.encode_source(sources), config.pad_id)
     ours = generate(trained.ours, config, src, max_new_tokens=LONGEST)
     module.load_state_dict(convert.to_torch(trained.theirs, config))
     with unchecked():

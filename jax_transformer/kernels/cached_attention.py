@@ -1,4 +1,4 @@
-"""What a decoder layer keeps between two decoding steps, and how a step writes to it.
+"""What a decoder layer keeps between two decoding steps, and the attention of a step to it.
 
 Letters in shapes: B batch, H heads, K head_dim, D = H * K, S source length, N hypotheses of a
 source, slots N times target positions.
@@ -53,34 +53,35 @@ def cached_values(heads: Float[Array, "B H L K"], layout: CacheLayout) -> Values
     return _side_by_side(heads) if layout == "joined_heads" else heads
 
 
-def slot_axes(layout: CacheLayout) -> tuple[int, int]:
-    """Return the axes of the slots in the keys and in the values."""
-    return (1, 1) if layout == "joined_heads" else (3, 2)
+def empty_cache(memory_keys: Keys, memory_values: Values, slots: int) -> LayerCache:
+    """Return the cache before the first token."""
+    key_axis = _key_axis(memory_keys)
+    keys, values = (
+        jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
+        for x, axis in ((memory_keys, key_axis), (memory_values, memory_values.ndim - 2))
+    )
+    return LayerCache(keys, values, memory_keys, memory_values)
 
 
-def empty_slots(memory_keys: Keys, count: int) -> tuple[Keys, Values]:
-    """Return keys and values of `count` unwritten slots, beside the keys of the memory."""
-    dtype = memory_keys.dtype
-    if cache_layout(memory_keys) == "joined_heads":
-        batch, _, width = memory_keys.shape
-        return jnp.zeros((batch, count, width), dtype), jnp.zeros((batch, count, width), dtype)
-    batch, num_heads, head_dim, _ = memory_keys.shape
-    keys = jnp.zeros((batch, num_heads, head_dim, count), dtype)
-    return keys, jnp.zeros((batch, num_heads, count, head_dim), dtype)
+def write_slots(cache: LayerCache, keys: Keys, values: Values, start: Int[Array, ""]) -> LayerCache:
+    """Return the cache with keys and values of the target written from slot `start` on.
 
-
-def write_slots(
-    slots: Float[Array, "*shape"], new: Float[Array, "*block"], start: Int[Array, ""], axis: int
-) -> Float[Array, "*shape"]:
-    """Return `slots` with `new` written from index `start` on along an axis.
-
-    Where `new` does not fit, nothing is written: `jax.lax.dynamic_update_slice` alone would move
-    the start back and overwrite the last slots.
+    Where they do not fit, nothing is written: `jax.lax.dynamic_update_slice` alone would move the
+    start back and overwrite the last slots.
     """
-    count = new.shape[axis]
-    old = jax.lax.dynamic_slice_in_dim(slots, start, count, axis)
-    new = jnp.where(start + count <= slots.shape[axis], new.astype(slots.dtype), old)
-    return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
+
+    def write(
+        slots: Float[Array, "*shape"], new: Float[Array, "*block"], axis: int
+    ) -> Float[Array, "*shape"]:
+        count = new.shape[axis]
+        old = jax.lax.dynamic_slice_in_dim(slots, start, count, axis)
+        new = jnp.where(start + count <= slots.shape[axis], new.astype(slots.dtype), old)
+        return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
+
+    return cache._replace(
+        keys=write(cache.keys, keys, _key_axis(keys)),
+        values=write(cache.values, values, values.ndim - 2),
+    )
 
 
 def attend_to_cache(
@@ -91,9 +92,17 @@ def attend_to_cache(
     bias: Float[Array, "#B #H #N S"] | None = None,
     scaled: bool = True,
 ) -> Float[Array, "B H N K"]:
-    """Return attention over a cache of either layout."""
-    attend = joined_attention if cache_layout(keys) == "joined_heads" else cached_attention
+    """Return attention over a cache of either layout, whose numbers are all finite.
+
+    `bias` and `scaled` as for `dot_product_attention`.
+    """
+    attend = _joined_attention if cache_layout(keys) == "joined_heads" else _split_attention
     return attend(query, keys, values, mask, bias, scaled)
+
+
+def _key_axis(keys: Keys) -> int:
+    """Return the axis of the slots; in values it is the last but one."""
+    return 1 if cache_layout(keys) == "joined_heads" else 3
 
 
 def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
@@ -101,48 +110,45 @@ def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
     return heads.swapaxes(1, 2).reshape(batch, length, num_heads * head_dim)
 
 
-def cached_attention(
+def _split_attention(
     query: Float[Array, "B H T K"],
     keys: Float[Array, "B H K S"],
     values: Float[Array, "B H S K"],
-    mask: Bool[Array, "#B #H #T #S"] | None = None,
-    bias: Float[Array, "#B H #T S"] | None = None,
-    scaled: bool = True,
+    mask: Bool[Array, "#B #H #T #S"] | None,
+    bias: Float[Array, "#B H #T S"] | None,
+    scaled: bool,
 ) -> Float[Array, "B H T K"]:
-    """Return attention over a cache, whose keys lie in columns and whose numbers are all finite.
+    """Return attention by one matrix for each head.
 
-    With keys in columns, both products of a decoding step read memory row by row. `bias` and
-    `scaled` as for `dot_product_attention`.
+    With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
     weights = masked_softmax(scores, query.shape[-1], mask, bias, scaled, by_rows=False)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)
 
 
-def joined_attention(
+def _joined_attention(
     query: Float[Array, "B H N K"],
     keys: Float[Array, "B S D"],
     values: Float[Array, "B S D"],
-    mask: Bool[Array, "#B #H #N #S"] | None = None,
-    bias: Float[Array, "#B H #N S"] | None = None,
-    scaled: bool = True,
+    mask: Bool[Array, "#B #H #N #S"] | None,
+    bias: Float[Array, "#B H #N S"] | None,
+    scaled: bool,
 ) -> Float[Array, "B H N K"]:
-    """Return attention over a cache whose heads lie side by side: D is H * K.
+    """Return attention by one product for all heads of a source; D is H * K.
 
-    The same as `cached_attention`, computed by one product for all heads of a source: the query of
-    a head stands in the head's columns, with 0 in the columns of the others; of the product with
-    the values each head keeps its own columns. The products have H times as many terms, but a
-    matrix unit computes them in the time that it needs for a single row. Sums are in at least
-    float32.
+    The query of a head stands in the head's columns, with 0 in the columns of the others; of the
+    product with the values each head keeps its own columns. The products have H times as many
+    terms, but a matrix unit computes them in the time that it needs for a single row. Sums are in
+    at least float32.
     """
     _, num_heads, _, head_dim = query.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    width = num_heads * head_dim
-    own = np.arange(width) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
-    queries = jnp.where(own, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
+    columns = np.arange(num_heads * head_dim) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
+    queries = jnp.where(columns, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
     weights = masked_softmax(scores, head_dim, mask, bias, scaled).astype(query.dtype)
     heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
-    joined = jnp.sum(jnp.where(own, heads, 0), axis=2).astype(query.dtype)
+    joined = jnp.sum(jnp.where(columns, heads, 0), axis=2).astype(query.dtype)
     return joined.reshape(*joined.shape[:2], num_heads, head_dim).swapaxes(1, 2)
