@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
 from jax.errors import InconclusiveDimensionOperation
-from jax.sharding import AxisType
 from jax.export import is_symbolic_dim
+from jax.sharding import AxisType
 from jax.tree_util import keystr
 from jaxtyping import Integer, PRNGKeyArray
 
