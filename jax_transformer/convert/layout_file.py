@@ -1,8 +1,8 @@
 """A layout, and the config that belongs to it, as a TOML file that a person can read and edit.
 
 `--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout. Its
-[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable`, its [config] the
-fields of a config, after a "preset" or not; docs/layouts.md shows one.
+[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable` or `FixedBuffer`,
+its [config] the fields of a config, after a "preset" or not; docs/layouts.md shows one.
 
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.fixed_buffer import FixedBuffer
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import (
     WORD,
@@ -64,9 +65,11 @@ class _Row(_Table):
 
 class _Buffer(_Table):
     foreign: Name
-    kind: Literal["position_table"]
+    kind: Literal["position_table", "range", "triangle"]
     shape: Annotated[list[int | str], Meta(max_length=8)]
     length: Annotated[int, Meta(le=MAX_LENGTH)] | None = None
+    dtype: str = ""
+    values: list[bool | int | float] = []
 
 
 class _File(_Table):
@@ -111,7 +114,7 @@ def write_layout(
 
     Raises:
         InputError: The file exists, its folder does not, or TOML has no form for a part of the
-            layout: a buffer that is not a `PositionTable`.
+            layout: a buffer that is computed by a function.
     """
     import tomli_w
 
@@ -156,17 +159,16 @@ def _table_of(layout: Layout, config: TransformerConfig | None) -> _File:
 
 
 def _table_of_buffer(buffer: Buffer) -> _Buffer:
-    if not isinstance(buffer.value, PositionTable):
+    value = buffer.value
+    if isinstance(value, FixedBuffer):
+        numbers = list(value.values)
+        return _Buffer(buffer.foreign, value.kind, list(value.shape), None, value.dtype, numbers)
+    if not isinstance(value, PositionTable):
         raise InputError(
             f"the buffer {buffer.foreign!r} is computed by a function, which a file cannot hold; "
-            "only a PositionTable can be written"
+            "only a PositionTable or a FixedBuffer can be written"
         )
-    return _Buffer(
-        foreign=buffer.foreign,
-        kind="position_table",
-        shape=list(buffer.value.shape),
-        length=buffer.value.length,
-    )
+    return _Buffer(buffer.foreign, "position_table", list(value.shape), value.length)
 
 
 def _parse(text: str) -> LayoutFile:
@@ -211,7 +213,10 @@ def _row(table: _Row) -> Row:
 
 
 def _buffer(table: _Buffer) -> Buffer:
-    return Buffer(table.foreign, PositionTable(tuple(table.shape), table.length))
+    if table.kind == "position_table":
+        return Buffer(table.foreign, PositionTable(tuple(table.shape), table.length))
+    shape, values = tuple(table.shape), tuple(table.values)
+    return Buffer(table.foreign, FixedBuffer(table.kind, shape, table.dtype, values))
 
 
 def _config(fields: dict[str, Any]) -> TransformerConfig:

@@ -14,14 +14,15 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Layout, Operation, Row, expand
 from jax_transformer.errors import InputError
-from jax_transformer.porting.hypothesis import Hypothesis, Masks
-from jax_transformer.porting.modules import common_module
-from jax_transformer.porting.questions import EPSILONS, MOST_HEADS, SOURCE_MASKS
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.hypothesis import Hypothesis
+from jax_transformer.porting.places import common_module
+from jax_transformer.porting.questions import DISTANCES, EPSILONS, MOST_HEADS, SOURCE_MASKS
+from jax_transformer.porting.record import EXACT, Masks, Record
 from jax_transformer.porting.simulate import Fit, Tensors, simulate
 from jax_transformer.porting.structure import SINUSOIDS
 
 MOST_CHANGES = 3  # a model that needs more is another model
+CLEAR = 2.0  # a change explains a rounding error if it makes it so many times smaller
 LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
 # Fields whose values no shape shows; the others are tried below.
 FIELDS = (
@@ -64,16 +65,36 @@ class Change(NamedTuple):
     hypothesis: Hypothesis
 
 
+class Explanation(NamedTuple):
+    """What explains a difference, and what a record cannot tell.
+
+    Attributes:
+        sentences: One for each change that brings the model nearer to the record.
+        error: The largest error of the model with these changes.
+        undecided: Other values of fields with which the model follows the record as well.
+    """
+
+    sentences: tuple[str, ...]
+    error: float
+    undecided: tuple[str, ...]
+
+
 def explain(
-    tensors: Mapping[str, np.ndarray], config: TransformerConfig, layout: Layout, record: Record
-) -> tuple[str, ...]:
-    """Return a sentence for each change with which a model follows a record, as far as it can."""
-    hypothesis = Hypothesis(config, _concrete_rows(config, layout), Masks())
+    tensors: Mapping[str, np.ndarray],
+    config: TransformerConfig,
+    layout: Layout,
+    record: Record,
+    masks: Masks,
+) -> Explanation:
+    """Return the changes with which a model follows a record, as far as it can."""
+    hypothesis = Hypothesis(config, _concrete_rows(config, layout), masks)
     wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
 
-    def changed_fit(changed: Hypothesis, before: Fit) -> Fit:
+    def fit_of(changed: Hypothesis, before: Fit) -> Fit:
         """Return the fit; of one that does not improve on `before`, at its first difference."""
         try:
+            if before.complete:
+                return simulate(wide, changed, record, taps)
             there = simulate(wide, changed, record, taps, only=before.points[-1].name)
             if there.complete:
                 return simulate(wide, changed, record, taps)
@@ -83,17 +104,26 @@ def explain(
 
     sentences: list[str] = []
     fit = simulate(wide, hypothesis, record, taps)
-    while not fit.complete and len(sentences) < MOST_CHANGES:
-        changes = [
-            (changed_fit(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
-        ]
-        found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
-        if found.score[0] <= fit.score[0]:
+    while fit.error > EXACT and len(sentences) < MOST_CHANGES:
+        # What is as large as rounding is no exchanged tensor and no other mask.
+        changes = _field_changes(hypothesis, record)
+        if not fit.complete:
+            changes = itertools.chain(changes, _other_changes(hypothesis, fit))
+        fits = [(fit_of(change.hypothesis, fit), change) for change in changes]
+        nearest, change = max(fits, key=lambda item: (item[0].score[0], -item[0].error))
+        further = nearest.score[0] > fit.score[0]
+        if not further and not (fit.complete and CLEAR * nearest.error < fit.error):
             break
-        hypothesis, fit = change.hypothesis, found
-        rest = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
-        sentences.append(f"{change.text}: the model {rest}")
-    return tuple(sentences)
+        hypothesis, fit = change.hypothesis, nearest
+        agrees = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
+        sentences.append(f"{change.text}: the model {agrees}")
+    undecided = [
+        change.text
+        for change in (_field_changes(hypothesis, record) if fit.complete else ())
+        if (other := fit_of(change.hypothesis, fit)).complete
+        and other.error <= max(CLEAR * fit.error, EXACT)
+    ]
+    return Explanation(tuple(sentences), fit.error, tuple(undecided))
 
 
 def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
@@ -123,26 +153,32 @@ def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]
     )
 
 
-def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
-    """Yield the single changes; those of one layer only where the first difference is."""
+def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
+    """Yield changes of masks and rows; those of one layer only where the first difference is."""
     match = LAYER_PLACE.match(fit.points[-1].name)
     layer = f"{match[1]}/layers_{match[2]}/" if match else None
-    yield from _field_changes(hypothesis)
     yield from _mask_changes(hypothesis)
     yield from _exchanges(hypothesis, layer)
     yield from _row_changes(hypothesis, layer)
 
 
-def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
+def _field_changes(hypothesis: Hypothesis, record: Record) -> Iterator[Change]:
+    """Yield other values of the fields that change no shape."""
     config = hypothesis.config
     hints = inspect.get_annotations(TransformerConfig, eval_str=True)
     values: dict[str, tuple[Any, ...]] = {name: get_args(hints[name]) for name in FIELDS}
+    inner = config.num_heads * config.head_dim
     values["norm_epsilon"] = EPSILONS
     if config.positions in COMPUTED_POSITIONS:
         values["positions"] = COMPUTED_POSITIONS
     values["position_offset"] = (0, 1, 2)
-    inner = config.num_heads * config.head_dim
-    values["num_heads"] = tuple(n for n in range(1, min(inner, MOST_HEADS) + 1) if inner % n == 0)
+    if all(batch.src.shape[1] == batch.tgt.shape[1] for batch in record.batches):
+        values["decoder_attention"] = get_args(hints["decoder_attention"])
+    if config.positions == "relative":
+        values["relative_attention_max_distance"] = DISTANCES
+    else:
+        heads = range(1, min(inner, MOST_HEADS) + 1)
+        values["num_heads"] = tuple(count for count in heads if inner % count == 0)
     for name, choices in values.items():
         for value in choices:
             if value == getattr(config, name):
@@ -160,15 +196,11 @@ def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
 
 def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
     masks = hypothesis.masks
-    for source in SOURCE_MASKS:
-        if source != masks.source:
-            changed = dataclasses.replace(masks, source=source)
-            where = "nowhere" if source == "nowhere" else f"in the {source}"
-            text = f"the program hides the source's padding {where}"
-            yield Change(text, dataclasses.replace(hypothesis, masks=changed))
-    changed = dataclasses.replace(masks, causal=not masks.causal)
-    text = "the program does not hide later targets"
-    yield Change(text, dataclasses.replace(hypothesis, masks=changed))
+    others = [masks._replace(encoder=encoder, memory=memory) for encoder, memory in SOURCE_MASKS]
+    for other in (*others, masks._replace(causal=not masks.causal)):
+        if other != masks:
+            text = f"the masks of the program: {other}"
+            yield Change(text, dataclasses.replace(hypothesis, masks=other))
 
 
 def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Shape
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import (
     ATTENTION_WORDS,
@@ -18,7 +17,6 @@ from jax_transformer.porting.blocks import (
     FEED_FORWARD_WORDS,
     SELF_WORDS,
     Group,
-    inner_width,
     matrix_shape,
     vote,
 )
@@ -37,10 +35,16 @@ TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word"
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
 MOST_HEADS = 256
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9)
+DISTANCES = (128, 64, 256, 32)  # of relative positions, from which on all share a bucket
 STACK_NORMS = ("encoder/norm", "decoder/norm")
 EMBEDDING_NORMS = ("source_embedding_norm", "target_embedding_norm")
-# Which attentions hide the source's padding: one argument of `encode`, one of `decode`.
-SOURCE_MASKS = ("encoder and decoder", "nowhere", "encoder", "decoder")
+# Which attentions hide the source's padding: those of the encoder, those to the memory.
+SOURCE_MASKS = {
+    (True, True): "encoder and decoder",
+    (False, False): "nowhere",
+    (True, False): "encoder",
+    (False, True): "decoder",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +105,7 @@ def _group_questions(
             if suffix
         )
 
-    layer_shapes = places[0][0].stack.shapes
-    roles = _role_answers(group, width, [layer_shapes.get(unit.bias) for unit in group.units])
+    roles = _role_answers(group, width)
     named: Certainty = "likely" if group.named else "open"
     concerned = [i for i in range(len(group.units)) if len({answer[i] for answer in roles}) > 1]
     yield Question(
@@ -135,55 +138,21 @@ def orientation_name(group: Group, index: int) -> str:
     return f"orientation of {group.pattern[1 + index]} in {group_name(group)}"
 
 
-def _role_answers(
-    group: Group, width: int, biases: Sequence[Shape | None]
-) -> tuple[tuple[str, ...], ...]:
+def _role_answers(group: Group, width: int) -> tuple[tuple[str, ...], ...]:
     """Return the possible roles of a group's products, the likeliest first."""
-    shapes = [matrix_shape(unit, width) for unit in group.units]
-    first = group.roles
-    if group.kind in ("fused", "key_value", "fused_gate"):
-        stacked = next(i for i, role in enumerate(first) if "+" in role)
-        orders = [
-            "+".join(order) + ending
-            for ending in _stacking(shapes[stacked], width, group.kind)
-            for order in itertools.permutations(first[stacked].split("+"))
-        ]
-        others = [i for i in range(len(first)) if i != stacked]
-        answers = []
-        for order, swap in itertools.product(orders, itertools.permutations(others)):
-            roles = list(first)
-            for index, other in zip(others, swap, strict=True):
-                roles[index] = first[other]
-            roles[stacked] = order
-            if all(shapes[i] == shapes[o] for i, o in zip(others, swap, strict=True)):
-                answers.append(tuple(roles))
-        return tuple(answers)
-    if group.kind == "feed_forward":
-        return tuple(a for a in itertools.permutations(first) if _fits(a, shapes, biases, width))
+    stacked = next((role for role in group.roles if "+" in role), None)
+    if stacked is None:
+        return group.assignments
+    shape = matrix_shape(group.units[group.roles.index(stacked)], width)
+    orders = [
+        "+".join(order) + ending
+        for ending in _stacking(shape, width, group.kind)
+        for order in itertools.permutations(stacked.split("+"))
+    ]
     return tuple(
-        tuple(first[i] for i in order)
-        for order in itertools.permutations(range(len(first)))
-        if all(shapes[i] == shapes[o] for i, o in enumerate(order))
-        and _alike(tuple(first[i] for i in order), biases)
-    )
-
-
-def _alike(roles: tuple[str, ...], biases: Sequence[Shape | None]) -> bool:
-    """Return whether query, key and value all have a bias, or none of them."""
-    given = zip(roles, biases, strict=True)
-    return len({bias is None for role, bias in given if role not in ("output", "outer")}) == 1
-
-
-def _fits(
-    roles: tuple[str, ...],
-    shapes: Sequence[Shape],
-    biases: Sequence[Shape | None],
-    width: int,
-) -> bool:
-    """Return whether the biases of a feed-forward network are as long as the roles' outputs."""
-    lengths = {"outer": width, "inner": next((n for s in shapes for n in s if n != width), width)}
-    return all(
-        bias is None or bias == (lengths[role],) for role, bias in zip(roles, biases, strict=True)
+        tuple(order if role == stacked else role for role in roles)
+        for order in orders
+        for roles in group.assignments
     )
 
 
@@ -199,10 +168,9 @@ def _known_orientation(structure: Structure) -> bool | None:
     for layer in (structure.encoder, structure.decoder):
         for group in (*layer.attentions, layer.feed_forward):
             for unit in group.units:
-                shape = matrix_shape(unit, structure.width)
-                bias = layer.stack.shapes.get(unit.bias, ())
-                if bias and shape[0] != shape[1]:
-                    return bias == shape[:1]
+                outputs, inputs = matrix_shape(unit, structure.width)
+                if unit.bias_length and outputs != inputs:
+                    return unit.bias_length == outputs
     return None
 
 
@@ -450,7 +418,7 @@ def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
         yield Question("output_scale", choices("output_scale"), "likely")
     if structure.encoder.relative:
         yield Question("positions", ("relative",), "certain")
-        yield Question("relative_attention_max_distance", (128, 64, 256, 32), "likely")
+        yield Question("relative_attention_max_distance", DISTANCES, "likely")
     elif learned == {True}:
         yield Question("positions", ("learned",), "certain")
         yield Question("position_offset", (0, 2, 1), "open")
@@ -467,7 +435,8 @@ def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
         yield Question("position_offset", (0, 2, 1), "likely")
     if len(structure.decoder.norms) == 3:
         yield Question("decoder_attention", choices("decoder_attention"), "likely")
-    yield Question("source padding hidden in", SOURCE_MASKS, "open")
+    hidden, texts = tuple(SOURCE_MASKS), tuple(SOURCE_MASKS.values())
+    yield Question("source padding hidden in", hidden, "open", texts=texts)
     yield Question("target padding hidden", (True, False), "open")
     yield Question("later targets hidden", (True, False), "likely")
 
@@ -480,7 +449,7 @@ def _heads(structure: Structure, width: int) -> tuple[int, ...]:
             return (unit.shape[1] if unit.shape[0] == width else unit.shape[0],)
         if group.kind == "shared" and unit.shape[0] != width:
             return (width // unit.shape[0],)
-    inner = inner_width(group, group.roles, width)
+    inner = group.inner
     relative = structure.encoder.relative
     if relative:
         stack = structure.encoder.stack
