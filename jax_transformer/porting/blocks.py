@@ -97,15 +97,12 @@ class Group:
 
 
 def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
-    """Return the attentions and the feed-forward network of a layer.
-
-    Names are believed first, then the shapes alone.
-    """
+    """Return the attentions and the feed-forward network of a layer."""
     network = _rectangular_network(units, width)
     first: tuple[Unit, ...] = ()
     # Without the network: it was the query and output of a wide attention.
-    for named, known in itertools.product((True, False), (network, None) if network else (None,)):
-        groups, rest = _find(units, width, known, named)
+    for known in (network, None) if network else (None,):
+        groups, rest = _find(units, width, known)
         networks = sum(not group.is_attention for group in groups)
         if not rest and networks == 1 and len(groups) in (2, 3):
             return tuple(groups)
@@ -118,12 +115,12 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
 
 
 def _find(
-    units: Sequence[Unit], width: int, network: Group | None, named: bool
+    units: Sequence[Unit], width: int, network: Group | None
 ) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups and the products that form none, given the feed-forward network."""
 
     def form(members: Sequence[Unit]) -> Group | None:
-        group = classify(members, width, named)
+        group = classify(members, width)
         return group if group and (network is None or group.is_attention) else None
 
     known = network.units if network else ()
@@ -138,11 +135,7 @@ def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
         shape = matrix_shape(unit, width) or ()
         if len(shape) == 2 and width in shape and shape[0] != shape[1]:
             shapes.setdefault(sum(shape) - width, []).append(unit)
-    groups = [
-        classify(members, width, named=False)
-        for members in shapes.values()
-        if len(members) in (2, 3)
-    ]
+    groups = [classify(members, width) for members in shapes.values() if len(members) in (2, 3)]
     networks = [group for group in groups if group and not group.is_attention]
     return networks[0] if len(networks) == 1 else None
 
@@ -168,21 +161,15 @@ def _walk(before: str, units: tuple[Unit, ...], form: Form) -> tuple[list[Group]
     return [*groups, *split], rest
 
 
-def classify(units: Sequence[Unit], width: int, named: bool) -> Group | None:
-    """Return the group that exactly these products form, or None.
-
-    `named`: squares that are named as an attention's projections are no feed-forward network.
-    """
+def classify(units: Sequence[Unit], width: int) -> Group | None:
+    """Return the group that exactly these products form, or None."""
     shapes = [matrix_shape(unit, width) for unit in units]
     if not 2 <= len(units) <= 4 or None in shapes:
         return None
-    squares = all(shape == (width, width) for shape in shapes)
     lengths = dict.fromkeys(length for shape in shapes for length in shape)
     for kind, inner in itertools.product(KINDS, lengths):
         roles = KINDS[kind]
         if len(roles) != len(units) or (kind == "shared" and width % inner):
-            continue
-        if squares and named and "outer" in roles and _is_named_attention(units):
             continue
         orders = dict.fromkeys(itertools.permutations(roles))
         fitting = [order for order in orders if _fits(units, shapes, kind, order, width, inner)]
@@ -227,10 +214,6 @@ def role_shape(kind: str, role: str, width: int, inner: int) -> Shape:
 def _votes(units: Sequence[Unit], roles: Sequence[str], known: Sequence[str]) -> int:
     """Return how many products have the role that their name says."""
     return sum(_role(unit, known) == role for unit, role in zip(units, roles, strict=True))
-
-
-def _is_named_attention(units: Sequence[Unit]) -> bool:
-    return any(_role(unit, KINDS["separate"]) in ("query", "key", "value") for unit in units)
 
 
 def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:

@@ -277,9 +277,9 @@ def _block_errors(
     order = list(runs[0][1])
     blocks = []
     for place, modules in foreign_modules(layout, config, order, recorded).items():
-        # Which of the sides a table serves is seen from what it computes.
-        either = place.endswith("_positions")
-        names = [f"{side}_positions" for side in ("source", "target")] if either else [place]
+        names = [place]
+        if place.endswith("_positions"):  # which side a table serves is seen from its numbers
+            names = ["source_positions", "target_positions"]
         for module in modules:
             errors = [
                 BlockError(name, module, error)
@@ -289,11 +289,11 @@ def _block_errors(
             if errors:
                 blocks.append(min(errors, key=lambda block: block.error))
     blocks.sort(key=lambda block: order.index(block.name))
-    logits = 0.0
-    for batch, (ours, _), visible in zip(record.batches, runs, seen, strict=True):
-        pair = _in_kind(ours, batch.output, kind)
-        logits = np.maximum(logits, _error(*pair, visible["target"]))
-    return [*blocks, BlockError("logits", "", float(logits))]
+    logits = [
+        _error(*_in_kind(ours, batch.output, kind), visible["target"])
+        for batch, (ours, _), visible in zip(record.batches, runs, seen, strict=True)
+    ]
+    return [*blocks, BlockError("logits", "", float(np.max(logits)))]
 
 
 def _candidate_errors(
@@ -304,19 +304,19 @@ def _candidate_errors(
     seen: list[dict[str, np.ndarray]],
 ) -> Iterator[float]:
     """Yield the error of each value at a place beside a foreign module; none where none fits."""
+    known = [
+        (batch.blocks[module], places[name], visible)
+        for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True)
+        if module in batch.blocks
+    ]
     for side, values in runs[0][1].get(name, {}).items():
         for index in range(len(values)):
-            largest = 0.0
-            for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True):
-                if module not in batch.blocks:
-                    continue
-                ours = places[name][side][index]
-                theirs = _as_rows(batch.blocks[module], ours.shape)
-                if theirs is None:
-                    break
-                largest = np.maximum(largest, _error(ours, theirs, visible[side]))
-            else:
-                yield float(np.nan_to_num(largest, nan=np.inf))
+            ours = [places[side][index] for _, places, _ in known]
+            theirs = [_as_rows(block, a.shape) for (block, *_), a in zip(known, ours, strict=True)]
+            if all(block is not None for block in theirs):
+                visible = [seen_by[side] for *_, seen_by in known]
+                errors = [*map(_error, ours, theirs, visible)]
+                yield float(np.nan_to_num(np.max(errors), nan=np.inf))
 
 
 def _as_rows(output: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

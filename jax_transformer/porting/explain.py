@@ -7,12 +7,13 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Layout, Operation, Row, expand
+from jax_transformer.convert.table import Layout, Operation, Row, Stack, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.places import common_module
@@ -157,7 +158,12 @@ def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
     """Yield changes of masks and rows; those of one layer only where the first difference is."""
     match = LAYER_PLACE.match(fit.points[-1].name)
     layer = f"{match[1]}/layers_{match[2]}/" if match else None
-    yield from _mask_changes(hypothesis)
+    masks = hypothesis.masks
+    others = [masks._replace(encoder=encoder, memory=memory) for encoder, memory in SOURCE_MASKS]
+    for other in (*others, masks._replace(causal=not masks.causal)):
+        if other != masks:
+            text = f"the masks of the program: {other}"
+            yield Change(text, dataclasses.replace(hypothesis, masks=other))
     yield from _exchanges(hypothesis, layer)
     yield from _row_changes(hypothesis, layer)
 
@@ -192,15 +198,6 @@ def _field_changes(hypothesis: Hypothesis, record: Record) -> Iterator[Change]:
                 continue
             text = f"{name}={value!r}, not {getattr(config, name)!r}"
             yield Change(text, dataclasses.replace(hypothesis, config=changed))
-
-
-def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
-    masks = hypothesis.masks
-    others = [masks._replace(encoder=encoder, memory=memory) for encoder, memory in SOURCE_MASKS]
-    for other in (*others, masks._replace(causal=not masks.causal)):
-        if other != masks:
-            text = f"the masks of the program: {other}"
-            yield Change(text, dataclasses.replace(hypothesis, masks=other))
 
 
 def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
@@ -241,53 +238,46 @@ def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
 
 def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
     """Yield other orientations of kernels, and other stackings, in all layers or in one."""
-    kinds: dict[str, list[int]] = {}
-    for index, row in enumerate(hypothesis.rows):
-        if row.paths[0].endswith("/kernel"):
-            kinds.setdefault(re.sub(r"layers_\d+", "layers_*", row.paths[0]), []).append(index)
-            if layer and row.paths[0].startswith(layer):
-                kinds.setdefault(row.paths[0], []).append(index)
-    for kind, indices in kinds.items():
-        row = hypothesis.rows[indices[0]]
-        name = kind.removesuffix("/kernel").replace("/layers_*/", "'s ").replace("/", " ")
+    kinds: dict[str, Row] = {}
+    for row in hypothesis.rows:
+        path = row.paths[0]
+        if path.endswith("/kernel"):
+            kinds.setdefault(re.sub(r"layers_\d+", r"layers_\\d+", path), row)
+            if layer and path.startswith(layer):
+                kinds.setdefault(path, row)
+
+    def rewritten(text: str, pattern: str, change: Callable[[Row], Row]) -> Change:
+        """Return the change of the rows of the kernels, and of their biases."""
+        rows = tuple(
+            change(row) if re.fullmatch(pattern, row.paths[0].replace("/bias", "/kernel")) else row
+            for row in hypothesis.rows
+        )
+        return Change(text, dataclasses.replace(hypothesis, rows=rows))
+
+    for pattern, row in kinds.items():
+        name = row.foreign
+        if sum(bool(re.fullmatch(pattern, other.paths[0])) for other in hypothesis.rows) > 1:
+            name = pattern.removesuffix("/kernel").replace(r"/layers_\d+/", "'s ").replace("/", " ")
         if len(row.paths) == 1:
-            turned = Operation(not row.operation.transposed, row.operation.shape)
-            to = "(outputs, inputs)" if turned.transposed else "(inputs, outputs)"
-            yield _with_rows(
-                f"{row.foreign if len(indices) == 1 else name} is {to}: its other orientation",
-                *(hypothesis, indices, lambda row, turned=turned: {"operation": turned}),
-            )
+            to = "(inputs, outputs)" if row.operation.transposed else "(outputs, inputs)"
+            yield rewritten(f"{name} is {to}: its other orientation", pattern, _turned)
             continue
         for order in itertools.permutations(range(len(row.paths))):
             for stack in {"rows": ("rows", "heads")}.get(row.stack, (row.stack, "rows")):
-                words = [row.paths[i].split("/")[-2] for i in order]
-                yield _with_rows(
-                    f"{row.foreign if len(indices) == 1 else name} holds {', '.join(words)}"
-                    + (" head by head" if stack == "heads" else ""),
-                    *(hypothesis, indices),
-                    lambda row, order=order, stack=stack: {
-                        "parameters": tuple(row.paths[i] for i in order),
-                        "stack": stack,
-                    },
-                    biases=True,
-                )
+                parts = ", ".join(row.paths[i].split("/")[-2] for i in order)
+                by_head = " head by head" if stack == "heads" else ""
+                change = partial(_restacked, order=order, stack=stack)
+                yield rewritten(f"{name} holds {parts}{by_head}", pattern, change)
 
 
-def _with_rows(
-    text: str,
-    hypothesis: Hypothesis,
-    indices: list[int],
-    change: Callable[[Row], dict[str, Any]],
-    *,
-    biases: bool = False,
-) -> Change:
-    """Return the change of some rows, and of the rows of their biases."""
-    rows = list(hypothesis.rows)
-    for index in indices:
-        kernels = rows[index].paths
-        rows[index] = dataclasses.replace(rows[index], **change(rows[index]))
-        own = tuple(path.replace("/kernel", "/bias") for path in kernels)
-        for other, row in enumerate(rows) if biases else ():
-            if row.paths == own:
-                rows[other] = dataclasses.replace(row, **change(row))
-    return Change(text, dataclasses.replace(hypothesis, rows=tuple(rows)))
+def _turned(row: Row) -> Row:
+    """Return the row of a kernel in its other orientation."""
+    if row.paths[0].endswith("/bias"):
+        return row
+    turned = Operation(not row.operation.transposed, row.operation.shape)
+    return dataclasses.replace(row, operation=turned)
+
+
+def _restacked(row: Row, order: tuple[int, ...], stack: Stack) -> Row:
+    parameters = tuple(row.paths[index] for index in order)
+    return dataclasses.replace(row, parameters=parameters, stack=stack)

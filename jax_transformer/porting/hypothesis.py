@@ -112,7 +112,7 @@ def _layer_rows(
     for block, group in blocks.items():
         pairs += _group_pairs(structure.width, block, group, answers, fields)
     norms = answers[f"the norms of an {side} layer"]
-    for norm, block in zip(_norms(layer.norms, answers), norms, strict=True):
+    for norm, block in zip(layer.norms, norms, strict=True):
         path = block if block == "memory_norm" else f"{block}_residual/norm"
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         pairs.append((norm.scale, f"{path}/scale", Operation(), "rows"))
@@ -140,13 +140,6 @@ def _layer_rows(
                 yield Row(layer.stack.name(index, layer.relative), f"{side}/layers_{index}/{table}")
         else:
             yield Row(layer.stack.name(0, layer.relative), f"{side}/{table}")
-
-
-def _norms(norms: tuple[Unit, ...], answers: Answers) -> Iterable[Unit]:
-    """Yield norms, the scale and bias of each exchanged where the answers say so."""
-    for norm in norms:
-        exchanged = norm.bias and answers.get("scale and bias of the norms", False)
-        yield Unit(scale=norm.bias, bias=norm.scale) if exchanged else norm
 
 
 def _group_pairs(
@@ -177,7 +170,9 @@ def _group_pairs(
             transposed = answers[orientation_name(group, index)]
         paths = tuple(f"{block}/{part}/kernel" for part in parts)
         yield unit.matrix, _one(paths), _operation(unit, transposed, parts), stack or "rows"
-        _agree(fields, _bias_field(parts[0]), bool(unit.bias), unit.matrix)
+        field = "attention_output_bias" if role == "output" else "qkv_bias"
+        field = field if group.is_attention else "feed_forward_bias"
+        _agree(fields, field, bool(unit.bias), unit.matrix)
         if unit.bias:
             paths = tuple(f"{block}/{part}/bias" for part in parts)
             yield unit.bias, _one(paths), Operation(), "heads" if stack == "heads" else "rows"
@@ -186,22 +181,11 @@ def _group_pairs(
 def _operation(unit: Unit, transposed: bool, parts: list[str]) -> Operation:
     if len(unit.shape) == 2 or len(parts) > 1:
         return Operation(transposed)
-    # Three axes: the heads are one of them.
-    last = len(unit.shape) - 1
-    shape: tuple[int | str, ...] = tuple(
-        -1 if axis == last else length for axis, length in enumerate(unit.shape)
-    )
-    return Operation(transposed, shape)
+    return Operation(transposed, (*unit.shape[:-1], -1))  # the heads are one of three axes
 
 
 def _one(paths: tuple[str, ...]) -> str | tuple[str, ...]:
     return paths[0] if len(paths) == 1 else paths
-
-
-def _bias_field(role: str) -> str:
-    if role in ("inner", "outer", "gate"):
-        return "feed_forward_bias"
-    return "attention_output_bias" if role == "output" else "qkv_bias"
 
 
 def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]) -> Iterable[Row]:
@@ -246,7 +230,7 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
                 bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1))
             )
     slots = answers["the norms outside the layers"]
-    for norm, slot in zip(_norms(structure.norms, answers), slots, strict=True):
+    for norm, slot in zip(structure.norms, slots, strict=True):
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         yield Row(norm.scale, f"{slot}/scale")
         if norm.bias:

@@ -194,12 +194,6 @@ def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
     return Units(tuple(products), tuple(norms), tuple(other))
 
 
-def is_named(norm: Unit) -> bool:
-    """Return whether names say which tensor of a norm is its scale."""
-    named = _split_leaf(norm.scale)[1] in SCALE_NAMES
-    return not norm.bias or (named and _split_leaf(norm.bias)[1] in BIAS_NAMES)
-
-
 def _is_unit(shapes: Sequence[Shape], width: int, is_leaf: bool) -> bool:
     """Return whether the tensors of one module are one product or one norm, however named."""
     matrices = [shape for shape in shapes if len(shape) > 1]

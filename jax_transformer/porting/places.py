@@ -69,11 +69,13 @@ def _values(
     calls: OrderedDict[str, list[tuple[Any, Any]]], config: TransformerConfig
 ) -> OrderedDict[str, Values]:
     """Return the values of each place, given the inputs and outputs of every module."""
+    scale = config.d_model**0.5 if config.embedding_scale == "sqrt_d_model" else 1.0
     values: OrderedDict[str, Values] = OrderedDict()
     for name, own in calls.items():
         last = name.rpartition(".")[2]
         side = "source" if name.startswith(("encoder", "source")) else "target"
         outputs = [output for _, output in own]
+        values.setdefault(name, {})
         if name.count(".") == 3 and last in SUBLAYERS:
             outputs += [output for _, output in calls[f"{name}_residual"]]
             if config.norm_placement == "post":  # the norm's input is the sum
@@ -84,36 +86,15 @@ def _values(
         elif last.endswith("norm") or name.count(".") == 2 or name in ("encoder", "decoder"):
             values[name] = {side: outputs}
         elif last.endswith("_embedding"):
-            values[name] = _embedding_values(last, outputs, config)
-        else:
-            values.setdefault(name, {})
-        if last.endswith("_embedding") and config.has_position_table:
-            for place, one in _position_values(last, outputs, calls).items():
-                values[place] = one
+            sides = ("source", "target") if last == "token_embedding" else (side,)
+            for side, output in zip(sides, outputs, strict=True):
+                values[name][side] = [output, output / scale]
+                if config.has_position_table:  # the sum, and the positions alone
+                    entry = "encoder" if side == "source" else "decoder"
+                    norm = f"{side}_embedding_norm"
+                    ((total, _),) = calls[norm if norm in calls else entry]
+                    values[f"{side}_positions"] = {side: [total, total - output]}
     return values
-
-
-def _embedding_values(name: str, outputs: list[Array], config: TransformerConfig) -> Values:
-    """Return the rows of a token table, scaled and as they are."""
-    sides = ("source", "target") if name == "token_embedding" else (name.partition("_")[0],)
-    scale = config.d_model**0.5 if config.embedding_scale == "sqrt_d_model" else 1.0
-    return {
-        side: [output] if scale == 1 else [output, output / scale]
-        for side, output in zip(sides, outputs, strict=True)
-    }
-
-
-def _position_values(
-    name: str, outputs: list[Array], calls: OrderedDict[str, list[tuple[Any, Any]]]
-) -> dict[str, Values]:
-    """Return the embeddings with positions, and the positions alone, of each side."""
-    places = {}
-    sides = ("source", "target") if name == "token_embedding" else (name.partition("_")[0],)
-    for side, output in zip(sides, outputs, strict=True):
-        norm, stack = f"{side}_embedding_norm", "encoder" if side == "source" else "decoder"
-        ((total, _),) = calls[norm if norm in calls else stack]
-        places[f"{side}_positions"] = {side: [total, total - output]}
-    return places
 
 
 class Tensor(NamedTuple):

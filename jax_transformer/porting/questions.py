@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from jax_transformer.config import TransformerConfig
@@ -20,7 +20,7 @@ from jax_transformer.porting.blocks import (
     matrix_shape,
     vote,
 )
-from jax_transformer.porting.names import Unit, is_named, words
+from jax_transformer.porting.names import Unit, words
 from jax_transformer.porting.structure import Layer, Structure
 
 Certainty = Literal["certain", "likely", "open"]
@@ -84,8 +84,7 @@ def find_questions(structure: Structure) -> dict[str, Question]:
         questions += _group_questions(places, structure.width, orientation)
     questions.append(_self_or_cross(structure.decoder))
     questions += [_norm_order(layer, side) for layer, side in zip(layers, SIDES, strict=True)]
-    questions += [_outside_norms(structure), *_scale_and_bias(structure)]
-    questions.append(tables := _tables(structure))
+    questions += [_outside_norms(structure), tables := _tables(structure)]
     questions += _fields(structure, {bool(answer.positions) for answer in tables.answers})
     return {question.name: question for question in questions}
 
@@ -174,23 +173,39 @@ def _known_orientation(structure: Structure) -> bool | None:
     return None
 
 
+def _ranked(
+    name: str,
+    answers: Iterable[Any],
+    score: Callable[[Any], float],
+    about: Iterable[str],
+    text: Callable[[Any], str] | None = None,
+    clear: float = 0.5,
+) -> Question:
+    """Return the question with its answers by their scores, the largest first.
+
+    The first answer is likely if its score is that much larger than the second one's.
+    """
+    ordered = tuple(sorted(answers, key=lambda answer: -score(answer)))
+    certainty: Certainty = "certain"
+    if len(ordered) > 1:
+        certainty = "likely" if score(ordered[0]) >= score(ordered[1]) + clear else "open"
+    texts = tuple(map(text, ordered)) if text else ()
+    return Question(name, ordered, certainty, tuple(filter(None, about)), texts)
+
+
 def _self_or_cross(decoder: Layer) -> Question:
-    one, other = (
+    crossing = [
         sum(vote(unit, CROSS_WORDS, SELF_WORDS) for unit in group.units)
         for group in decoder.attentions
-    )
-    likely = (0, 1) if one <= other else (1, 0)
-    about = tuple(
-        decoder.stack.template(unit.matrix) for group in decoder.attentions for unit in group.units
-    )
+    ]
+    units = [unit.matrix for group in decoder.attentions for unit in group.units]
     names = [group.units[0].matrix.strip(".") for group in decoder.attentions]
-    answers = (likely, likely[::-1])
-    return Question(
+    return _ranked(
         "the decoder's self-attention and cross-attention",
-        answers,
-        "open" if one == other else "likely",
-        about,
-        tuple(f"{names[first]} is in the self-attention" for first, _ in answers),
+        ((0, 1), (1, 0)),
+        lambda answer: crossing[answer[1]],
+        map(decoder.stack.template, units),
+        lambda answer: f"{names[answer[0]]} is in the self-attention",
     )
 
 
@@ -200,51 +215,41 @@ def _norm_order(layer: Layer, side: str) -> Question:
     if side == "decoder":
         blocks = ["self_attention", "cross_attention", "feed_forward"]
         blocks += ["memory_norm"] if len(layer.norms) == 4 else []
-    scores = [
-        [_norm_score(norm, block, layer, index) for block in blocks]
-        for index, norm in enumerate(layer.norms)
-    ]
-    orders = sorted(
-        itertools.permutations(range(len(blocks))),
-        key=lambda order: -sum(scores[i][block] for i, block in enumerate(order)),
-    )
-    totals = [sum(scores[i][block] for i, block in enumerate(order)) for order in orders[:2]]
-    about = tuple(
-        layer.stack.template(suffix)
-        for norm in layer.norms
-        for suffix in (norm.scale, norm.bias)
-        if suffix
-    )
-    answers = tuple(tuple(blocks[block] for block in order) for order in orders)
-    certainty = "likely" if totals[0] >= totals[1] + 1 else "open"
-    return Question(f"the norms of an {side} layer", answers, certainty, about)
+
+    def score(answer: tuple[str, ...]) -> float:
+        norms = enumerate(zip(layer.norms, answer, strict=True))
+        return sum(_norm_score(norm, block, layer, index) for index, (norm, block) in norms)
+
+    names = [name for norm in layer.norms for name in (norm.scale, norm.bias) if name]
+    about = map(layer.stack.template, names)
+    name = f"the norms of an {side} layer"
+    return _ranked(name, itertools.permutations(blocks), score, about, clear=1.0)
+
+
+# The usual place of the norm of a block in a layer, its words, and those of other blocks.
+NORM_WORDS = {
+    "self_attention": (0, ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
+    "cross_attention": (1, CROSS_WORDS, SELF_WORDS | FEED_FORWARD_WORDS),
+    "feed_forward": (-1, FEED_FORWARD_WORDS, ATTENTION_WORDS),
+    "memory_norm": (2, {"mem", "memory", "kv", "context"}, SELF_WORDS | FEED_FORWARD_WORDS),
+}
 
 
 def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     """Return how well a norm's name and place suit a block."""
-    position = {
-        "self_attention": 0,
-        "cross_attention": 1,
-        "feed_forward": len(layer.norms) - 1,
-        "memory_norm": 2,
-    }[block]
-    score = 0.5 if index == position else 0.0
+    position, known, others = NORM_WORDS[block]
+    score = 0.5 if index == position % len(layer.norms) else 0.0
     module = norm.name.rpartition(".")[0].rpartition(".")[0]
-    groups = {"feed_forward": [layer.feed_forward], "memory_norm": []}.get(block, [])
-    if block == "self_attention":
-        groups = list(layer.attentions[:1])
-    if block == "cross_attention":
-        groups = list(layer.attentions[1:])
+    groups = {
+        "self_attention": layer.attentions[:1],
+        "cross_attention": layer.attentions[1:],
+        "feed_forward": (layer.feed_forward,),
+        "memory_norm": (),
+    }[block]
     if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
         score += 2
-    known = {
-        "feed_forward": (FEED_FORWARD_WORDS, ATTENTION_WORDS),
-        "self_attention": (ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
-        "cross_attention": (CROSS_WORDS, SELF_WORDS | FEED_FORWARD_WORDS),
-        "memory_norm": ({"mem", "memory", "kv", "context"}, SELF_WORDS | FEED_FORWARD_WORDS),
-    }[block]
     found = {word for word in words(norm.name) if word not in ("layer", "norm")}
-    return score + len(found & known[0]) - len(found & known[1])
+    return score + len(found & known) - len(found & others)
 
 
 def _outside_norms(structure: Structure) -> Question:
@@ -266,21 +271,16 @@ def _outside_norms(structure: Structure) -> Question:
     def score(answer: tuple[str, ...]) -> float:
         total = 0.0
         for norm, slot in zip(structure.norms, answer, strict=True):
-            found = set(words(norm.name))
-            side, other = (SOURCE_WORDS, TARGET_WORDS), (TARGET_WORDS, SOURCE_WORDS)
-            own = side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else other
-            total += len(found & own[0]) - len(found & own[1])
-            total += (1 if slot in EMBEDDING_NORMS else -1) * len(found & EMBEDDING_WORDS)
-            total -= slot in EMBEDDING_NORMS
+            side = vote(norm, SOURCE_WORDS, TARGET_WORDS)
+            total += side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else -side
+            embeds = vote(norm, EMBEDDING_WORDS, ())
+            total += embeds - 1 if slot in EMBEDDING_NORMS else -embeds
         return total
 
-    answers = sorted(slots, key=lambda answer: -score(answer))
-    sure = len(answers) == 1 or score(answers[0]) >= score(answers[1]) + 0.5
-    certainty: Certainty = "certain" if len(answers) == 1 else "likely" if sure else "open"
-    about = tuple(name for norm in structure.norms for name in (norm.scale, norm.bias) if name)
+    about = [name for norm in structure.norms for name in (norm.scale, norm.bias)]
     names = [norm.scale for norm in structure.norms]
-    texts = tuple(_pairs(names, answer) for answer in answers)
-    return Question("the norms outside the layers", tuple(answers), certainty, about, texts)
+    name = "the norms outside the layers"
+    return _ranked(name, slots, score, about, lambda answer: _pairs(names, answer))
 
 
 class Tables(NamedTuple):
@@ -329,13 +329,10 @@ def _tables(structure: Structure) -> Question:
         total += 3 * bool(tables[output].bias) if own else 0
         return total
 
-    answers.sort(key=lambda answer: -score(answer))
-    sure = len(answers) == 1
-    gap = sure or score(answers[0]) > score(answers[1])
-    certainty: Certainty = "certain" if sure else "likely" if gap else "open"
-    about = tuple(name for table in tables for name in (table.matrix, table.bias) if name)
-    texts = tuple(_tables_text(answer, structure) for answer in answers)
-    return Question("the tables", tuple(answers), certainty, about, texts)
+    about = [name for table in tables for name in (table.matrix, table.bias)]
+    return _ranked(
+        "the tables", answers, score, about, lambda answer: _tables_text(answer, structure)
+    )
 
 
 def _position_pairs(structure: Structure) -> list[tuple[int, ...]]:
@@ -377,22 +374,6 @@ def _tables_text(answer: Tables, structure: Structure) -> str:
 
 def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-
-
-def _scale_and_bias(structure: Structure) -> Iterable[Question]:
-    """Return the question whether the vectors of a norm are taken for each other, if it is one."""
-    norms = [(norm, "{}") for norm in structure.norms]
-    for layer in (structure.encoder, structure.decoder):
-        norms += [(norm, layer.stack.template("{}")) for norm in layer.norms]
-    if all(is_named(norm) for norm, _ in norms):
-        return
-    about = [place.replace("{}", n) for norm, place in norms for n in (norm.scale, norm.bias) if n]
-    first = next(norm for norm, _ in norms if norm.bias)
-    texts = tuple(
-        f"scale {one}, bias {other}"
-        for one, other in itertools.permutations((first.scale, first.bias))
-    )
-    yield Question("scale and bias of the norms", (False, True), "likely", tuple(about), texts)
 
 
 def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:

@@ -56,31 +56,22 @@ class Finding:
         return tuple(other for other in self.alternatives if other.error <= limit)
 
 
-def search(
-    structure: Structure,
-    tensors: Mapping[str, np.ndarray],
-    record: Record,
-    progress: Progress | None = None,
-    minutes: float = 10.0,
-) -> Finding:
-    """Return the answers with which the model follows a record, or comes nearest to it.
+class Search:
+    """A search for the answers with which a model follows a record, or comes nearest to it.
 
     Each question is answered in turn by its best answer, until none gets better; then pairs of
     questions. An answer is better where more places agree, or where the first difference is
     smaller. Single tokens come first in a record, so norms, activation and positions are settled
     before queries, keys and heads, and these before masks.
     """
-    return _Search(structure, tensors, record, progress, minutes).run()
 
-
-class _Search:
     def __init__(
         self,
         structure: Structure,
         tensors: Mapping[str, np.ndarray],
         record: Record,
-        progress: Progress | None,
-        minutes: float,
+        progress: Progress | None = None,
+        minutes: float = 10.0,
     ) -> None:
         self.structure = structure
         self.tensors = Tensors(tensors)
@@ -112,14 +103,8 @@ class _Search:
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         fit, seconds = self._fit(answers), time.perf_counter() - self.start
-        found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
-        return Finding(*found, seconds, self.stopped)
-
-    def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
-        key = (only, *answers.values())
-        if key not in self.known:
-            self.known[key] = self._simulate(answers, only)
-        return self.known[key]
+        result = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
+        return Finding(*result, seconds, self.stopped)
 
     def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
         """Return the model of these answers; None where no config has it."""
@@ -128,11 +113,15 @@ class _Search:
         except InputError:
             return None
 
-    def _simulate(self, answers: Mapping[str, Any], only: str | None) -> Fit:
+    def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
+        key = (only, *answers.values())
+        if key in self.known:
+            return self.known[key]
         hypothesis = self._build(answers)
         if hypothesis is None:
-            return NOTHING
+            return self.known.setdefault(key, NOTHING)
         fit = simulate(self.tensors, hypothesis, self.record, self.taps, only=only)
+        self.known[key] = fit
         self.passes += 1
         if only is None:
             self.agreed = max(self.agreed, fit.score[0])
@@ -154,7 +143,9 @@ class _Search:
             there = self._fit(changed, point.name).points[-1]
             if not there.distance < point.distance * GAIN:
                 return False
-        return _better(self._fit(changed), fit)
+        (agreed, distance), (before, farther) = self._fit(changed).score, fit.score
+        further = agreed == before and distance > farther * GAIN and not fit.complete
+        return agreed > before or further
 
     def _changes(self, answers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         for name, question in self.questions.items():
@@ -278,12 +269,6 @@ class _Search:
             if len(fit.points) >= place or self._fit(answers).complete:
                 alternatives.append(Alternative(name, answer, fit.error))
         return answers, tuple(sorted(alternatives, key=lambda other: other.error))
-
-
-def _better(one: Fit, other: Fit) -> bool:
-    if one.score[0] != other.score[0]:
-        return one.score[0] > other.score[0]
-    return one.score[1] > other.score[1] * GAIN and not other.complete
 
 
 def layer_modules(structure: Structure) -> dict[str, str]:

@@ -122,7 +122,7 @@ def suggest(
 
     Args:
         record: What the program computed; needs torch.
-        progress: Is called during the search; see `search.search`.
+        progress: Is called during the search; see `search.Progress`.
 
     Raises:
         InputError: The tensors are those of no encoder-decoder that this library can have; names
@@ -139,9 +139,9 @@ def suggest(
         certainty = _certainty(structure, arrays, open_ones)
         layout = to_layout(structure, hypothesis, arrays)
         return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
-    from jax_transformer.porting.search import search
+    from jax_transformer.porting.search import Search
 
-    finding = search(structure, arrays, record, progress, minutes)
+    finding = Search(structure, arrays, record, progress, minutes).run()
     hypothesis = finding.hypothesis
     undecided = _undecided(finding)
     certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
