@@ -32,6 +32,7 @@ FIELDS = (
 )
 COMPUTED_POSITIONS = ("none", *SINUSOIDS)
 PROJECTIONS = ("query", "key", "value", "output")
+BLOCKS = ("self_attention", "cross_attention", "feed_forward")
 # The block that holds parts of a layer, as a pattern and in words, and the parts that may be
 # taken for each other.
 LAYER_PARTS = (
@@ -39,17 +40,8 @@ LAYER_PARTS = (
     ("self_attention/", " of the self-attention", PROJECTIONS),
     ("cross_attention/", " of the cross-attention", PROJECTIONS),
     ("feed_forward/", " of the feed-forward network", ("inner", "outer", "gate")),
-    ("", "", ("self_attention", "cross_attention")),
-    (
-        "",
-        "",
-        (
-            "self_attention_residual/norm",
-            "cross_attention_residual/norm",
-            "feed_forward_residual/norm",
-            "memory_norm",
-        ),
-    ),
+    ("", "", BLOCKS[:2]),
+    ("", "", (*(f"{block}_residual/norm" for block in BLOCKS), "memory_norm")),
 )
 OUTSIDE_PARTS = (
     ("source_embedding", "target_embedding"),
@@ -129,27 +121,18 @@ def explain(
 
 def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
     """Return the name of the program's module by our name of a layer, as "encoder.layers.0"."""
-    names: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for row in rows:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
-            layer = names.setdefault(f"{match[1]}.layers.{match[2]}", [])
-            layer.append(row.foreign.rpartition(".")[0])
-    return {
-        layer: common_module(name.rpartition(".")[0] for name in found)
-        for layer, found in names.items()
-    }
+            name = f"{match[1]}.layers.{match[2]}"
+            modules.setdefault(name, []).append(row.foreign.rpartition(".")[0])
+    return {layer: common_module(names) for layer, names in modules.items()}
 
 
 def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
     """Return one row for each tensor, without words in braces."""
-    inside = f"{layout.scope}/" if layout.scope else ""
     return tuple(
-        Row(
-            pair.foreign,
-            tuple(f"{inside}{path}" for path in pair.paths),
-            pair.operation,
-            stack=pair.stack,
-        )
+        Row(pair.foreign, pair.paths, pair.operation, stack=pair.stack)
         for pair in expand(layout, config)
     )
 

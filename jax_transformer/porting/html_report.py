@@ -16,15 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import LAYER, Layout, Pair, expand
 from jax_transformer.errors import InputError
-from jax_transformer.model.transformer import Transformer
+from jax_transformer.porting.places import attention_places, run
 from jax_transformer.porting.record import Batch, Masks, Record
 from jax_transformer.porting.suggest import together
 from jax_transformer.storage.writing import replace_file
@@ -348,34 +345,17 @@ def attention_of_both(
     """Return the self-attention of the first encoder layer and the cross-attention of the last."""
     one = batch._replace(src=batch.src[row : row + 1], tgt=batch.tgt[row : row + 1])
     convention = Masks(causal="not causal" not in comparison.masks)
-    source_mask, _, target_mask = one.masks(convention, pad_id, config.bos_id)
-    inputs = (one.src, one.tgt, source_mask, target_mask)
-    variables, inputs = jax.tree.map(jnp.asarray, ({"params": dict(params)}, inputs))
-    model = Transformer(config)
-    recording = {"capture_intermediates": _drops_attention, "mutable": "intermediates"}
-    run = jax.jit(lambda variables, *inputs: model.apply(variables, *inputs, **recording)[1])
-    with jax.default_matmul_precision("highest"):
-        captured = run(variables, *inputs)
-    last = config.num_decoder_layers - 1
-    wanted = {
-        f"decoder.layers.{last}.cross_attention": ("Last decoder layer to the source", "target"),
-        "encoder.layers.0.self_attention": ("First encoder layer to itself", "source"),
-    }
+    masks = one.masks(convention, pad_id, config.bos_id)
+    _, places = run(params, config, one.src, one.tgt, masks)
     modules = {block.name: block.foreign for block in comparison.blocks}
+    titles = ("First encoder layer to itself", "Last decoder layer to the source")
     maps = []
-    for name, (title, queries) in wanted.items():
-        stack, _, index, block = name.split(".")
-        layer = captured["intermediates"][stack][f"layers_{index}"]
-        ours = np.asarray(layer[block]["dropout"]["__call__"][0])[0]
-        module, theirs = _recorded(batch, row, ours, modules.get(name, ""))
-        maps.append(Attention(title, name, ("source", queries), ours, theirs, module))
-    return maps
-
-
-def _drops_attention(module: nn.Module, method: str) -> bool:
-    """Return whether the method's output is the weights of an attention after their dropout."""
-    attention = len(module.path) > 1 and module.path[-2].endswith("_attention")
-    return attention and module.path[-1] == "dropout" and method == "__call__"
+    for place, title in zip(attention_places(config), titles, strict=True):
+        ((side, (weights,)),) = places[place].items()
+        name = place.removesuffix(".dropout")
+        module, theirs = _recorded(batch, row, weights[0], modules.get(name, ""))
+        maps.append(Attention(title, name, ("source", side), weights[0], theirs, module))
+    return maps[::-1]
 
 
 def _recorded(

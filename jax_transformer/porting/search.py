@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ GAIN = 0.99  # a smaller distance than this share of the best one is an improvem
 CLEAR = 2.0  # how many times larger the error of another answer must be
 _FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
 STARTS = 4  # from which pairs of changes are tried
+REDRAWN = 40  # starts with a third of the answers drawn anew
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
 # Called with the places that agree, the number of places, and the forward passes so far.
 Progress = Callable[[int, int, int], None]
@@ -213,7 +214,7 @@ class Search:
         return best
 
     def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """Return the best answers of descents that begin with other norms and placements."""
+        """Return the best answers of descents from other norms and placements, then from any."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = [name for name in names if name in self.questions]
         starts = [
@@ -221,21 +222,34 @@ class Search:
             for choice in itertools.product(*(self.questions[name].answers for name in asked))
         ]
         found = [answers]
-        for start in starts:
-            swept = self._swept(start)
-            found += [swept] if swept not in found else []
-            if self._fit(swept).complete:
-                return swept
-        found.sort(key=lambda answers: self._fit(answers).score, reverse=True)
-        for start in found[:STARTS]:
-            found.append(self._descend(start))
-            if self._fit(found[-1]).complete:
-                return found[-1]
-        for stacked in (other for start in starts for other in self._stacked_alike(start)):
-            found.append(self._swept(stacked))
-            if self._fit(found[-1]).complete:
-                return found[-1]
-        return max(found, key=lambda answers: self._fit(answers).score)
+
+        def descents() -> Iterator[dict[str, Any]]:
+            yield from map(self._swept, starts)
+            yield from map(self._descend, sorted(found, key=self._score, reverse=True)[:STARTS])
+            for start in starts:
+                yield from map(self._swept, self._stacked_alike(start))
+            random = np.random.default_rng(0)
+            for _ in range(REDRAWN):
+                yield self._descend(self._redrawn(max(found, key=self._score), random))
+
+        for answers in descents():
+            if answers not in found:
+                found.append(answers)
+            if self._fit(answers).complete or self._is_over():
+                break
+        return max(found, key=self._score)
+
+    def _score(self, answers: Mapping[str, Any]) -> tuple[int, float]:
+        return self._fit(answers).score
+
+    def _redrawn(self, answers: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+        """Return the answers with a third of them drawn anew."""
+        drawn = {
+            name: question.answers[random.integers(len(question.answers))]
+            for name, question in self.questions.items()
+            if random.random() < 1 / 3
+        }
+        return answers | drawn
 
     def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers that no change of one improves."""

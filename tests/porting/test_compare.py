@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from jax_transformer import convert, porting
+from jax_transformer.convert.fixed_buffer import FixedBuffer
 from jax_transformer.convert.layouts import torch_nn
-from jax_transformer.convert.table import flatten, nest
+from jax_transformer.convert.table import Buffer, flatten, nest
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.explain import Explanation
@@ -239,6 +240,15 @@ def test_a_module_is_the_last_place_in_it():
     order = ["encoder", "decoder.norm", "decoder", "output_projection"]
     found = foreign_modules(PROGRAM_LAYOUT, PROGRAM, order, {"body", "head"})
     assert found == {"decoder": ["body"], "output_projection": ["head"]}
+
+
+def test_a_mask_in_a_layer_is_no_place():
+    mask = FixedBuffer("triangle", (2, 2), "bool", (True, False))
+    layout = dataclasses.replace(
+        PROGRAM_LAYOUT, buffers=(Buffer("body.decoder.layers.0.seen", mask),)
+    )
+    place, module = "decoder.layers.0", "body.decoder.layers.0"
+    assert foreign_modules(layout, PROGRAM, [place], {module}) == {place: [module]}
 
 
 @pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
