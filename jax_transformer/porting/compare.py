@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-TORCH = "looked for by torch; install jax-transformer[torch]"
 SMALLEST_PROBABILITY = 1e-30
 
 
@@ -197,20 +196,24 @@ def _explained(
     An error of the size of rounding to float32 is a difference if a change makes it clearly
     smaller. If none does, the program rounds: all of it, or a part, as a table of positions.
     """
-    rounded = comparison.blocks[-1].error <= ROUGH
+    comparison = dataclasses.replace(comparison, bound=ROUGH)
     if importlib.util.find_spec("torch") is None:
-        if rounded:
-            return dataclasses.replace(comparison, bound=ROUGH, notes=(f"rounding is {TORCH}",))
-        return dataclasses.replace(comparison, explanations=(TORCH,))
+        if comparison.first_differing is None:
+            notes = ("only with torch can it be told which fields this record leaves open",)
+            return dataclasses.replace(comparison, notes=notes)
+        text = "looked for by torch; install jax-transformer[torch]"
+        return dataclasses.replace(comparison, explanations=(text,))
     from jax_transformer.porting import explain
 
     tensors, _ = to_tensors(params, config, layout, buffers=False)
     found = explain.explain(tensors, config, layout, record, masks)
     notes = tuple(f"the record cannot tell {text}" for text in found.undecided)
-    bound = ROUGH
     if found.sentences:  # between the error of the model and that of the changed one
-        bound = min(ROUGH, (found.error * max(block.error for block in comparison.blocks)) ** 0.5)
-    return dataclasses.replace(comparison, bound=bound, explanations=found.sentences, notes=notes)
+        largest = max(block.error for block in comparison.blocks)
+        comparison = dataclasses.replace(
+            comparison, bound=min(ROUGH, (found.error * largest) ** 0.5)
+        )
+    return dataclasses.replace(comparison, explanations=found.sentences, notes=notes)
 
 
 def _reach(comparison: Comparison) -> int:

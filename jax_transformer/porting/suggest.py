@@ -132,19 +132,18 @@ def suggest(
     arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
     structure = find_structure(arrays)
     questions = find_questions(structure)
-    open_ones = tuple(q for q in questions.values() if len(q.answers) > 1)
+    undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
+    finding, settled = None, undecided
     if record is None:
         answers = {name: question.answers[0] for name, question in questions.items()}
         hypothesis = build(structure, answers)
-        certainty = _certainty(structure, arrays, open_ones)
-        layout = to_layout(structure, hypothesis, arrays)
-        return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
-    from jax_transformer.porting.search import Search
+    else:
+        from jax_transformer.porting.search import Search
 
-    finding = Search(structure, arrays, record, progress, minutes).run()
-    hypothesis = finding.hypothesis
-    undecided = _undecided(finding)
-    certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
+        finding = Search(structure, arrays, record, progress, minutes).run()
+        hypothesis, undecided = finding.hypothesis, _undecided(finding)
+        settled = undecided if finding.fit.complete else settled
+    certainty = _certainty(structure, arrays, settled)
     layout = to_layout(structure, hypothesis, arrays)
     return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, undecided, finding)
 

@@ -10,7 +10,6 @@ from jax_transformer.porting.explain import Explanation
 from jax_transformer.porting.record import read_record, snippet
 from jax_transformer.storage import weights as files
 from tests.porting.wrong_variants import LAYOUT, WRONG, mistaken, program, right_config
-from tests.tiers import tiered
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +74,10 @@ def test_prefixes_are_stripped_from_both_files(recorded, verify, tmp_path):
     assert "encoder.layers.1.self_attention  " in printed
 
 
-@pytest.mark.parametrize("name", tiered(WRONG, ["epsilon"]))
-def test_a_wrong_variant_is_caught(name, recorded, verify, monkeypatch):
-    """Eight of eight, all of which `verify` without --against calls right."""
+def test_a_wrong_variant_is_caught(recorded, verify, monkeypatch):
     monkeypatch.setattr("jax_transformer.porting.explain.explain", unexplained)
-    code, printed = verify(*mistaken(name, recorded[0]))
-    assert (code, marked(printed)) == (1, [WRONG[name].block])
+    code, printed = verify(*mistaken("epsilon", recorded[0]))
+    assert (code, marked(printed)) == (1, [WRONG["epsilon"].block])
     assert printed.splitlines()[-1] == "differs from your program: the bound is 1e-05"
 
 
