@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,20 +16,13 @@ from jax_transformer.convert.table import Layout, Operation, Row, Stack, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.places import common_module
-from jax_transformer.porting.questions import DISTANCES, EPSILONS, MOST_HEADS, SOURCE_MASKS
+from jax_transformer.porting.questions import SOURCE_MASKS, VALUES, possible_heads
 from jax_transformer.porting.record import EXACT, Masks, Record
 from jax_transformer.porting.simulate import Fit, Tensors, simulate
-from jax_transformer.porting.structure import SINUSOIDS
 
 MOST_CHANGES = 3  # a model that needs more is another model
 CLEAR = 2.0  # a change explains a rounding error if it makes it so many times smaller
 LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
-# Fields whose values no shape shows; the others are tried below.
-FIELDS = (
-    *("activation", "norm_placement", "norm", "embedding_scale"),
-    *("attention_scale", "output_scale"),
-)
-COMPUTED_POSITIONS = ("none", *SINUSOIDS)
 PROJECTIONS = ("query", "key", "value", "output")
 BLOCKS = ("self_attention", "cross_attention", "feed_forward")
 # The block that holds parts of a layer, as a pattern and in words, and the parts that may be
@@ -154,20 +146,13 @@ def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
 def _field_changes(hypothesis: Hypothesis, record: Record) -> Iterator[Change]:
     """Yield other values of the fields that change no shape."""
     config = hypothesis.config
-    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
-    values: dict[str, tuple[Any, ...]] = {name: get_args(hints[name]) for name in FIELDS}
-    inner = config.num_heads * config.head_dim
-    values["norm_epsilon"] = EPSILONS
-    if config.positions in COMPUTED_POSITIONS:
-        values["positions"] = COMPUTED_POSITIONS
-    values["position_offset"] = (0, 1, 2)
-    if all(batch.src.shape[1] == batch.tgt.shape[1] for batch in record.batches):
-        values["decoder_attention"] = get_args(hints["decoder_attention"])
-    if config.positions == "relative":
-        values["relative_attention_max_distance"] = DISTANCES
-    else:
-        heads = range(1, min(inner, MOST_HEADS) + 1)
-        values["num_heads"] = tuple(count for count in heads if inner % count == 0)
+    inner, values = config.num_heads * config.head_dim, dict(VALUES)
+    if config.positions not in VALUES["positions"]:  # a parameter shows them
+        del values["positions"]
+    if config.positions != "relative":
+        values["num_heads"] = possible_heads(inner)
+    if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
+        del values["decoder_attention"]  # the other one needs equal lengths
     for name, choices in values.items():
         for value in choices:
             if value == getattr(config, name):

@@ -21,7 +21,7 @@ from jax_transformer.porting.blocks import (
     vote,
 )
 from jax_transformer.porting.names import Unit, words
-from jax_transformer.porting.structure import Layer, Structure
+from jax_transformer.porting.structure import SINUSOIDS, Layer, Structure
 
 Certainty = Literal["certain", "likely", "open"]
 
@@ -34,8 +34,16 @@ HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", 
 TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
 MOST_HEADS = 256
-EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9)
-DISTANCES = (128, 64, 256, 32)  # of relative positions, from which on all share a bucket
+_HINTS = inspect.get_annotations(TransformerConfig, eval_str=True)
+LITERALS = "norm_placement norm activation attention_scale embedding_scale output_scale"
+# The values of the fields that change numbers and no shape, the usual ones first.
+VALUES: dict[str, tuple[Any, ...]] = {
+    **{name: get_args(_HINTS[name]) for name in (*LITERALS.split(), "decoder_attention")},
+    "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
+    "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
+    "position_offset": (0, 2, 1),
+    "relative_attention_max_distance": (128, 64, 256, 32),
+}
 STACK_NORMS = ("encoder/norm", "decoder/norm")
 EMBEDDING_NORMS = ("source_embedding_norm", "target_embedding_norm")
 # Which attentions hide the source's padding: those of the encoder, those to the memory.
@@ -378,62 +386,54 @@ def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
 
 def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
     """Return the fields of the config that no shape shows; `learned`: whether positions may be."""
-    width = structure.width
-    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
-
-    def choices(field: str) -> tuple[str, ...]:
-        return get_args(hints[field])
-
-    biased = structure.encoder.norms[0].bias
-    norms = ("layer_norm", "std_norm") if biased else ("rms_norm", "layer_norm", "std_norm")
-    yield Question("norm_placement", choices("norm_placement")[::-1], "open")
-    yield Question("norm", norms, "open")
-    yield Question("norm_epsilon", EPSILONS, "open")
+    norms = VALUES["norm"][:2] if structure.encoder.norms[0].bias else VALUES["norm"][::-1]
     gated = structure.encoder.feed_forward.kind != "feed_forward"
-    activations = ("silu", "gelu_tanh", "gelu", "relu") if gated else choices("activation")
-    yield Question("activation", activations, "open")
-    yield Question("num_heads", _heads(structure, width), "open")
-    yield Question("attention_scale", choices("attention_scale"), "likely")
+    yield Question("norm_placement", VALUES["norm_placement"][::-1], "open")
+    yield Question("norm", norms, "open")
+    yield Question("norm_epsilon", VALUES["norm_epsilon"], "open")
+    yield Question("activation", VALUES["activation"][:: -1 if gated else 1], "open")
+    yield Question("num_heads", _heads(structure), "open")
+    yield Question("attention_scale", VALUES["attention_scale"], "likely")
     if structure.tables:
-        yield Question("embedding_scale", choices("embedding_scale"), "open")
-        yield Question("output_scale", choices("output_scale"), "likely")
+        yield Question("embedding_scale", VALUES["embedding_scale"], "open")
+        yield Question("output_scale", VALUES["output_scale"], "likely")
     if structure.encoder.relative:
         yield Question("positions", ("relative",), "certain")
-        yield Question("relative_attention_max_distance", DISTANCES, "likely")
+        name = "relative_attention_max_distance"
+        yield Question(name, VALUES[name], "likely")
     elif learned == {True}:
         yield Question("positions", ("learned",), "certain")
-        yield Question("position_offset", (0, 2, 1), "open")
+        yield Question("position_offset", VALUES["position_offset"], "open")
     elif structure.sinusoids:
         first = structure.sinusoids[0]
         yield Question("positions", (first.kind, "none"), "likely")
         yield Question("position_offset", (first.offset,), "certain")
     else:
-        order = (
-            *("sinusoidal", "none", "sinusoidal_halves", "sinusoidal_tensor2tensor"),
-            "sinusoidal_per_column",
-        )
-        yield Question("positions", order, "open")
-        yield Question("position_offset", (0, 2, 1), "likely")
+        yield Question("positions", VALUES["positions"], "open")
+        yield Question("position_offset", VALUES["position_offset"], "likely")
     if len(structure.decoder.norms) == 3:
-        yield Question("decoder_attention", choices("decoder_attention"), "likely")
+        yield Question("decoder_attention", VALUES["decoder_attention"], "likely")
     hidden, texts = tuple(SOURCE_MASKS), tuple(SOURCE_MASKS.values())
     yield Question("source padding hidden in", hidden, "open", texts=texts)
     yield Question("target padding hidden", (True, False), "open")
     yield Question("later targets hidden", (True, False), "likely")
 
 
-def _heads(structure: Structure, width: int) -> tuple[int, ...]:
+def _heads(structure: Structure) -> tuple[int, ...]:
     """Return the possible numbers of heads, the usual widths of a head first."""
-    group = structure.encoder.attentions[0]
+    group, width = structure.encoder.attentions[0], structure.width
     for unit in group.units:
         if len(unit.shape) == 3:
             return (unit.shape[1] if unit.shape[0] == width else unit.shape[0],)
         if group.kind == "shared" and unit.shape[0] != width:
             return (width // unit.shape[0],)
-    inner = group.inner
-    relative = structure.encoder.relative
+    relative, stack = structure.encoder.relative, structure.encoder.stack
     if relative:
-        stack = structure.encoder.stack
         return ((stack.shapes | stack.first_only)[relative][1],)
+    return possible_heads(group.inner)
+
+
+def possible_heads(inner: int) -> tuple[int, ...]:
+    """Return the numbers of heads that may be as wide together, the usual widths first."""
     divisors = [heads for heads in range(1, min(inner, MOST_HEADS) + 1) if inner % heads == 0]
     return tuple(sorted(divisors, key=lambda heads: (heads == 1, abs(inner / heads - 64))))
