@@ -23,7 +23,6 @@ GAIN = 0.99  # a smaller distance than this share of the best one is an improvem
 CLEAR = 2.0  # how many times larger the error of another answer must be
 _FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
 STARTS = 4  # from which pairs of changes are tried
-REDRAWN = 40  # starts with a third of the answers drawn anew
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
 # Called with the places that agree, the number of places, and the forward passes so far.
 Progress = Callable[[int, int, int], None]
@@ -214,7 +213,7 @@ class Search:
         return best
 
     def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """Return the best answers of descents from other norms and placements, then from any."""
+        """Return the best answers of descents from other norms and placements."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = [name for name in names if name in self.questions]
         starts = [
@@ -228,9 +227,6 @@ class Search:
             yield from map(self._descend, sorted(found, key=self._score, reverse=True)[:STARTS])
             for start in starts:
                 yield from map(self._swept, self._stacked_alike(start))
-            random = np.random.default_rng(0)
-            for _ in range(REDRAWN):
-                yield self._descend(self._redrawn(max(found, key=self._score), random))
 
         for answers in descents():
             if answers not in found:
@@ -241,15 +237,6 @@ class Search:
 
     def _score(self, answers: Mapping[str, Any]) -> tuple[int, float]:
         return self._fit(answers).score
-
-    def _redrawn(self, answers: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
-        """Return the answers with a third of them drawn anew."""
-        drawn = {
-            name: question.answers[random.integers(len(question.answers))]
-            for name, question in self.questions.items()
-            if random.random() < 1 / 3
-        }
-        return answers | drawn
 
     def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers that no change of one improves."""
