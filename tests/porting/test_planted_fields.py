@@ -61,6 +61,8 @@ WRONG = {
     },
     "tiny": {"norm_epsilon": 1e-9},  # changes less than float32 holds
 }
+# BOS is the padding of a t5.
+QUICK = (("vaswani2017", "float64"), ("vaswani2017", "float32"), ("t5", "float64"))
 # Fields that another shape or another parameter shows, and fields without a number in evaluation.
 SHOWN = """
     src_vocab_size tgt_vocab_size d_model d_kv d_ff num_encoder_layers num_decoder_layers max_length
@@ -127,7 +129,7 @@ def test_a_wrong_field_is_named(model, field, dtype):
     ("model", "dtype"),
     tiered_rows(
         [(model, dtype) for model in RIGHT for dtype in ("float64", "float32")],
-        lambda model, dtype: model == "vaswani2017",
+        lambda model, dtype: (model, dtype) in QUICK,
     ),
 )
 def test_the_right_fields_agree(model, dtype):
@@ -135,6 +137,6 @@ def test_the_right_fields_agree(model, dtype):
     result = compare_record(params, RIGHT[model], convert.get_layout("reference"), record)
     print(result)
     assert result.first_differing is None
-    assert result.explanations == ()
+    assert (result.masks, result.explanations) == ("default", ())
     assert result.bound == {"float64": 1e-11, "float32": 1e-5}[dtype]
     assert dtype == "float32" or result.notes == ()
