@@ -6,6 +6,7 @@ its logits alone. The last one has the size of opus-mt. Needs the extra test.
 """
 
 import dataclasses
+import time
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ class Settings:
     Attributes:
         models: Names of models; none means the twelve, the outside ones and the large one.
         names: Instead, the twelve with every name replaced: by random words, by words of other
-            languages, by names of other parts; with the outputs of their modules.
+            languages, by names of other parts; with the outputs of their modules, and, with random
+            words, by their logits alone.
         logits_alone: Whether the search without the outputs of modules is run too.
         minutes: The longest search.
     """
@@ -81,33 +83,39 @@ def main(settings: Settings) -> None:
         tensors, record = recorded(name)
         try:
             shares = suggest(tensors).shares.values()
-            found = suggest(tensors, record, minutes=settings.minutes)
+            found, cost = search(tensors, record, settings)
         except InputError as error:
             print(f"| {name} | {len(tensors)} | {error} | | | |", flush=True)
             continue
         share = ", ".join(f"{100 * part:.0f}" for part in shares)
-        row = [name, str(len(tensors)), f"{share} %", effort(found)]
+        row = [name, str(len(tensors)), f"{share} %", cost]
         row.append(f"{logits_error(tensors, found, record):.0e}" if found.fits else miss(found))
         if settings.logits_alone and found.fits:
-            batches = tuple(batch._replace(blocks={}) for batch in record.batches)
-            alone = Record(batches, record.pad_id)
-            row.append(effort(suggest(tensors, alone, minutes=settings.minutes)))
+            row.append(search(tensors, without_blocks(record), settings)[1])
         print(f"| {' | '.join(row)} |", flush=True)
 
 
 def names(settings: Settings) -> None:
     """Print a row for each model: the effort with its names replaced in three ways."""
-    print(f"| model | {' | '.join(KINDS)} |", "|---|---|---|---|", sep="\n")
+    alone = ["random, logits alone"] if settings.logits_alone else []
+    print(f"| model | {' | '.join([*KINDS, *alone])} |")
+    print("|---" * (1 + len(KINDS) + len(alone)) + "|")
     for name in settings.models or MODELS:
         row = [name]
-        for kind in KINDS:
-            tensors, record = renamed(name, kind)
+        for column in (*KINDS, *alone):
+            tensors, record = renamed(name, column.partition(",")[0])
+            record = without_blocks(record) if column in alone else record
             try:
-                found = suggest(tensors, record, minutes=settings.minutes)
-                row.append(effort(found) if found.fits else "not found")
+                row.append(search(tensors, record, settings)[1])
             except InputError:
                 row.append("refused")
         print(f"| {' | '.join(row)} |", flush=True)
+
+
+def without_blocks(record: Record) -> Record:
+    """Return a record of the logits alone."""
+    batches = tuple(batch._replace(blocks={}) for batch in record.batches)
+    return Record(batches, record.pad_id)
 
 
 def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:
@@ -119,11 +127,15 @@ def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:
     return tensors, run_snippet(module, 58100, 58101, 58101)
 
 
-def effort(suggestion: Suggestion) -> str:
-    """Return the passes and seconds of a search, and whether it found the model."""
-    finding = suggestion.finding
-    found = "" if suggestion.fits else ", not found"
-    return f"{finding.passes:,}, {finding.seconds:.1f} s{found}"
+def search(
+    tensors: dict[str, np.ndarray], record: Record, settings: Settings
+) -> tuple[Suggestion, str]:
+    """Return what is found, and its passes and seconds of the processor."""
+    before = time.process_time()
+    suggestion = suggest(tensors, record, minutes=settings.minutes)
+    seconds = time.process_time() - before
+    outcome = "" if suggestion.fits else ", not found"
+    return suggestion, f"{suggestion.finding.passes:,}, {seconds:.1f} s{outcome}"
 
 
 def logits_error(tensors: dict[str, np.ndarray], suggestion: Suggestion, record: Record) -> float:

@@ -71,7 +71,7 @@ def suggest(
         return
     params = from_torch(tensors, suggestion.config, suggestion.layout, dtype="float32")
     comparison = compare_record(params, suggestion.config, suggestion.layout, record)
-    print(f"logits in JAX, float32: {comparison.blocks[-1].error:.1e} from your program's")
+    print(f"logits in JAX: {comparison.blocks[-1].error:.1e} from your program's")
     if comparison.first_differing:
         print(comparison)
         sys.exit(1)

@@ -1,8 +1,8 @@
 """A layout, and the config that belongs to it, as a TOML file that a person can read and edit.
 
 `--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout. Its
-[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable`, its [config] the
-fields of a config, after a "preset" or not; docs/layouts.md shows one.
+[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable` or `FixedBuffer`,
+its [config] the fields of a config, after a "preset" or not; docs/layouts.md shows one.
 
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.fixed_buffer import FixedBuffer
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import (
     WORD,
@@ -78,15 +79,19 @@ class _Row(_Table):
 
 class _Buffer(_Table):
     foreign: Name
-    kind: Literal["position_table"]
+    kind: Literal["position_table", "range", "triangle"]
     shape: Annotated[tuple[int | str, ...], Meta(max_length=8)]
     length: Annotated[int, Meta(le=MAX_LENGTH)] | None = None
+    dtype: str = ""
+    values: tuple[bool | int | float, ...] = ()
 
     def __post_init__(self) -> None:
         self.buffer()
 
     def buffer(self) -> Buffer:
-        return Buffer(self.foreign, PositionTable(self.shape, self.length))
+        if self.kind == "position_table":
+            return Buffer(self.foreign, PositionTable(self.shape, self.length))
+        return Buffer(self.foreign, FixedBuffer(self.kind, self.shape, self.dtype, self.values))
 
 
 class _File(_Table):
@@ -131,7 +136,7 @@ def write_layout(
 
     Raises:
         InputError: The file exists, its folder does not, or TOML has no form for a part of the
-            layout: a buffer that is not a `PositionTable`.
+            layout: a buffer that is computed by a function.
     """
     import tomli_w
 
@@ -157,17 +162,23 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
         rows.append(
             _Row(row.foreign, row.parameters, operation, shape, row.stack, row.zeros, row.when)
         )
-    buffers = []
-    for buffer in layout.buffers:
-        table = buffer.value
-        if type(table) is not PositionTable:
-            raise InputError(f"the buffer {buffer.foreign!r} is computed by a function")
-        buffers.append(_Buffer(buffer.foreign, "position_table", table.shape, table.length))
+    buffers = [_table_of_buffer(buffer) for buffer in layout.buffers]
     fields = None
     if config is not None:  # None has no word in TOML, and is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
     return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers)
+
+
+def _table_of_buffer(buffer: Buffer) -> _Buffer:
+    value = buffer.value
+    if type(value) is FixedBuffer:
+        return _Buffer(
+            buffer.foreign, value.kind, value.shape, dtype=value.dtype, values=value.values
+        )
+    if type(value) is not PositionTable:
+        raise InputError(f"the buffer {buffer.foreign!r} is computed by a function")
+    return _Buffer(buffer.foreign, "position_table", value.shape, value.length)
 
 
 def _parse(text: str) -> LayoutFile:

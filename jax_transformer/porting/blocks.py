@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 from jax_transformer.convert.table import Shape
 from jax_transformer.errors import InputError
 from jax_transformer.porting.names import Unit, words
 
 MOST_FREE = 12  # products of a layer whose names do not tell what belongs together
-Kind = Literal["separate", "fused", "key_value", "shared", "feed_forward", "gated", "fused_gate"]
-
-# Words that programs use for a projection, after they are split as `words` splits them.
+# The products of each kind of block; those joined by "+" are one tensor. "shared" has products of
+# the width of one head.
+KINDS: dict[str, tuple[str, ...]] = {
+    "separate": ("query", "key", "value", "output"),
+    "shared": ("query", "key", "value", "output"),
+    "fused": ("query+key+value", "output"),
+    "key_value": ("query", "key+value", "output"),
+    "feed_forward": ("inner", "outer"),
+    "gated": ("gate", "inner", "outer"),
+    "fused_gate": ("gate+inner", "outer"),
+}
+# Words that programs use for a product, after they are split as `words` splits them.
 ROLE_WORDS = {
     "query": {"q", "query", "queries", "wq", "qs", "toq", "wqs"},
     "key": {"k", "key", "keys", "wk", "ks", "tok", "wks"},
     "value": {"v", "value", "values", "val", "wv", "vs", "tov", "wvs"},
     "output": {"o", "out", "output", "wo", "fc", "dense", "proj", "final", "concat", "merge", "c"},
+    "inner": {
+        "inner",
+        "in",
+        "up",
+        "intermediate",
+        "wi",
+        "expand",
+        "first",
+        "lin1",
+        "fc1",
+        "hidden",
+    },
+    "outer": {"outer", "out", "down", "output", "wo", "contract", "second", "lin2", "fc2", "back"},
+    "gate": {"gate", "gated", "gating"},
 }
-INNER_WORDS = {
-    *("inner", "in", "up", "intermediate", "wi", "expand", "first", "lin1", "fc1", "hidden"),
-}
-OUTER_WORDS = {"outer", "out", "down", "output", "wo", "contract", "second", "lin2", "fc2", "back"}
-GATE_WORDS = {"gate", "gated", "gating"}
 CROSS_WORDS = {
     *("cross", "encdec", "enc", "encoder", "src", "source", "memory", "mem", "context"),
     *("inter", "multihead", "x", "ca", "ed", "ctx"),
@@ -47,20 +63,23 @@ class Group:
     """The products of one attention or feed-forward network.
 
     Attributes:
-        kind: "separate" has query, key, value and output; "fused" the three in one tensor and the
-            output; "key_value" query, both in one tensor, and output; "shared" three products of
-            the width of a head. "feed_forward" has inner and outer; "gated" a gate beside them;
-            "fused_gate" gate and inner in one tensor.
-        units: The products, in the order of `roles`.
-        roles: The likely role of each: "query", "key", "value", "output", "inner", "gate",
-            "outer", or several joined by "+".
-        named: Whether the names say so.
+        kind: A key of `KINDS`.
+        units: The products.
+        assignments: The roles that the products may have, the likeliest first.
+        named: Whether names or shapes single out the first.
+        inner: Width of all heads together, of one shared head, or d_ff.
     """
 
-    kind: Kind
+    kind: str
     units: tuple[Unit, ...]
-    roles: tuple[str, ...]
+    assignments: tuple[tuple[str, ...], ...]
     named: bool
+    inner: int
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The likely role of each product."""
+        return self.assignments[0]
 
     @property
     def pattern(self) -> tuple[str, ...]:
@@ -74,19 +93,16 @@ class Group:
     @property
     def is_attention(self) -> bool:
         """Whether it is an attention."""
-        return self.kind in ("separate", "fused", "key_value", "shared")
+        return "output" in self.roles
 
 
 def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
-    """Return the attentions and the feed-forward network of a layer.
-
-    Names are believed first, then the shapes alone.
-    """
+    """Return the attentions and the feed-forward network of a layer."""
     network = _rectangular_network(units, width)
     first: tuple[Unit, ...] = ()
     # Without the network: it was the query and output of a wide attention.
-    for named, known in itertools.product((True, False), (network, None) if network else (None,)):
-        groups, rest = _find(units, width, known, named)
+    for known in (network, None) if network else (None,):
+        groups, rest = _find(units, width, known)
         networks = sum(not group.is_attention for group in groups)
         if not rest and networks == 1 and len(groups) in (2, 3):
             return tuple(groups)
@@ -99,12 +115,12 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
 
 
 def _find(
-    units: Sequence[Unit], width: int, network: Group | None, named: bool
+    units: Sequence[Unit], width: int, network: Group | None
 ) -> tuple[list[Group], tuple[Unit, ...]]:
     """Return the groups and the products that form none, given the feed-forward network."""
 
     def form(members: Sequence[Unit]) -> Group | None:
-        group = classify(members, width, named)
+        group = classify(members, width)
         return group if group and (network is None or group.is_attention) else None
 
     known = network.units if network else ()
@@ -118,12 +134,8 @@ def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
     for unit in units:
         shape = matrix_shape(unit, width) or ()
         if len(shape) == 2 and width in shape and shape[0] != shape[1]:
-            shapes.setdefault(_other(shape, width), []).append(unit)
-    groups = [
-        classify(members, width, named=False)
-        for members in shapes.values()
-        if len(members) in (2, 3)
-    ]
+            shapes.setdefault(sum(shape) - width, []).append(unit)
+    groups = [classify(members, width) for members in shapes.values() if len(members) in (2, 3)]
     networks = [group for group in groups if group and not group.is_attention]
     return networks[0] if len(networks) == 1 else None
 
@@ -149,116 +161,59 @@ def _walk(before: str, units: tuple[Unit, ...], form: Form) -> tuple[list[Group]
     return [*groups, *split], rest
 
 
-def classify(units: Sequence[Unit], width: int, named: bool) -> Group | None:
-    """Return the group that exactly these products form, or None.
-
-    `named`: squares that are named as an attention's projections are no feed-forward network.
-    """
+def classify(units: Sequence[Unit], width: int) -> Group | None:
+    """Return the group that exactly these products form, or None."""
     shapes = [matrix_shape(unit, width) for unit in units]
-    if any(shape is None or (width not in shape and min(shape) > width) for shape in shapes):
+    if not 2 <= len(units) <= 4 or None in shapes:
         return None
-    if len(units) == 2:
-        return _classify_two(units, shapes, width, named)
-    if len(units) == 3 and (found := _classify_key_value(units, shapes, width)):
-        return found
-    if len(units) == 3:
-        return _classify_gated(units, shapes, named)
-    if len(units) == 4:
-        return _classify_four(units, shapes, width)
-    return None
-
-
-def _classify_two(
-    units: Sequence[Unit], shapes: Sequence[Shape], width: int, named: bool
-) -> Group | None:
-    one, other = shapes
-    if one == other[::-1] and one != other:
-        return _feed_forward(units)
-    for fused, plain in ((0, 1), (1, 0)):
-        for times, kind, roles in (
-            (3, "fused", ("query+key+value", "output")),
-            (2, "fused_gate", ("gate+inner", "outer")),
-        ):
-            inner = _other(shapes[plain], width)
-            if sorted(shapes[fused]) == sorted((times * inner, width)) and width in shapes[plain]:
-                return Group(kind, (units[fused], units[plain]), roles, True)
-    if one == other == (width, width) and not (named and _is_named_attention(units)):
-        return _feed_forward(units)
-    return None
-
-
-def _classify_key_value(units: Sequence[Unit], shapes: Sequence[Shape], width: int) -> Group | None:
-    """Return an attention whose key and value are one tensor."""
-    for index, both in enumerate(units):
-        others = [i for i in range(3) if i != index]
-        one, other = (shapes[i] for i in others)
-        if width not in one or one != other[::-1]:
+    lengths = dict.fromkeys(length for shape in shapes for length in shape)
+    for kind, inner in itertools.product(KINDS, lengths):
+        roles = KINDS[kind]
+        if len(roles) != len(units) or (kind == "shared" and width % inner):
             continue
-        if sorted(shapes[index]) != sorted((2 * _other(one, width), width)):
-            continue
-        # The query has its axes in the order of the key and value.
-        products = sorted(
-            others, key=lambda i: shapes[i].index(width) != shapes[index].index(width)
-        )
-        query, output = (units[i] for i in products)
-        if one == other:
-            query, output = _by_words([query, output], ("query", "output"))
-        named = _role(query) == "query" or _role(output) == "output" or one != other
-        return Group("key_value", (query, both, output), ("query", "key+value", "output"), named)
+        orders = dict.fromkeys(itertools.permutations(roles))
+        fitting = [order for order in orders if _fits(units, shapes, kind, order, width, inner)]
+        if fitting:
+            votes = {order: _votes(units, order, roles) for order in fitting}
+            fitting.sort(key=lambda order: -votes[order])
+            clear = len(fitting) == 1 or votes[fitting[0]] > votes[fitting[1]]
+            return Group(kind, tuple(units), tuple(fitting), clear, inner)
     return None
 
 
-def _is_named_attention(units: Sequence[Unit]) -> bool:
-    return any(_role(unit) in ("query", "key", "value") for unit in units)
+def _fits(
+    units: Sequence[Unit],
+    shapes: Sequence[Shape],
+    kind: str,
+    roles: Sequence[str],
+    width: int,
+    inner: int,
+) -> bool:
+    """Return whether products and their biases have the shapes of these roles."""
+    orientations, biased = set(), set()
+    for unit, shape, role in zip(units, shapes, roles, strict=True):
+        expected = role_shape(kind, role, width, inner)
+        if shape not in (expected, expected[::-1]) or unit.bias_length not in (0, expected[0]):
+            return False
+        if expected[0] != expected[1]:
+            orientations.add(shape == expected)
+        if role not in ("output", "outer"):
+            biased.add(unit.bias_length > 0)
+    return len(orientations) <= 1 and len(biased) <= 1
 
 
-def _classify_gated(units: Sequence[Unit], shapes: Sequence[Shape], named: bool) -> Group | None:
-    counts = Counter(shapes)
-    if len(counts) == 2:
-        pair = next(shape for shape, count in counts.items() if count == 2)
-        (single,) = (i for i, shape in enumerate(shapes) if shape != pair)
-        if shapes[single] != pair[::-1]:
-            return None
-        outer = units[single]
-    elif len(counts) == 1 and not (named and _is_named_attention(units)):
-        outer = next((u for u in units if set(words(u.matrix)) & OUTER_WORDS), units[-1])
-    else:
-        return None
-    inner = [unit for unit in units if unit is not outer]
-    gates = [unit for unit in inner if set(words(unit.matrix)) & GATE_WORDS]
-    gate = gates[0] if len(gates) == 1 else inner[0]
-    other = inner[1] if gate is inner[0] else inner[0]
-    return Group("gated", (gate, other, outer), ("gate", "inner", "outer"), len(gates) == 1)
+def role_shape(kind: str, role: str, width: int, inner: int) -> Shape:
+    """Return the outputs and inputs of a product."""
+    if kind == "shared":
+        return (width, width) if role == "output" else (inner, inner)
+    if role in ("output", "outer"):
+        return (width, inner)
+    return (inner * len(role.split("+")), width)
 
 
-def _classify_four(units: Sequence[Unit], shapes: Sequence[Shape], width: int) -> Group | None:
-    counts = Counter(shapes)
-    roles = ("query", "key", "value", "output")
-    if len(counts) == 1:
-        if shapes[0] != (width, width):
-            return None
-        ordered = _by_words(units, roles)
-        named = all(_role(unit) == role for unit, role in zip(ordered, roles, strict=True))
-        return Group("separate", tuple(ordered), roles, named)
-    if len(counts) != 2 or 3 not in counts.values():
-        return None
-    three = next(shape for shape, count in counts.items() if count == 3)
-    (last,) = (i for i, shape in enumerate(shapes) if shape != three)
-    ordered = _by_words([u for i, u in enumerate(units) if i != last], roles[:3])
-    named = all(_role(unit) == role for unit, role in zip(ordered, roles, strict=False))
-    if shapes[last] == three[::-1] and width in three:
-        return Group("separate", (*ordered, units[last]), roles, named)
-    if three[0] == three[1] and shapes[last] == (width, width) and width % three[0] == 0:
-        return Group("shared", (*ordered, units[last]), roles, named)
-    return None
-
-
-def _feed_forward(units: Sequence[Unit]) -> Group:
-    first, second = units
-    named = bool(set(words(first.matrix)) & INNER_WORDS or set(words(second.matrix)) & OUTER_WORDS)
-    if set(words(first.matrix)) & OUTER_WORDS and not set(words(second.matrix)) & OUTER_WORDS:
-        first, second, named = second, first, True
-    return Group("feed_forward", (first, second), ("inner", "outer"), named)
+def _votes(units: Sequence[Unit], roles: Sequence[str], known: Sequence[str]) -> int:
+    """Return how many products have the role that their name says."""
+    return sum(_role(unit, known) == role for unit, role in zip(units, roles, strict=True))
 
 
 def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:
@@ -308,47 +263,23 @@ def matrix_shape(unit: Unit, width: int) -> Shape | None:
     return None
 
 
-def inner_width(group: Group, roles: Sequence[str], width: int) -> int:
-    """Return the width of all heads together, or d_ff."""
-    if group.kind == "shared":
-        return width
-    index = next(i for i, role in enumerate(roles) if role in ("output", "outer"))
-    return _other(matrix_shape(group.units[index], width), width)
-
-
 def vote(unit: Unit, yes: Iterable[str], no: Iterable[str]) -> int:
     """Return how many words of a unit's name are in the first set, less those in the second."""
     found = words(unit.name)
     return sum(word in set(yes) for word in found) - sum(word in set(no) for word in found)
 
 
-def _role(unit: Unit) -> str:
-    """Return the attention's role that a name says, or ""."""
+def _role(unit: Unit, roles: Sequence[str]) -> str:
+    """Return the role that a name says, of some, or ""."""
     for part in reversed(unit.matrix.split(".")):
-        found = {
-            role
-            for role, known in ROLE_WORDS.items()
-            if set(words(part)) & known or "".join(words(part)) in known
-        }
-        if len(found) > 1:
-            found -= {"output"}
+        spoken = {*words(part), "".join(words(part))}
+        found = {role for role in roles if spoken & ROLE_WORDS.get(role, set())}
+        found = found - {"output"} or found
         if len(found) == 1:
             return found.pop()
     return ""
 
 
 def _stem(unit: Unit) -> tuple[str, ...]:
-    known = set().union(*ROLE_WORDS.values())
+    known = set().union(*(ROLE_WORDS[role] for role in KINDS["separate"]))
     return tuple(word for word in words(unit.matrix) if word not in known)
-
-
-def _by_words(units: Sequence[Unit], roles: Sequence[str]) -> list[Unit]:
-    """Return the units in the order of the roles that their names say, the others in between."""
-    named = {_role(unit): unit for unit in reversed(units)}
-    placed = {role: named[role] for role in roles if role in named}
-    free = [unit for unit in units if unit not in placed.values()]
-    return [placed[role] if role in placed else free.pop(0) for role in roles]
-
-
-def _other(shape: Shape, width: int) -> int:
-    return shape[1] if shape[0] == width else shape[0]

@@ -21,16 +21,23 @@ from jax_transformer.convert.transfer import to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_inputs
 from jax_transformer.porting.layouts import get_layout
-from jax_transformer.porting.modules import foreign_modules
-from jax_transformer.porting.places import Masks, run
-from jax_transformer.porting.record import Batch, OutputKind, Record, output_kind, record_module
+from jax_transformer.porting.places import foreign_modules, run
+from jax_transformer.porting.record import (
+    DEFAULT_MASKS,
+    EXACT,
+    ROUGH,
+    Batch,
+    Masks,
+    OutputKind,
+    Record,
+    output_kind,
+    record_module,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-BOUNDS = {"float32": 1e-5, "float64": 1e-11}  # the largest error that rounding causes
-DEFAULT_MASKS = "default"
 SMALLEST_PROBABILITY = 1e-30
 
 
@@ -58,6 +65,7 @@ class Comparison:
             where it masks the same.
         output: What the program returned: logits, or their log_softmax or softmax.
         explanations: Single changes of the config or the layout that would make it agree.
+        notes: What the record cannot tell, because its numbers are rounded.
     """
 
     blocks: tuple[BlockError, ...]
@@ -65,6 +73,7 @@ class Comparison:
     masks: str = DEFAULT_MASKS
     output: OutputKind = "logits"
     explanations: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def first_differing(self) -> BlockError | None:
@@ -90,56 +99,9 @@ class Comparison:
         if self.masks != DEFAULT_MASKS:
             lines.append(f"note: the program masks otherwise than the config says: {self.masks}")
         lines += [f"explanation: {text}" for text in self.explanations]
+        lines += [f"note: {text}" for text in self.notes]
         verdict = "differs from" if self.first_differing else "agrees with"
         return "\n".join([*lines, f"{verdict} your program: the bound is {self.bound:.0e}"])
-
-
-class Convention(NamedTuple):
-    """Which masks a program uses.
-
-    Whether the encoder, the attention to the memory and that to the target hide padding, and
-    whether later targets are hidden.
-    """
-
-    pad_id: int
-    encoder: bool = True
-    memory: bool = True
-    target: bool = True
-    causal: bool = True
-
-    def text(self, config: TransformerConfig) -> str:
-        """Return how it differs from the config's masks."""
-        changes = []
-        if self.pad_id != config.pad_id:
-            changes.append(f"pad_id={self.pad_id}")
-        if not self.encoder and not self.memory:
-            changes.append("no source padding mask")
-        elif not self.encoder:
-            changes.append("no source padding mask in the encoder")
-        elif not self.memory:
-            changes.append("no source padding mask in the cross-attention")
-        if not self.target:
-            changes.append("no target padding mask")
-        if not self.causal:
-            changes.append("not causal")
-        return ", ".join(changes) or DEFAULT_MASKS
-
-    def masks(self, batch: Batch, config: TransformerConfig) -> Masks:
-        """Return the masks of a batch."""
-        source = np.ones(batch.src.shape[:2], bool)
-        target, seen = np.ones(batch.tgt.shape[:2], bool), source
-        if batch.src.ndim == 2:  # vectors have no padding
-            seen = batch.src != self.pad_id
-        if batch.tgt.ndim == 2 and self.target:
-            target = batch.tgt != self.pad_id
-            target[:, 0] |= config.bos_id == config.pad_id  # BOS is no padding
-        length = batch.tgt.shape[1]
-        earlier = np.tril(np.ones((length, length), bool)) if self.causal else True
-        return Masks(
-            (seen if self.encoder else source)[:, None, None, :],
-            (seen if self.memory else source)[:, None, None, :],
-            target[:, None, None, :] & np.broadcast_to(earlier, (1, 1, length, length)),
-        )
 
 
 def compare(
@@ -184,47 +146,74 @@ def compare_record(
 ) -> Comparison:
     """Compare the model in JAX with what a program computed of the same inputs.
 
-    The model runs in float32, or in float64 where jax has jax_enable_x64. If the logits do not
-    agree with the masks of the config, other usual masks are tried. Where the logits agree, a
-    module whose output is another value than that of our block is left out.
+    The model runs in the precision of the record: its bound is 1e-11 for float64, else 1e-5. If
+    the logits do not agree with the masks of the config, other usual masks are tried. Where the
+    logits agree, a module whose output is another value than that of our block is left out.
 
     Args:
-        explain: Whether a difference is explained, which takes some seconds, and needs torch.
+        explain: Whether a difference is explained, which takes some seconds, and needs torch. Then
+            an error of at most 1e-5 is a difference only if another config comes clearly nearer:
+            a program of float64 may have a table that was rounded to float32.
     """
     _check_record(record, config)
-    dtype = jnp.result_type(float)  # float64 with jax_enable_x64
-    exact = all(leaf.dtype == dtype for leaf in jax.tree.leaves(params))
-    exact = exact and all(batch.output.dtype == np.float64 for batch in record.batches)
-    bound = BOUNDS[dtype.name if exact else "float32"]
-    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), dict(params))
+    exact = all(batch.output.dtype == np.float64 for batch in record.batches)
     kind = _output_kind(record, config)
     best: Comparison | None = None
-    for convention in _conventions(config, record):
-        blocks = _block_errors(cast, config, layout, record, convention, kind)
-        agrees = blocks[-1].error <= bound
-        if agrees:
-            blocks = [block for block in blocks if block.error <= bound]
-        one = Comparison(tuple(blocks), bound, convention.text(config), kind)
-        if best is None or _reach(one) > _reach(best):
-            best = one
-        if agrees:
-            return best
-    if not explain:
+    best_masks = Masks()
+    with jax.enable_x64(exact or jax.config.jax_enable_x64):
+        dtype = np.float64 if exact else np.float32
+        cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), dict(params))
+        for pad_id, masks in _conventions(config, record):
+            blocks = _block_errors(cast, config, layout, record, (masks, pad_id), kind)
+            agrees = blocks[-1].error <= ROUGH
+            if agrees:
+                blocks = [block for block in blocks if block.error <= ROUGH]
+            text = str(masks)
+            if pad_id != config.pad_id:
+                text = f"pad_id={pad_id}" + (f", {masks}" if masks != Masks() else "")
+            comparison = Comparison(tuple(blocks), ROUGH, text, kind)
+            if best is None or _reach(comparison) > _reach(best):
+                best, best_masks = comparison, masks
+            if agrees:
+                break
+    if exact:
+        best = dataclasses.replace(best, bound=EXACT)
+    if not explain or (exact and best.first_differing is None):
         return best
-    explanations = _explanations(params, config, layout, record)
-    return dataclasses.replace(best, explanations=explanations)
+    return _explained(best, params, config, layout, record, best_masks)
 
 
-def _explanations(
-    params: Mapping[str, Any], config: TransformerConfig, layout: Layout, record: Record
-) -> tuple[str, ...]:
-    """Return what would make the model agree, or how to be told."""
+def _explained(
+    comparison: Comparison,
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: Layout,
+    record: Record,
+    masks: Masks,
+) -> Comparison:
+    """Return the comparison with what would make the model agree, and what nothing tells.
+
+    An error of the size of rounding to float32 is a difference if a change makes it clearly
+    smaller. If none does, the program rounds: all of it, or a part, as a table of positions.
+    """
+    comparison = dataclasses.replace(comparison, bound=ROUGH)
     if importlib.util.find_spec("torch") is None:
-        return ("looked for by torch; install jax-transformer[torch]",)
+        if comparison.first_differing is None:
+            notes = ("only with torch can it be told which fields this record leaves open",)
+            return dataclasses.replace(comparison, notes=notes)
+        text = "looked for by torch; install jax-transformer[torch]"
+        return dataclasses.replace(comparison, explanations=(text,))
     from jax_transformer.porting import explain
 
-    tensors, _ = to_tensors(params, config, layout)
-    return explain.explain(tensors, config, layout, record)
+    tensors, _ = to_tensors(params, config, layout, buffers=False)
+    found = explain.explain(tensors, config, layout, record, masks)
+    notes = tuple(f"the record cannot tell {text}" for text in found.undecided)
+    if found.sentences:  # between the error of the model and that of the changed one
+        largest = max(block.error for block in comparison.blocks)
+        comparison = dataclasses.replace(
+            comparison, bound=min(ROUGH, (found.error * largest) ** 0.5)
+        )
+    return dataclasses.replace(comparison, explanations=found.sentences, notes=notes)
 
 
 def _reach(comparison: Comparison) -> int:
@@ -250,33 +239,27 @@ def _check_record(record: Record, config: TransformerConfig) -> None:
             raise InputError("a recorded batch has no row with a source and a target token")
 
 
-def _conventions(config: TransformerConfig, record: Record) -> Iterator[Convention]:
+def _conventions(config: TransformerConfig, record: Record) -> Iterator[tuple[int, Masks]]:
     """Yield the config's masks, and then others that differ on this record: few changes first."""
     pad_ids = list(dict.fromkeys((config.pad_id, *({record.pad_id} - {None}))))
-    choices = itertools.product(pad_ids, *[(True, False)] * 4)
-    conventions = [Convention(*choice) for choice in choices]
-    conventions.sort(key=lambda one: (one.pad_id != config.pad_id) + one[1:].count(False))
+    choices = [
+        (pad_id, Masks(*masks))
+        for pad_id, *masks in itertools.product(pad_ids, *[(True, False)] * 4)
+    ]
+    choices.sort(key=lambda choice: (choice[0] != config.pad_id) + choice[1].count(False))
     known = set()
-    for convention in conventions:
-        masks = [convention.masks(batch, config) for batch in record.batches]
-        key = b"".join(mask.tobytes() for batch in masks for mask in batch)
+    for pad_id, masks in choices:
+        arrays = [batch.masks(masks, pad_id, config.bos_id) for batch in record.batches]
+        key = b"".join(mask.tobytes() for batch in arrays for mask in batch)
         if key not in known:
             known.add(key)
-            yield convention
+            yield pad_id, masks
 
 
 def _seen(batch: Batch, record: Record, config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return the positions of each side that hold tokens [B, L], in rows that have a source."""
+    """Return the positions of each side whose outputs are compared [B, L]."""
     pad_id = config.pad_id if record.pad_id is None else record.pad_id
-    sides = {}
-    for side, tokens in (("source", batch.src), ("target", batch.tgt)):
-        sides[side] = np.ones(tokens.shape[:2], bool) if tokens.ndim == 3 else tokens != pad_id
-    if batch.tgt.ndim == 2 and config.bos_id == config.pad_id:
-        sides["target"][:, 0] = True
-    rows = sides["source"].any(1, keepdims=True)
-    if config.decoder_attention == "self_over_memory":  # a position of one reads that of the other
-        sides["target"] = sides["target"] & sides["source"]
-    return {side: seen & rows for side, seen in sides.items()}
+    return dict(zip(("source", "target"), batch.compared(pad_id, config), strict=True))
 
 
 def _block_errors(
@@ -284,12 +267,12 @@ def _block_errors(
     config: TransformerConfig,
     layout: Layout,
     record: Record,
-    convention: Convention,
+    convention: tuple[Masks, int],
     kind: OutputKind,
 ) -> list[BlockError]:
     """Return the errors of all blocks that were recorded, and of the logits."""
     runs = [
-        run(params, config, batch.src, batch.tgt, convention.masks(batch, config))
+        run(params, config, batch.src, batch.tgt, batch.masks(*convention, config.bos_id))
         for batch in record.batches
     ]
     seen = [_seen(batch, record, config) for batch in record.batches]
@@ -297,9 +280,9 @@ def _block_errors(
     order = list(runs[0][1])
     blocks = []
     for place, modules in foreign_modules(layout, config, order, recorded).items():
-        # Which of the sides a table serves is seen from what it computes.
-        either = place.endswith("_positions")
-        names = [f"{side}_positions" for side in ("source", "target")] if either else [place]
+        names = [place]
+        if place.endswith("_positions"):  # which side a table serves is seen from its numbers
+            names = ["source_positions", "target_positions"]
         for module in modules:
             errors = [
                 BlockError(name, module, error)
@@ -309,11 +292,11 @@ def _block_errors(
             if errors:
                 blocks.append(min(errors, key=lambda block: block.error))
     blocks.sort(key=lambda block: order.index(block.name))
-    logits = 0.0
-    for batch, (ours, _), visible in zip(record.batches, runs, seen, strict=True):
-        pair = _in_kind(ours, batch.output, kind)
-        logits = np.maximum(logits, _error(*pair, visible["target"]))
-    return [*blocks, BlockError("logits", "", float(logits))]
+    logits = [
+        _error(*_in_kind(ours, batch.output, kind), visible["target"])
+        for batch, (ours, _), visible in zip(record.batches, runs, seen, strict=True)
+    ]
+    return [*blocks, BlockError("logits", "", float(np.max(logits)))]
 
 
 def _candidate_errors(
@@ -324,19 +307,19 @@ def _candidate_errors(
     seen: list[dict[str, np.ndarray]],
 ) -> Iterator[float]:
     """Yield the error of each value at a place beside a foreign module; none where none fits."""
+    known = [
+        (batch.blocks[module], places[name], visible)
+        for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True)
+        if module in batch.blocks
+    ]
     for side, values in runs[0][1].get(name, {}).items():
         for index in range(len(values)):
-            largest = 0.0
-            for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True):
-                if module not in batch.blocks:
-                    continue
-                ours = places[name][side][index]
-                theirs = _as_rows(batch.blocks[module], ours.shape)
-                if theirs is None:
-                    break
-                largest = np.maximum(largest, _error(ours, theirs, visible[side]))
-            else:
-                yield float(np.nan_to_num(largest, nan=np.inf))
+            ours = [places[side][index] for _, places, _ in known]
+            theirs = [_as_rows(block, a.shape) for (block, *_), a in zip(known, ours, strict=True)]
+            if all(block is not None for block in theirs):
+                visible = [seen_by[side] for *_, seen_by in known]
+                errors = [*map(_error, ours, theirs, visible)]
+                yield float(np.nan_to_num(np.max(errors), nan=np.inf))
 
 
 def _as_rows(output: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Layout, Operation, Row, expand
+from jax_transformer.convert.table import Layout, Operation, Row, Stack, expand
 from jax_transformer.errors import InputError
-from jax_transformer.porting.hypothesis import Hypothesis, Masks
-from jax_transformer.porting.modules import common_module
-from jax_transformer.porting.questions import EPSILONS, MOST_HEADS, SOURCE_MASKS
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.hypothesis import Hypothesis
+from jax_transformer.porting.places import common_module
+from jax_transformer.porting.questions import SOURCE_MASKS, VALUES, possible_heads
+from jax_transformer.porting.record import EXACT, Masks, Record
 from jax_transformer.porting.simulate import Fit, Tensors, simulate
-from jax_transformer.porting.structure import SINUSOIDS
 
 MOST_CHANGES = 3  # a model that needs more is another model
+CLEAR = 2.0  # a change explains a rounding error if it makes it so many times smaller
 LAYER_PLACE = re.compile(r"(encoder|decoder)\.layers\.(\d+) of batch")
-# Fields whose values no shape shows; the others are tried below.
-FIELDS = (
-    *("activation", "norm_placement", "norm", "embedding_scale"),
-    *("attention_scale", "output_scale"),
-)
-COMPUTED_POSITIONS = ("none", *SINUSOIDS)
 PROJECTIONS = ("query", "key", "value", "output")
+BLOCKS = ("self_attention", "cross_attention", "feed_forward")
 # The block that holds parts of a layer, as a pattern and in words, and the parts that may be
 # taken for each other.
 LAYER_PARTS = (
@@ -37,17 +32,8 @@ LAYER_PARTS = (
     ("self_attention/", " of the self-attention", PROJECTIONS),
     ("cross_attention/", " of the cross-attention", PROJECTIONS),
     ("feed_forward/", " of the feed-forward network", ("inner", "outer", "gate")),
-    ("", "", ("self_attention", "cross_attention")),
-    (
-        "",
-        "",
-        (
-            "self_attention_residual/norm",
-            "cross_attention_residual/norm",
-            "feed_forward_residual/norm",
-            "memory_norm",
-        ),
-    ),
+    ("", "", BLOCKS[:2]),
+    ("", "", (*(f"{block}_residual/norm" for block in BLOCKS), "memory_norm")),
 )
 OUTSIDE_PARTS = (
     ("source_embedding", "target_embedding"),
@@ -64,16 +50,36 @@ class Change(NamedTuple):
     hypothesis: Hypothesis
 
 
+class Explanation(NamedTuple):
+    """What explains a difference, and what a record cannot tell.
+
+    Attributes:
+        sentences: One for each change that brings the model nearer to the record.
+        error: The largest error of the model with these changes.
+        undecided: Other values of fields with which the model follows the record as well.
+    """
+
+    sentences: tuple[str, ...]
+    error: float
+    undecided: tuple[str, ...]
+
+
 def explain(
-    tensors: Mapping[str, np.ndarray], config: TransformerConfig, layout: Layout, record: Record
-) -> tuple[str, ...]:
-    """Return a sentence for each change with which a model follows a record, as far as it can."""
-    hypothesis = Hypothesis(config, _concrete_rows(config, layout), Masks())
+    tensors: Mapping[str, np.ndarray],
+    config: TransformerConfig,
+    layout: Layout,
+    record: Record,
+    masks: Masks,
+) -> Explanation:
+    """Return the changes with which a model follows a record, as far as it can."""
+    hypothesis = Hypothesis(config, _concrete_rows(config, layout), masks)
     wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
 
-    def changed_fit(changed: Hypothesis, before: Fit) -> Fit:
+    def fit_of(changed: Hypothesis, before: Fit) -> Fit:
         """Return the fit; of one that does not improve on `before`, at its first difference."""
         try:
+            if before.complete:
+                return simulate(wide, changed, record, taps)
             there = simulate(wide, changed, record, taps, only=before.points[-1].name)
             if there.complete:
                 return simulate(wide, changed, record, taps)
@@ -83,66 +89,70 @@ def explain(
 
     sentences: list[str] = []
     fit = simulate(wide, hypothesis, record, taps)
-    while not fit.complete and len(sentences) < MOST_CHANGES:
-        changes = [
-            (changed_fit(change.hypothesis, fit), change) for change in _changes(hypothesis, fit)
-        ]
-        found, change = max(changes, key=lambda item: (item[0].score[0], -item[0].error))
-        if found.score[0] <= fit.score[0]:
+    while fit.error > EXACT and len(sentences) < MOST_CHANGES:
+        # What is as large as rounding is no exchanged tensor and no other mask.
+        changes = _field_changes(hypothesis, record)
+        if not fit.complete:
+            changes = itertools.chain(changes, _other_changes(hypothesis, fit))
+        fits = [(fit_of(change.hypothesis, fit), change) for change in changes]
+        nearest, change = max(fits, key=lambda item: (item[0].score[0], -item[0].error))
+        further = nearest.score[0] > fit.score[0]
+        if not further and not (fit.complete and CLEAR * nearest.error < fit.error):
             break
-        hypothesis, fit = change.hypothesis, found
-        rest = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
-        sentences.append(f"{change.text}: the model {rest}")
-    return tuple(sentences)
+        hypothesis, fit = change.hypothesis, nearest
+        agrees = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
+        sentences.append(f"{change.text}: the model {agrees}")
+    undecided = [
+        change.text
+        for change in (_field_changes(hypothesis, record) if fit.complete else ())
+        if (other := fit_of(change.hypothesis, fit)).complete
+        and other.error <= max(CLEAR * fit.error, EXACT)
+    ]
+    return Explanation(tuple(sentences), fit.error, tuple(undecided))
 
 
 def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
     """Return the name of the program's module by our name of a layer, as "encoder.layers.0"."""
-    names: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for row in rows:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
-            layer = names.setdefault(f"{match[1]}.layers.{match[2]}", [])
-            layer.append(row.foreign.rpartition(".")[0])
-    return {
-        layer: common_module(name.rpartition(".")[0] for name in found)
-        for layer, found in names.items()
-    }
+            name = f"{match[1]}.layers.{match[2]}"
+            modules.setdefault(name, []).append(row.foreign.rpartition(".")[0])
+    return {layer: common_module(names) for layer, names in modules.items()}
 
 
 def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
     """Return one row for each tensor, without words in braces."""
-    inside = f"{layout.scope}/" if layout.scope else ""
     return tuple(
-        Row(
-            pair.foreign,
-            tuple(f"{inside}{path}" for path in pair.paths),
-            pair.operation,
-            stack=pair.stack,
-        )
+        Row(pair.foreign, pair.paths, pair.operation, stack=pair.stack)
         for pair in expand(layout, config)
     )
 
 
-def _changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
-    """Yield the single changes; those of one layer only where the first difference is."""
+def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
+    """Yield changes of masks and rows; those of one layer only where the first difference is."""
     match = LAYER_PLACE.match(fit.points[-1].name)
     layer = f"{match[1]}/layers_{match[2]}/" if match else None
-    yield from _field_changes(hypothesis)
-    yield from _mask_changes(hypothesis)
+    masks = hypothesis.masks
+    others = [masks._replace(encoder=encoder, memory=memory) for encoder, memory in SOURCE_MASKS]
+    for other in (*others, masks._replace(causal=not masks.causal)):
+        if other != masks:
+            text = f"the masks of the program: {other}"
+            yield Change(text, dataclasses.replace(hypothesis, masks=other))
     yield from _exchanges(hypothesis, layer)
     yield from _row_changes(hypothesis, layer)
 
 
-def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
+def _field_changes(hypothesis: Hypothesis, record: Record) -> Iterator[Change]:
+    """Yield other values of the fields that change no shape."""
     config = hypothesis.config
-    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
-    values: dict[str, tuple[Any, ...]] = {name: get_args(hints[name]) for name in FIELDS}
-    values["norm_epsilon"] = EPSILONS
-    if config.positions in COMPUTED_POSITIONS:
-        values["positions"] = COMPUTED_POSITIONS
-    values["position_offset"] = (0, 1, 2)
-    inner = config.num_heads * config.head_dim
-    values["num_heads"] = tuple(n for n in range(1, min(inner, MOST_HEADS) + 1) if inner % n == 0)
+    inner, values = config.num_heads * config.head_dim, dict(VALUES)
+    if config.positions not in VALUES["positions"]:  # a parameter shows them
+        del values["positions"]
+    if config.positions != "relative":
+        values["num_heads"] = possible_heads(inner)
+    if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
+        del values["decoder_attention"]  # the other one needs equal lengths
     for name, choices in values.items():
         for value in choices:
             if value == getattr(config, name):
@@ -156,19 +166,6 @@ def _field_changes(hypothesis: Hypothesis) -> Iterator[Change]:
                 continue
             text = f"{name}={value!r}, not {getattr(config, name)!r}"
             yield Change(text, dataclasses.replace(hypothesis, config=changed))
-
-
-def _mask_changes(hypothesis: Hypothesis) -> Iterator[Change]:
-    masks = hypothesis.masks
-    for source in SOURCE_MASKS:
-        if source != masks.source:
-            changed = dataclasses.replace(masks, source=source)
-            where = "nowhere" if source == "nowhere" else f"in the {source}"
-            text = f"the program hides the source's padding {where}"
-            yield Change(text, dataclasses.replace(hypothesis, masks=changed))
-    changed = dataclasses.replace(masks, causal=not masks.causal)
-    text = "the program does not hide later targets"
-    yield Change(text, dataclasses.replace(hypothesis, masks=changed))
 
 
 def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
@@ -209,53 +206,46 @@ def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
 
 def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
     """Yield other orientations of kernels, and other stackings, in all layers or in one."""
-    kinds: dict[str, list[int]] = {}
-    for index, row in enumerate(hypothesis.rows):
-        if row.paths[0].endswith("/kernel"):
-            kinds.setdefault(re.sub(r"layers_\d+", "layers_*", row.paths[0]), []).append(index)
-            if layer and row.paths[0].startswith(layer):
-                kinds.setdefault(row.paths[0], []).append(index)
-    for kind, indices in kinds.items():
-        row = hypothesis.rows[indices[0]]
-        name = kind.removesuffix("/kernel").replace("/layers_*/", "'s ").replace("/", " ")
+    kinds: dict[str, Row] = {}
+    for row in hypothesis.rows:
+        path = row.paths[0]
+        if path.endswith("/kernel"):
+            kinds.setdefault(re.sub(r"layers_\d+", r"layers_\\d+", path), row)
+            if layer and path.startswith(layer):
+                kinds.setdefault(path, row)
+
+    def rewritten(text: str, pattern: str, change: Callable[[Row], Row]) -> Change:
+        """Return the change of the rows of the kernels, and of their biases."""
+        rows = tuple(
+            change(row) if re.fullmatch(pattern, row.paths[0].replace("/bias", "/kernel")) else row
+            for row in hypothesis.rows
+        )
+        return Change(text, dataclasses.replace(hypothesis, rows=rows))
+
+    for pattern, row in kinds.items():
+        name = row.foreign
+        if sum(bool(re.fullmatch(pattern, other.paths[0])) for other in hypothesis.rows) > 1:
+            name = pattern.removesuffix("/kernel").replace(r"/layers_\d+/", "'s ").replace("/", " ")
         if len(row.paths) == 1:
-            turned = Operation(not row.operation.transposed, row.operation.shape)
-            to = "(outputs, inputs)" if turned.transposed else "(inputs, outputs)"
-            yield _with_rows(
-                f"{row.foreign if len(indices) == 1 else name} is {to}: its other orientation",
-                *(hypothesis, indices, lambda row, turned=turned: {"operation": turned}),
-            )
+            to = "(inputs, outputs)" if row.operation.transposed else "(outputs, inputs)"
+            yield rewritten(f"{name} is {to}: its other orientation", pattern, _turned)
             continue
         for order in itertools.permutations(range(len(row.paths))):
             for stack in {"rows": ("rows", "heads")}.get(row.stack, (row.stack, "rows")):
-                words = [row.paths[i].split("/")[-2] for i in order]
-                yield _with_rows(
-                    f"{row.foreign if len(indices) == 1 else name} holds {', '.join(words)}"
-                    + (" head by head" if stack == "heads" else ""),
-                    *(hypothesis, indices),
-                    lambda row, order=order, stack=stack: {
-                        "parameters": tuple(row.paths[i] for i in order),
-                        "stack": stack,
-                    },
-                    biases=True,
-                )
+                parts = ", ".join(row.paths[i].split("/")[-2] for i in order)
+                by_head = " head by head" if stack == "heads" else ""
+                change = partial(_restacked, order=order, stack=stack)
+                yield rewritten(f"{name} holds {parts}{by_head}", pattern, change)
 
 
-def _with_rows(
-    text: str,
-    hypothesis: Hypothesis,
-    indices: list[int],
-    change: Callable[[Row], dict[str, Any]],
-    *,
-    biases: bool = False,
-) -> Change:
-    """Return the change of some rows, and of the rows of their biases."""
-    rows = list(hypothesis.rows)
-    for index in indices:
-        kernels = rows[index].paths
-        rows[index] = dataclasses.replace(rows[index], **change(rows[index]))
-        own = tuple(path.replace("/kernel", "/bias") for path in kernels)
-        for other, row in enumerate(rows) if biases else ():
-            if row.paths == own:
-                rows[other] = dataclasses.replace(row, **change(row))
-    return Change(text, dataclasses.replace(hypothesis, rows=tuple(rows)))
+def _turned(row: Row) -> Row:
+    """Return the row of a kernel in its other orientation."""
+    if row.paths[0].endswith("/bias"):
+        return row
+    turned = Operation(not row.operation.transposed, row.operation.shape)
+    return dataclasses.replace(row, operation=turned)
+
+
+def _restacked(row: Row, order: tuple[int, ...], stack: Stack) -> Row:
+    parameters = tuple(row.paths[index] for index in order)
+    return dataclasses.replace(row, parameters=parameters, stack=stack)

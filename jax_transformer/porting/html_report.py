@@ -14,15 +14,15 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import LAYER, Layout, Pair, expand
 from jax_transformer.errors import InputError
-from jax_transformer.porting.attention import Attention, attention_of_both, chosen_row
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.places import attention_places, run
+from jax_transformer.porting.record import Batch, Masks, Record
 from jax_transformer.porting.suggest import together
 from jax_transformer.storage.writing import replace_file
 
@@ -304,10 +304,86 @@ def operation(pair: Pair) -> str:
     return f"{split}, each {change}" if change else split
 
 
+class Attention(NamedTuple):
+    """The attention of one block for one row of a batch; weights are [H, queries, keys].
+
+    Attributes:
+        axes: What the keys and the queries are, as ("source", "target").
+        theirs: The recorded weights; None where there are none.
+        module: Module of the user's program that they are an output of, or "".
+    """
+
+    title: str
+    name: str
+    axes: tuple[str, str]
+    ours: np.ndarray
+    theirs: np.ndarray | None
+    module: str
+
+
+def chosen_row(record: Record, bos_id: int) -> tuple[Batch, int]:
+    """Return the longest row without padding, where masks make no difference, and its batch."""
+
+    def length(place: tuple[Batch, int]) -> int:
+        batch, row = place
+        source, target = batch.tokens(record.pad_id, bos_id)
+        whole = source[row].all() and target[row].all()
+        return source.shape[1] + target.shape[1] if whole else 0
+
+    rows = [(batch, row) for batch in record.batches for row in range(len(batch.src))]
+    return max(rows, key=length)
+
+
+def attention_of_both(
+    comparison: Comparison,
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    pad_id: int | None,
+    batch: Batch,
+    row: int,
+) -> list[Attention]:
+    """Return the self-attention of the first encoder layer and the cross-attention of the last."""
+    one = batch._replace(src=batch.src[row : row + 1], tgt=batch.tgt[row : row + 1])
+    convention = Masks(causal="not causal" not in comparison.masks)
+    masks = one.masks(convention, pad_id, config.bos_id)
+    _, places = run(params, config, one.src, one.tgt, masks)
+    modules = {block.name: block.foreign for block in comparison.blocks}
+    titles = ("First encoder layer to itself", "Last decoder layer to the source")
+    maps = []
+    for place, title in zip(attention_places(config), titles, strict=True):
+        ((side, (weights,)),) = places[place].items()
+        name = place.removesuffix(".dropout")
+        module, theirs = _recorded(batch, row, weights[0], modules.get(name, ""))
+        maps.append(Attention(title, name, ("source", side), weights[0], theirs, module))
+    return maps[::-1]
+
+
+def _recorded(
+    batch: Batch, row: int, ours: np.ndarray, module: str
+) -> tuple[str, np.ndarray | None]:
+    """Return the recorded weights of an attention, and the name of the module they came from.
+
+    They are an output [B, H, queries, keys] whose rows sum to 1: of the module that is known to be
+    the attention or lies in it, or else the output that is most like ours.
+    """
+    found = {}
+    for name, block in batch.blocks.items():
+        if block.shape == (len(batch.src), *ours.shape):
+            weights = block[row].astype(np.float64)
+            if (weights >= 0).all() and np.allclose(weights.sum(-1), 1, atol=1e-3):
+                found[name] = weights
+    inside = [name for name in found if module and f"{name}.".startswith(f"{module}.")]
+    candidates = inside or list(found)
+    if not candidates:
+        return "", None
+    nearest = min(candidates, key=lambda name: np.abs(found[name] - ours).max())
+    return nearest, found[nearest]
+
+
 def _attention_section(
     comparison: Comparison, params: Mapping[str, Any], config: TransformerConfig, record: Record
 ) -> str:
-    batch, row = chosen_row(record)
+    batch, row = chosen_row(record, config.bos_id)
     maps = attention_of_both(comparison, params, config, record.pad_id, batch, row)
     lead = (
         "How much each query position (down) attends to each key position (across), head by head. "

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.fixed_buffer import fixed_buffer
 from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape, identity
 from jax_transformer.errors import InputError
-from jax_transformer.porting.blocks import Group, inner_width, matrix_shape
+from jax_transformer.porting.blocks import Group, matrix_shape, role_shape
 from jax_transformer.porting.names import Unit
 from jax_transformer.porting.questions import group_name, orientation_name
+from jax_transformer.porting.record import Masks
 from jax_transformer.porting.structure import Layer, Structure
 
 Answers = Mapping[str, Any]
 FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Masks:
-    """Which masks a program uses, beside the config.
-
-    Attributes:
-        source: Which stacks hide the source's padding: "encoder and decoder", "encoder",
-            "decoder" or "nowhere".
-    """
-
-    source: str = "encoder and decoder"
-    target: bool = True
-    causal: bool = True
-
-    @property
-    def text(self) -> str:
-        """The masks in words."""
-        words = [f"padding of the source hidden in: {self.source}"]
-        words += [] if self.target else ["padding of the target not hidden"]
-        words += [] if self.causal else ["later targets not hidden"]
-        return "; ".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,30 +56,35 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
     ids = [i for i in range(min(smallest, 3)) if i != pad_id]  # no weights tell them
     fields |= {"bos_id": ids[0], "eos_id": ids[-1]}
     masks = Masks(
-        answers["source padding hidden in"],
+        *answers["source padding hidden in"],
         answers["target padding hidden"],
         answers["later targets hidden"],
     )
     return Hypothesis(TransformerConfig.from_dict(fields), tuple(rows), masks)
 
 
-def to_layout(structure: Structure, hypothesis: Hypothesis, name: str = "suggested") -> Layout:
-    """Return the layout of a hypothesis, its computed tables and unused tensors included."""
-    computed = [
-        positions
-        for positions in structure.sinusoids
-        if positions.kind == hypothesis.config.positions and not positions.offset
-    ]
-    buffers = tuple(Buffer(p.name, _position_table(p.shape, structure.width)) for p in computed)
-    unused = [positions.name for positions in structure.sinusoids if positions not in computed]
-    unused += structure.unused
+def to_layout(
+    structure: Structure, hypothesis: Hypothesis, tensors: Mapping[str, np.ndarray]
+) -> Layout:
+    """Return the layout of a hypothesis, with the buffers that can be given back."""
+    buffers, unused = [], []
+    for positions in structure.sinusoids:
+        if positions.kind == hypothesis.config.positions and not positions.offset:
+            table = _position_table(positions.shape, structure.width)
+            buffers.append(Buffer(positions.name, table))
+        else:
+            unused.append(positions.name)
+    constants = [*structure.unused]
     for layer in (structure.encoder, structure.decoder):
-        unused += [
-            layer.stack.name(index, suffix)
-            for index in range(len(layer.stack.indices))
-            for suffix in layer.unused
-        ]
-    return Layout(name, hypothesis.rows, buffers, unused=tuple(unused))
+        for index, suffix in itertools.product(range(len(layer.stack.indices)), layer.unused):
+            constants.append(layer.stack.name(index, suffix))
+    for name in constants:
+        value = fixed_buffer(tensors[name])
+        if value is None:
+            unused.append(name)
+        else:
+            buffers.append(Buffer(name, value))
+    return Layout("suggested", hypothesis.rows, tuple(buffers), unused=tuple(unused))
 
 
 def _position_table(shape: Shape, width: int) -> PositionTable:
@@ -120,12 +108,11 @@ def _layer_rows(
     if side == "decoder":
         blocks["cross_attention"] = layer.attentions[order[1]]
     blocks["feed_forward"] = layer.feed_forward
-    shapes = layer.stack.shapes
     pairs: list[tuple[str, str | tuple[str, ...], Operation, str]] = []
     for block, group in blocks.items():
-        pairs += _group_pairs(structure.width, shapes, block, group, answers, fields)
+        pairs += _group_pairs(structure.width, block, group, answers, fields)
     norms = answers[f"the norms of an {side} layer"]
-    for norm, block in zip(_norms(layer.norms, answers), norms, strict=True):
+    for norm, block in zip(layer.norms, norms, strict=True):
         path = block if block == "memory_norm" else f"{block}_residual/norm"
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         pairs.append((norm.scale, f"{path}/scale", Operation(), "rows"))
@@ -155,79 +142,50 @@ def _layer_rows(
             yield Row(layer.stack.name(0, layer.relative), f"{side}/{table}")
 
 
-def _norms(norms: tuple[Unit, ...], answers: Answers) -> Iterable[Unit]:
-    """Yield norms, the scale and bias of each exchanged where the answers say so."""
-    for norm in norms:
-        exchanged = norm.bias and answers.get("scale and bias of the norms", False)
-        yield Unit(scale=norm.bias, bias=norm.scale) if exchanged else norm
-
-
 def _group_pairs(
     width: int,
-    shapes: Mapping[str, Shape],
     block: str,
     group: Group,
     answers: Answers,
     fields: dict[str, Any],
 ) -> Iterable[tuple[str, str | tuple[str, ...], Operation, str]]:
     """Yield suffix, paths, operation and stacking of a group's tensors."""
-    roles = answers[f"roles of {group_name(group)}"]
-    inner = inner_width(group, roles, width)
+    shared, first = group.kind == "shared", group.units[0].name
     if group.is_attention:
-        _agree(fields, "inner", inner, group.units[0].name)
-        shared = group.kind == "shared"
-        _agree(fields, "head_projection", "shared" if shared else "full", group.units[0].name)
+        _agree(fields, "inner", width if shared else group.inner, first)
+        _agree(fields, "head_projection", "shared" if shared else "full", first)
     else:
-        _agree(fields, "d_ff", inner, group.units[0].name)
-        _agree(fields, "gated_feed_forward", group.kind != "feed_forward", group.units[0].name)
+        _agree(fields, "d_ff", group.inner, first)
+        _agree(fields, "gated_feed_forward", group.kind != "feed_forward", first)
+    roles = answers[f"roles of {group_name(group)}"]
     for index, (unit, role) in enumerate(zip(group.units, roles, strict=True)):
         role, _, stack = role.partition(" ")
         parts = role.split("+")
-        outputs, inputs = (width, inner) if role in ("output", "outer") else (inner, width)
-        if group.kind == "shared" and role != "output":
-            outputs = inputs = unit.shape[0]
-        shape = matrix_shape(unit, width)
-        expected = (outputs * len(parts), inputs)
+        shape, expected = (
+            matrix_shape(unit, width),
+            role_shape(group.kind, role, width, group.inner),
+        )
+        transposed = shape == expected
         if expected[0] == expected[1] and len(parts) == 1:
             transposed = answers[orientation_name(group, index)]
-        else:
-            transposed = shape == expected
-        if shape != (expected if transposed else expected[::-1]):
-            raise InputError(f"{unit.matrix} {list(unit.shape)} is no {role} of width {inner}")
         paths = tuple(f"{block}/{part}/kernel" for part in parts)
         yield unit.matrix, _one(paths), _operation(unit, transposed, parts), stack or "rows"
-        field = _bias_field(role)
+        field = "attention_output_bias" if role == "output" else "qkv_bias"
+        field = field if group.is_attention else "feed_forward_bias"
         _agree(fields, field, bool(unit.bias), unit.matrix)
         if unit.bias:
-            if shapes[unit.bias] != (expected[0],):
-                raise InputError(
-                    f"{unit.bias} {list(shapes[unit.bias])} is no bias of {unit.matrix}, whose "
-                    f"outputs are {expected[0]}"
-                )
             paths = tuple(f"{block}/{part}/bias" for part in parts)
-            stacked = "heads" if stack == "heads" else "rows"
-            yield unit.bias, _one(paths), Operation(), stacked
+            yield unit.bias, _one(paths), Operation(), "heads" if stack == "heads" else "rows"
 
 
 def _operation(unit: Unit, transposed: bool, parts: list[str]) -> Operation:
     if len(unit.shape) == 2 or len(parts) > 1:
         return Operation(transposed)
-    # Three axes: the heads are one of them.
-    last = len(unit.shape) - 1
-    shape: tuple[int | str, ...] = tuple(
-        -1 if axis == last else length for axis, length in enumerate(unit.shape)
-    )
-    return Operation(transposed, shape)
+    return Operation(transposed, (*unit.shape[:-1], -1))  # the heads are one of three axes
 
 
 def _one(paths: tuple[str, ...]) -> str | tuple[str, ...]:
     return paths[0] if len(paths) == 1 else paths
-
-
-def _bias_field(role: str) -> str:
-    if role in ("inner", "outer", "gate", "gate+inner", "inner+gate"):
-        return "feed_forward_bias"
-    return "attention_output_bias" if role == "output" else "qkv_bias"
 
 
 def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]) -> Iterable[Row]:
@@ -272,7 +230,7 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
                 bias, "output_projection/bias", Operation() if flat else Operation(shape=(1, -1))
             )
     slots = answers["the norms outside the layers"]
-    for norm, slot in zip(_norms(structure.norms, answers), slots, strict=True):
+    for norm, slot in zip(structure.norms, slots, strict=True):
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         yield Row(norm.scale, f"{slot}/scale")
         if norm.bias:

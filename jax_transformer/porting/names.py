@@ -72,12 +72,14 @@ class Unit:
         matrix: Name of the tensor with two or more axes; "" for a norm.
         bias: Name of the bias; "" where there is none.
         scale: Name of a norm's scale; "" for a product.
+        bias_length: Its length; 0 where there is none.
     """
 
     matrix: str = ""
     shape: Shape = ()
     bias: str = ""
     scale: str = ""
+    bias_length: int = 0
 
     @property
     def name(self) -> str:
@@ -175,8 +177,9 @@ def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
         vectors = [name for name in names if len(shapes[name]) == 1]
         other += [name for name in names if not shapes[name]]
         if len(matrices) == 1 and len(vectors) <= 1:
-            bias = vectors[0] if vectors else ""
-            products.append(Unit(matrices[0], shapes[matrices[0]], bias))
+            bias = "".join(vectors)
+            length = shapes[bias][0] if bias else 0
+            products.append(Unit(matrices[0], shapes[matrices[0]], bias, bias_length=length))
             continue
         products += [Unit(name, shapes[name]) for name in matrices]
         biases = [name for name in vectors if _split_leaf(name)[1] not in SCALE_NAMES]
@@ -189,12 +192,6 @@ def find_units(shapes: Mapping[str, Shape], width: int) -> Units:
         else:
             other += vectors
     return Units(tuple(products), tuple(norms), tuple(other))
-
-
-def is_named(norm: Unit) -> bool:
-    """Return whether names say which tensor of a norm is its scale."""
-    named = _split_leaf(norm.scale)[1] in SCALE_NAMES
-    return not norm.bias or (named and _split_leaf(norm.bias)[1] in BIAS_NAMES)
 
 
 def _is_unit(shapes: Sequence[Shape], width: int, is_leaf: bool) -> bool:

@@ -6,11 +6,10 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Shape
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import (
     ATTENTION_WORDS,
@@ -18,12 +17,11 @@ from jax_transformer.porting.blocks import (
     FEED_FORWARD_WORDS,
     SELF_WORDS,
     Group,
-    inner_width,
     matrix_shape,
     vote,
 )
-from jax_transformer.porting.names import Unit, is_named, words
-from jax_transformer.porting.structure import Layer, Structure
+from jax_transformer.porting.names import Unit, words
+from jax_transformer.porting.structure import SINUSOIDS, Layer, Structure
 
 Certainty = Literal["certain", "likely", "open"]
 
@@ -36,11 +34,25 @@ HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", 
 TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
 MOST_HEADS = 256
-EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9)
+_HINTS = inspect.get_annotations(TransformerConfig, eval_str=True)
+LITERALS = "norm_placement norm activation attention_scale embedding_scale output_scale"
+# The values of the fields that change numbers and no shape, the usual ones first.
+VALUES: dict[str, tuple[Any, ...]] = {
+    **{name: get_args(_HINTS[name]) for name in (*LITERALS.split(), "decoder_attention")},
+    "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
+    "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
+    "position_offset": (0, 2, 1),
+    "relative_attention_max_distance": (128, 64, 256, 32),
+}
 STACK_NORMS = ("encoder/norm", "decoder/norm")
 EMBEDDING_NORMS = ("source_embedding_norm", "target_embedding_norm")
-# Which attentions hide the source's padding: one argument of `encode`, one of `decode`.
-SOURCE_MASKS = ("encoder and decoder", "nowhere", "encoder", "decoder")
+# Which attentions hide the source's padding: those of the encoder, those to the memory.
+SOURCE_MASKS = {
+    (True, True): "encoder and decoder",
+    (False, False): "nowhere",
+    (True, False): "encoder",
+    (False, True): "decoder",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +92,7 @@ def find_questions(structure: Structure) -> dict[str, Question]:
         questions += _group_questions(places, structure.width, orientation)
     questions.append(_self_or_cross(structure.decoder))
     questions += [_norm_order(layer, side) for layer, side in zip(layers, SIDES, strict=True)]
-    questions += [_outside_norms(structure), *_scale_and_bias(structure)]
-    questions.append(tables := _tables(structure))
+    questions += [_outside_norms(structure), tables := _tables(structure)]
     questions += _fields(structure, {bool(answer.positions) for answer in tables.answers})
     return {question.name: question for question in questions}
 
@@ -101,8 +112,7 @@ def _group_questions(
             if suffix
         )
 
-    layer_shapes = places[0][0].stack.shapes
-    roles = _role_answers(group, width, [layer_shapes.get(unit.bias) for unit in group.units])
+    roles = _role_answers(group, width)
     named: Certainty = "likely" if group.named else "open"
     concerned = [i for i in range(len(group.units)) if len({answer[i] for answer in roles}) > 1]
     yield Question(
@@ -135,55 +145,21 @@ def orientation_name(group: Group, index: int) -> str:
     return f"orientation of {group.pattern[1 + index]} in {group_name(group)}"
 
 
-def _role_answers(
-    group: Group, width: int, biases: Sequence[Shape | None]
-) -> tuple[tuple[str, ...], ...]:
+def _role_answers(group: Group, width: int) -> tuple[tuple[str, ...], ...]:
     """Return the possible roles of a group's products, the likeliest first."""
-    shapes = [matrix_shape(unit, width) for unit in group.units]
-    first = group.roles
-    if group.kind in ("fused", "key_value", "fused_gate"):
-        stacked = next(i for i, role in enumerate(first) if "+" in role)
-        orders = [
-            "+".join(order) + ending
-            for ending in _stacking(shapes[stacked], width, group.kind)
-            for order in itertools.permutations(first[stacked].split("+"))
-        ]
-        others = [i for i in range(len(first)) if i != stacked]
-        answers = []
-        for order, swap in itertools.product(orders, itertools.permutations(others)):
-            roles = list(first)
-            for index, other in zip(others, swap, strict=True):
-                roles[index] = first[other]
-            roles[stacked] = order
-            if all(shapes[i] == shapes[o] for i, o in zip(others, swap, strict=True)):
-                answers.append(tuple(roles))
-        return tuple(answers)
-    if group.kind == "feed_forward":
-        return tuple(a for a in itertools.permutations(first) if _fits(a, shapes, biases, width))
+    stacked = next((role for role in group.roles if "+" in role), None)
+    if stacked is None:
+        return group.assignments
+    shape = matrix_shape(group.units[group.roles.index(stacked)], width)
+    orders = [
+        "+".join(order) + ending
+        for ending in _stacking(shape, width, group.kind)
+        for order in itertools.permutations(stacked.split("+"))
+    ]
     return tuple(
-        tuple(first[i] for i in order)
-        for order in itertools.permutations(range(len(first)))
-        if all(shapes[i] == shapes[o] for i, o in enumerate(order))
-        and _alike(tuple(first[i] for i in order), biases)
-    )
-
-
-def _alike(roles: tuple[str, ...], biases: Sequence[Shape | None]) -> bool:
-    """Return whether query, key and value all have a bias, or none of them."""
-    given = zip(roles, biases, strict=True)
-    return len({bias is None for role, bias in given if role not in ("output", "outer")}) == 1
-
-
-def _fits(
-    roles: tuple[str, ...],
-    shapes: Sequence[Shape],
-    biases: Sequence[Shape | None],
-    width: int,
-) -> bool:
-    """Return whether the biases of a feed-forward network are as long as the roles' outputs."""
-    lengths = {"outer": width, "inner": next((n for s in shapes for n in s if n != width), width)}
-    return all(
-        bias is None or bias == (lengths[role],) for role, bias in zip(roles, biases, strict=True)
+        tuple(order if role == stacked else role for role in roles)
+        for order in orders
+        for roles in group.assignments
     )
 
 
@@ -199,30 +175,45 @@ def _known_orientation(structure: Structure) -> bool | None:
     for layer in (structure.encoder, structure.decoder):
         for group in (*layer.attentions, layer.feed_forward):
             for unit in group.units:
-                shape = matrix_shape(unit, structure.width)
-                bias = layer.stack.shapes.get(unit.bias, ())
-                if bias and shape[0] != shape[1]:
-                    return bias == shape[:1]
+                outputs, inputs = matrix_shape(unit, structure.width)
+                if unit.bias_length and outputs != inputs:
+                    return unit.bias_length == outputs
     return None
 
 
+def _ranked(
+    name: str,
+    answers: Iterable[Any],
+    score: Callable[[Any], float],
+    about: Iterable[str],
+    text: Callable[[Any], str] | None = None,
+    clear: float = 0.5,
+) -> Question:
+    """Return the question with its answers by their scores, the largest first.
+
+    The first answer is likely if its score is that much larger than the second one's.
+    """
+    ordered = tuple(sorted(answers, key=lambda answer: -score(answer)))
+    certainty: Certainty = "certain"
+    if len(ordered) > 1:
+        certainty = "likely" if score(ordered[0]) >= score(ordered[1]) + clear else "open"
+    texts = tuple(map(text, ordered)) if text else ()
+    return Question(name, ordered, certainty, tuple(filter(None, about)), texts)
+
+
 def _self_or_cross(decoder: Layer) -> Question:
-    one, other = (
+    crossing = [
         sum(vote(unit, CROSS_WORDS, SELF_WORDS) for unit in group.units)
         for group in decoder.attentions
-    )
-    likely = (0, 1) if one <= other else (1, 0)
-    about = tuple(
-        decoder.stack.template(unit.matrix) for group in decoder.attentions for unit in group.units
-    )
+    ]
+    units = [unit.matrix for group in decoder.attentions for unit in group.units]
     names = [group.units[0].matrix.strip(".") for group in decoder.attentions]
-    answers = (likely, likely[::-1])
-    return Question(
+    return _ranked(
         "the decoder's self-attention and cross-attention",
-        answers,
-        "open" if one == other else "likely",
-        about,
-        tuple(f"{names[first]} is in the self-attention" for first, _ in answers),
+        ((0, 1), (1, 0)),
+        lambda answer: crossing[answer[1]],
+        map(decoder.stack.template, units),
+        lambda answer: f"{names[answer[0]]} is in the self-attention",
     )
 
 
@@ -232,51 +223,41 @@ def _norm_order(layer: Layer, side: str) -> Question:
     if side == "decoder":
         blocks = ["self_attention", "cross_attention", "feed_forward"]
         blocks += ["memory_norm"] if len(layer.norms) == 4 else []
-    scores = [
-        [_norm_score(norm, block, layer, index) for block in blocks]
-        for index, norm in enumerate(layer.norms)
-    ]
-    orders = sorted(
-        itertools.permutations(range(len(blocks))),
-        key=lambda order: -sum(scores[i][block] for i, block in enumerate(order)),
-    )
-    totals = [sum(scores[i][block] for i, block in enumerate(order)) for order in orders[:2]]
-    about = tuple(
-        layer.stack.template(suffix)
-        for norm in layer.norms
-        for suffix in (norm.scale, norm.bias)
-        if suffix
-    )
-    answers = tuple(tuple(blocks[block] for block in order) for order in orders)
-    certainty = "likely" if totals[0] >= totals[1] + 1 else "open"
-    return Question(f"the norms of an {side} layer", answers, certainty, about)
+
+    def score(answer: tuple[str, ...]) -> float:
+        norms = enumerate(zip(layer.norms, answer, strict=True))
+        return sum(_norm_score(norm, block, layer, index) for index, (norm, block) in norms)
+
+    names = [name for norm in layer.norms for name in (norm.scale, norm.bias) if name]
+    about = map(layer.stack.template, names)
+    name = f"the norms of an {side} layer"
+    return _ranked(name, itertools.permutations(blocks), score, about, clear=1.0)
+
+
+# The usual place of the norm of a block in a layer, its words, and those of other blocks.
+NORM_WORDS = {
+    "self_attention": (0, ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
+    "cross_attention": (1, CROSS_WORDS, SELF_WORDS | FEED_FORWARD_WORDS),
+    "feed_forward": (-1, FEED_FORWARD_WORDS, ATTENTION_WORDS),
+    "memory_norm": (2, {"mem", "memory", "kv", "context"}, SELF_WORDS | FEED_FORWARD_WORDS),
+}
 
 
 def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     """Return how well a norm's name and place suit a block."""
-    position = {
-        "self_attention": 0,
-        "cross_attention": 1,
-        "feed_forward": len(layer.norms) - 1,
-        "memory_norm": 2,
-    }[block]
-    score = 0.5 if index == position else 0.0
+    position, known, others = NORM_WORDS[block]
+    score = 0.5 if index == position % len(layer.norms) else 0.0
     module = norm.name.rpartition(".")[0].rpartition(".")[0]
-    groups = {"feed_forward": [layer.feed_forward], "memory_norm": []}.get(block, [])
-    if block == "self_attention":
-        groups = list(layer.attentions[:1])
-    if block == "cross_attention":
-        groups = list(layer.attentions[1:])
+    groups = {
+        "self_attention": layer.attentions[:1],
+        "cross_attention": layer.attentions[1:],
+        "feed_forward": (layer.feed_forward,),
+        "memory_norm": (),
+    }[block]
     if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
         score += 2
-    known = {
-        "feed_forward": (FEED_FORWARD_WORDS, ATTENTION_WORDS),
-        "self_attention": (ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
-        "cross_attention": (CROSS_WORDS, SELF_WORDS | FEED_FORWARD_WORDS),
-        "memory_norm": ({"mem", "memory", "kv", "context"}, SELF_WORDS | FEED_FORWARD_WORDS),
-    }[block]
     found = {word for word in words(norm.name) if word not in ("layer", "norm")}
-    return score + len(found & known[0]) - len(found & known[1])
+    return score + len(found & known) - len(found & others)
 
 
 def _outside_norms(structure: Structure) -> Question:
@@ -298,21 +279,16 @@ def _outside_norms(structure: Structure) -> Question:
     def score(answer: tuple[str, ...]) -> float:
         total = 0.0
         for norm, slot in zip(structure.norms, answer, strict=True):
-            found = set(words(norm.name))
-            side, other = (SOURCE_WORDS, TARGET_WORDS), (TARGET_WORDS, SOURCE_WORDS)
-            own = side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else other
-            total += len(found & own[0]) - len(found & own[1])
-            total += (1 if slot in EMBEDDING_NORMS else -1) * len(found & EMBEDDING_WORDS)
-            total -= slot in EMBEDDING_NORMS
+            side = vote(norm, SOURCE_WORDS, TARGET_WORDS)
+            total += side if slot in (STACK_NORMS[0], EMBEDDING_NORMS[0]) else -side
+            embeds = vote(norm, EMBEDDING_WORDS, ())
+            total += embeds - 1 if slot in EMBEDDING_NORMS else -embeds
         return total
 
-    answers = sorted(slots, key=lambda answer: -score(answer))
-    sure = len(answers) == 1 or score(answers[0]) >= score(answers[1]) + 0.5
-    certainty: Certainty = "certain" if len(answers) == 1 else "likely" if sure else "open"
-    about = tuple(name for norm in structure.norms for name in (norm.scale, norm.bias) if name)
+    about = [name for norm in structure.norms for name in (norm.scale, norm.bias)]
     names = [norm.scale for norm in structure.norms]
-    texts = tuple(_pairs(names, answer) for answer in answers)
-    return Question("the norms outside the layers", tuple(answers), certainty, about, texts)
+    name = "the norms outside the layers"
+    return _ranked(name, slots, score, about, lambda answer: _pairs(names, answer))
 
 
 class Tables(NamedTuple):
@@ -361,13 +337,10 @@ def _tables(structure: Structure) -> Question:
         total += 3 * bool(tables[output].bias) if own else 0
         return total
 
-    answers.sort(key=lambda answer: -score(answer))
-    sure = len(answers) == 1
-    gap = sure or score(answers[0]) > score(answers[1])
-    certainty: Certainty = "certain" if sure else "likely" if gap else "open"
-    about = tuple(name for table in tables for name in (table.matrix, table.bias) if name)
-    texts = tuple(_tables_text(answer, structure) for answer in answers)
-    return Question("the tables", tuple(answers), certainty, about, texts)
+    about = [name for table in tables for name in (table.matrix, table.bias)]
+    return _ranked(
+        "the tables", answers, score, about, lambda answer: _tables_text(answer, structure)
+    )
 
 
 def _position_pairs(structure: Structure) -> list[tuple[int, ...]]:
@@ -411,79 +384,56 @@ def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
 
 
-def _scale_and_bias(structure: Structure) -> Iterable[Question]:
-    """Return the question whether the vectors of a norm are taken for each other, if it is one."""
-    norms = [(norm, "{}") for norm in structure.norms]
-    for layer in (structure.encoder, structure.decoder):
-        norms += [(norm, layer.stack.template("{}")) for norm in layer.norms]
-    if all(is_named(norm) for norm, _ in norms):
-        return
-    about = [place.replace("{}", n) for norm, place in norms for n in (norm.scale, norm.bias) if n]
-    first = next(norm for norm, _ in norms if norm.bias)
-    texts = tuple(
-        f"scale {one}, bias {other}"
-        for one, other in itertools.permutations((first.scale, first.bias))
-    )
-    yield Question("scale and bias of the norms", (False, True), "likely", tuple(about), texts)
-
-
 def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
     """Return the fields of the config that no shape shows; `learned`: whether positions may be."""
-    width = structure.width
-    hints = inspect.get_annotations(TransformerConfig, eval_str=True)
-
-    def choices(field: str) -> tuple[str, ...]:
-        return get_args(hints[field])
-
-    biased = structure.encoder.norms[0].bias
-    norms = ("layer_norm", "std_norm") if biased else ("rms_norm", "layer_norm", "std_norm")
-    yield Question("norm_placement", choices("norm_placement")[::-1], "open")
-    yield Question("norm", norms, "open")
-    yield Question("norm_epsilon", EPSILONS, "open")
+    norms = VALUES["norm"][:2] if structure.encoder.norms[0].bias else VALUES["norm"][::-1]
     gated = structure.encoder.feed_forward.kind != "feed_forward"
-    activations = ("silu", "gelu_tanh", "gelu", "relu") if gated else choices("activation")
-    yield Question("activation", activations, "open")
-    yield Question("num_heads", _heads(structure, width), "open")
-    yield Question("attention_scale", choices("attention_scale"), "likely")
+    yield Question("norm_placement", VALUES["norm_placement"][::-1], "open")
+    yield Question("norm", norms, "open")
+    yield Question("norm_epsilon", VALUES["norm_epsilon"], "open")
+    yield Question("activation", VALUES["activation"][:: -1 if gated else 1], "open")
+    yield Question("num_heads", _heads(structure), "open")
+    yield Question("attention_scale", VALUES["attention_scale"], "likely")
     if structure.tables:
-        yield Question("embedding_scale", choices("embedding_scale"), "open")
-        yield Question("output_scale", choices("output_scale"), "likely")
+        yield Question("embedding_scale", VALUES["embedding_scale"], "open")
+        yield Question("output_scale", VALUES["output_scale"], "likely")
     if structure.encoder.relative:
         yield Question("positions", ("relative",), "certain")
-        yield Question("relative_attention_max_distance", (128, 64, 256, 32), "likely")
+        name = "relative_attention_max_distance"
+        yield Question(name, VALUES[name], "likely")
     elif learned == {True}:
         yield Question("positions", ("learned",), "certain")
-        yield Question("position_offset", (0, 2, 1), "open")
+        yield Question("position_offset", VALUES["position_offset"], "open")
     elif structure.sinusoids:
         first = structure.sinusoids[0]
         yield Question("positions", (first.kind, "none"), "likely")
         yield Question("position_offset", (first.offset,), "certain")
     else:
-        order = (
-            *("sinusoidal", "none", "sinusoidal_halves", "sinusoidal_tensor2tensor"),
-            "sinusoidal_per_column",
-        )
-        yield Question("positions", order, "open")
-        yield Question("position_offset", (0, 2, 1), "likely")
+        yield Question("positions", VALUES["positions"], "open")
+        yield Question("position_offset", VALUES["position_offset"], "likely")
     if len(structure.decoder.norms) == 3:
-        yield Question("decoder_attention", choices("decoder_attention"), "likely")
-    yield Question("source padding hidden in", SOURCE_MASKS, "open")
+        yield Question("decoder_attention", VALUES["decoder_attention"], "likely")
+    hidden, texts = tuple(SOURCE_MASKS), tuple(SOURCE_MASKS.values())
+    yield Question("source padding hidden in", hidden, "open", texts=texts)
     yield Question("target padding hidden", (True, False), "open")
     yield Question("later targets hidden", (True, False), "likely")
 
 
-def _heads(structure: Structure, width: int) -> tuple[int, ...]:
+def _heads(structure: Structure) -> tuple[int, ...]:
     """Return the possible numbers of heads, the usual widths of a head first."""
-    group = structure.encoder.attentions[0]
+    group, width = structure.encoder.attentions[0], structure.width
     for unit in group.units:
         if len(unit.shape) == 3:
             return (unit.shape[1] if unit.shape[0] == width else unit.shape[0],)
         if group.kind == "shared" and unit.shape[0] != width:
             return (width // unit.shape[0],)
-    inner = inner_width(group, group.roles, width)
-    relative = structure.encoder.relative
+    relative, stack = structure.encoder.relative, structure.encoder.stack
     if relative:
-        stack = structure.encoder.stack
         return ((stack.shapes | stack.first_only)[relative][1],)
+    return possible_heads(group.inner)
+
+
+def possible_heads(inner: int) -> tuple[int, ...]:
+    """Return the numbers of heads that may be as wide together, the usual widths first."""
     divisors = [heads for heads in range(1, min(inner, MOST_HEADS) + 1) if inner % heads == 0]
     return tuple(sorted(divisors, key=lambda heads: (heads == 1, abs(inner / heads - 64))))

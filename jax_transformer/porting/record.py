@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from jax_transformer.config import TransformerConfig
+
 NAME = re.compile(r"(?:(0|[1-9][0-9]{0,5})\.)?(src|tgt|logits|block\.(.+))")
 PARTS = ("src", "tgt", "logits")
 MOST_BATCHES = 100  # each shape of a batch is compiled
 OutputKind = Literal["logits", "log_softmax", "softmax"]
 SUM_TOLERANCE = 1e-2  # of probabilities that were computed in half precision
+DEFAULT_MASKS = "default"
+EXACT, ROUGH = 1e-11, 1e-5  # the largest errors that rounding to float64 and to float32 causes
 LARGEST_ID = np.iinfo(np.int32).max
 
 SNIPPET = """\
@@ -61,6 +65,36 @@ save_file(tensors, "recorded.safetensors")
 """
 
 
+class Masks(NamedTuple):
+    """Which masks a program uses; prints how they differ from the usual ones.
+
+    Attributes:
+        encoder: Whether the encoder hides the padding of the source.
+        memory: Whether the attention to the memory hides it.
+        target: Whether the padding of the target is hidden.
+        causal: Whether later targets are hidden.
+    """
+
+    encoder: bool = True
+    memory: bool = True
+    target: bool = True
+    causal: bool = True
+
+    def __str__(self) -> str:
+        changes = []
+        if not self.encoder and not self.memory:
+            changes.append("no source padding mask")
+        elif not self.encoder:
+            changes.append("no source padding mask in the encoder")
+        elif not self.memory:
+            changes.append("no source padding mask in the cross-attention")
+        if not self.target:
+            changes.append("no target padding mask")
+        if not self.causal:
+            changes.append("not causal")
+        return ", ".join(changes) or DEFAULT_MASKS
+
+
 class Batch(NamedTuple):
     """One call of the program: B rows of S source and T target positions, V target tokens.
 
@@ -76,6 +110,34 @@ class Batch(NamedTuple):
     tgt: np.ndarray
     output: np.ndarray
     blocks: dict[str, np.ndarray]
+
+    def tokens(self, pad_id: int | None, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return which positions of the source [B, S] and the target [B, T] hold a token."""
+        source, target = (
+            np.ones(side.shape[:2], bool) if side.ndim == 3 or pad_id is None else side != pad_id
+            for side in (self.src, self.tgt)
+        )
+        if bos_id == pad_id:
+            target[:, 0] = True  # BOS is no padding
+        return source, target
+
+    def compared(
+        self, pad_id: int | None, config: TransformerConfig
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of both sides whose outputs are compared: of rows with a source."""
+        source, target = self.tokens(pad_id, config.bos_id)
+        target = target & source.any(1, keepdims=True)
+        if config.decoder_attention == "self_over_memory" and source.shape == target.shape:
+            target = target & source  # a position reads that of the source
+        return source, target
+
+    def masks(self, masks: Masks, pad_id: int | None, bos_id: int) -> tuple[np.ndarray, ...]:
+        """Return the masks of the encoder, the memory [B, 1, 1, S] and the target [B, 1, T, T]."""
+        source, target = self.tokens(pad_id, bos_id)
+        source, target = source[:, None, None, :], target[:, None, None, :] | (not masks.target)
+        target = np.repeat(target, target.shape[-1], axis=2)
+        target = np.tril(target) if masks.causal else target
+        return source | (not masks.encoder), source | (not masks.memory), target
 
 
 class Record(NamedTuple):

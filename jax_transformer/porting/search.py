@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,31 +56,22 @@ class Finding:
         return tuple(other for other in self.alternatives if other.error <= limit)
 
 
-def search(
-    structure: Structure,
-    tensors: Mapping[str, np.ndarray],
-    record: Record,
-    progress: Progress | None = None,
-    minutes: float = 10.0,
-) -> Finding:
-    """Return the answers with which the model follows a record, or comes nearest to it.
+class Search:
+    """A search for the answers with which a model follows a record, or comes nearest to it.
 
     Each question is answered in turn by its best answer, until none gets better; then pairs of
     questions. An answer is better where more places agree, or where the first difference is
     smaller. Single tokens come first in a record, so norms, activation and positions are settled
     before queries, keys and heads, and these before masks.
     """
-    return _Search(structure, tensors, record, progress, minutes).run()
 
-
-class _Search:
     def __init__(
         self,
         structure: Structure,
         tensors: Mapping[str, np.ndarray],
         record: Record,
-        progress: Progress | None,
-        minutes: float,
+        progress: Progress | None = None,
+        minutes: float = 10.0,
     ) -> None:
         self.structure = structure
         self.tensors = Tensors(tensors)
@@ -112,14 +103,8 @@ class _Search:
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         fit, seconds = self._fit(answers), time.perf_counter() - self.start
-        found = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
-        return Finding(*found, seconds, self.stopped)
-
-    def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
-        key = (only, *answers.values())
-        if key not in self.known:
-            self.known[key] = self._simulate(answers, only)
-        return self.known[key]
+        result = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
+        return Finding(*result, seconds, self.stopped)
 
     def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
         """Return the model of these answers; None where no config has it."""
@@ -128,11 +113,15 @@ class _Search:
         except InputError:
             return None
 
-    def _simulate(self, answers: Mapping[str, Any], only: str | None) -> Fit:
+    def _fit(self, answers: Mapping[str, Any], only: str | None = None) -> Fit:
+        key = (only, *answers.values())
+        if key in self.known:
+            return self.known[key]
         hypothesis = self._build(answers)
         if hypothesis is None:
-            return NOTHING
+            return self.known.setdefault(key, NOTHING)
         fit = simulate(self.tensors, hypothesis, self.record, self.taps, only=only)
+        self.known[key] = fit
         self.passes += 1
         if only is None:
             self.agreed = max(self.agreed, fit.score[0])
@@ -154,7 +143,9 @@ class _Search:
             there = self._fit(changed, point.name).points[-1]
             if not there.distance < point.distance * GAIN:
                 return False
-        return _better(self._fit(changed), fit)
+        (agreed, distance), (before, farther) = self._fit(changed).score, fit.score
+        further = agreed == before and distance > farther * GAIN and not fit.complete
+        return agreed > before or further
 
     def _changes(self, answers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         for name, question in self.questions.items():
@@ -222,7 +213,7 @@ class _Search:
         return best
 
     def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """Return the best answers of descents that begin with other norms and placements."""
+        """Return the best answers of descents from other norms and placements."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = [name for name in names if name in self.questions]
         starts = [
@@ -230,21 +221,22 @@ class _Search:
             for choice in itertools.product(*(self.questions[name].answers for name in asked))
         ]
         found = [answers]
-        for start in starts:
-            swept = self._swept(start)
-            found += [swept] if swept not in found else []
-            if self._fit(swept).complete:
-                return swept
-        found.sort(key=lambda answers: self._fit(answers).score, reverse=True)
-        for start in found[:STARTS]:
-            found.append(self._descend(start))
-            if self._fit(found[-1]).complete:
-                return found[-1]
-        for stacked in (other for start in starts for other in self._stacked_alike(start)):
-            found.append(self._swept(stacked))
-            if self._fit(found[-1]).complete:
-                return found[-1]
-        return max(found, key=lambda answers: self._fit(answers).score)
+
+        def descents() -> Iterator[dict[str, Any]]:
+            yield from map(self._swept, starts)
+            yield from map(self._descend, sorted(found, key=self._score, reverse=True)[:STARTS])
+            for start in starts:
+                yield from map(self._swept, self._stacked_alike(start))
+
+        for answers in descents():
+            if answers not in found:
+                found.append(answers)
+            if self._fit(answers).complete or self._is_over():
+                break
+        return max(found, key=self._score)
+
+    def _score(self, answers: Mapping[str, Any]) -> tuple[int, float]:
+        return self._fit(answers).score
 
     def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers that no change of one improves."""
@@ -278,12 +270,6 @@ class _Search:
             if len(fit.points) >= place or self._fit(answers).complete:
                 alternatives.append(Alternative(name, answer, fit.error))
         return answers, tuple(sorted(alternatives, key=lambda other: other.error))
-
-
-def _better(one: Fit, other: Fit) -> bool:
-    if one.score[0] != other.score[0]:
-        return one.score[0] > other.score[0]
-    return one.score[1] > other.score[1] * GAIN and not other.complete
 
 
 def layer_modules(structure: Structure) -> dict[str, str]:

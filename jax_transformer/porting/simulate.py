@@ -7,7 +7,9 @@ what follows the first difference is not computed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,17 +21,15 @@ from torch.func import functional_call
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Row
 from jax_transformer.porting.hypothesis import Hypothesis
-from jax_transformer.porting.record import output_kind
+from jax_transformer.porting.record import ROUGH, Masks, output_kind
 from jax_transformer.storage.weights.arrays import as_torch
-from torch_reference import functional
-from torch_reference.layers import EncoderLayer, Norm, RelativeAttentionBias
-from torch_reference.self_over_memory import decoder_layer
+from torch_reference import Transformer
 
 if TYPE_CHECKING:
     from jax_transformer.porting.record import Batch, Record
 
-BOUND = 1e-5  # the largest error that rounding causes
 MOST_TOKENS = 500  # whose logits are compared
+LAYER = re.compile(r"(\w+\.layers\.\d+)\.(.+)")
 
 
 class Point(NamedTuple):
@@ -130,106 +130,136 @@ def simulate(
     place alone is compared, and layers whose recorded output is known are not computed.
     """
     points: list[Point] = []
-    parameters = tensors.parameters(hypothesis)
+    run = _run_of(
+        dataclasses.replace(hypothesis.config, num_encoder_layers=1, num_decoder_layers=1)
+    )
+    outside: dict[str, Tensor] = {}
+    layers: dict[str, dict[str, Tensor]] = {}  # the parameters of each layer
+    for name, value in tensors.parameters(hypothesis).items():
+        if match := LAYER.match(name):
+            layers.setdefault(match[1], {})[match[2]] = value
+        else:
+            outside[f"model.{name}"] = value
+    place, _, chosen = (only or "").partition(" of batch ")
     with torch.inference_mode():
         for number, batch in enumerate(record.batches):
-            place = only
-            if only is not None:
-                place, _, own = only.partition(" of batch ")
-                if int(own) != number:
-                    continue
-            for point in _run(parameters, hypothesis, batch, record.pad_id, taps, place):
-                points.append(point._replace(name=f"{point.name} of batch {number}"))
-                if not point.error <= BOUND:
-                    return Fit(tuple(points), complete=False)
+            if chosen and int(chosen) != number:
+                continue
+            arguments = (layers, batch, hypothesis.masks, record.pad_id, taps, place)
+            points += [
+                point._replace(name=f"{point.name} of batch {number}")
+                for point in functional_call(run, outside, arguments)
+            ]
+            if not points[-1].error <= ROUGH:
+                return Fit(tuple(points), complete=False)
     return Fit(tuple(points), complete=True)
 
 
-def _run(
-    parameters: Mapping[str, Tensor],
-    hypothesis: Hypothesis,
-    batch: Batch,
-    pad_id: int | None,
-    taps: Mapping[str, str],
-    only: str | None,
-) -> Iterator[Point]:
-    """Yield the places of one batch in the order of execution, or only one."""
-    config, masks = hypothesis.config, hypothesis.masks
-    src, tgt = _tokens(batch.src), _tokens(batch.tgt)
-    src_kept, tgt_kept = _kept(batch.src, pad_id), _kept(batch.tgt, pad_id)
-    if batch.tgt.ndim == 2 and config.bos_id == config.pad_id:
-        tgt_kept[:, 0] = True  # BOS is no padding
-    seen = src_kept[:, None, None, :]
-    everywhere = torch.ones_like(seen)
-    encoder_mask = seen if masks.source in ("encoder and decoder", "encoder") else everywhere
-    memory_mask = seen if masks.source in ("encoder and decoder", "decoder") else everywhere
-    length = tgt.shape[1]
-    tgt_mask = torch.ones(1, 1, length, length, dtype=torch.bool)
-    tgt_mask = tgt_mask.tril() if masks.causal else tgt_mask
-    if masks.target:
-        tgt_mask = tgt_mask & tgt_kept[:, None, None, :]
-
-    def stack(
-        side: str, kind: type[nn.Module], x: Tensor, kept: Tensor, *others: Tensor
-    ) -> Generator[Point, None, Tensor]:
-        """Yield the places of a stack's layers, and return its output."""
-        bias = None
-        if config.has_shared_relative_bias:
-            table = RelativeAttentionBias(config, bidirectional=side == "encoder")
-            own = _under(parameters, f"{side}.relative_attention_bias")
-            bias = functional_call(table, own, (x.shape[1], x.shape[1]))
-        for index in range(getattr(config, f"num_{side}_layers")):
-            name = f"{side}.layers.{index}"
-            theirs = _tap(batch, taps.get(name), x)
-            if theirs is None or only in (None, name):
-                layer = _module(kind, config), _under(parameters, name)
-                x = functional_call(*layer, (x, *others, bias))
-            if theirs is not None:
-                if only in (None, name):
-                    yield _compare(name, x, theirs, kept)
-                x = theirs
-        return _norm(parameters, config, f"{side}.norm", x)
-
-    memory = _embed(parameters, config, src, "source")
-    memory = yield from stack("encoder", EncoderLayer, memory, src_kept, encoder_mask)
-    tgt_kept = tgt_kept & src_kept.any(1, keepdim=True)  # without a source, programs differ
-    x = _embed(parameters, config, tgt, "target")
-    x = yield from stack(
-        "decoder", decoder_layer(config), x, tgt_kept, memory, tgt_mask, memory_mask
-    )
-    if only in (None, "logits"):
-        yield _compare_output(parameters, config, x, batch.output, tgt_kept)
+@functools.lru_cache(maxsize=256)
+def _run_of(config: TransformerConfig) -> _Run:
+    """Return the model without memory for its parameters, which a call hands in."""
+    with torch.device("meta"):
+        return _Run(config).eval()
 
 
-def _compare(name: str, ours: Tensor, theirs: Tensor, kept: Tensor) -> Point:
+class _Run(nn.Module):
+    """The model layer by layer, each beside the record; all layers of a stack share a module."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.model = Transformer(config)
+
+    def forward(self, *arguments: object) -> list[Point]:
+        """Return the places of one batch up to the first that differs; arguments as `_places`."""
+        points = []
+        for point in self._places(*arguments):
+            points.append(point)
+            if not point.error <= ROUGH:
+                break
+        return points
+
+    def _places(
+        self,
+        layers: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        masks: Masks,
+        pad_id: int | None,
+        taps: Mapping[str, str],
+        only: str,
+    ) -> Iterator[Point]:
+        """Yield the places of one batch in the order of execution, or `only` one."""
+        config = self.model.config
+        source, target = batch.compared(pad_id, config)
+        encoder_mask, memory_mask, target_mask = map(
+            torch.from_numpy, batch.masks(masks, pad_id, config.bos_id)
+        )
+
+        def stack(
+            side: str, x: Tensor, visible: np.ndarray, *others: Tensor
+        ) -> Generator[Point, None, Tensor]:
+            """Yield the places of a stack's layers, and return its output."""
+            part, bias = getattr(self.model, side), None
+            if config.has_shared_relative_bias:
+                bias = part.relative_attention_bias(x.shape[1], x.shape[1])
+            for index in range(sum(name.startswith(side) for name in layers)):
+                name = f"{side}.layers.{index}"
+                theirs = _tap(batch, taps.get(name), x)
+                if theirs is None or only in ("", name):
+                    x = functional_call(part.layers[0], layers[name], (x, *others, bias))
+                if theirs is not None:
+                    if only in ("", name):
+                        yield _compare(name, x, theirs, visible)
+                    x = theirs
+            return part.norm(x)
+
+        memory = self._embed(batch.src, "source")
+        memory = yield from stack("encoder", memory, source, encoder_mask)
+        x = self._embed(batch.tgt, "target")
+        x = yield from stack("decoder", x, target, memory, target_mask, memory_mask)
+        if only in ("", "logits"):
+            yield self._compare_output(x, batch.output, target)
+
+    def _embed(self, tokens: np.ndarray, side: str) -> Tensor:
+        """Return what enters a stack [B, L, D]."""
+        wide = torch.from_numpy(tokens.astype(np.int64 if tokens.ndim == 2 else np.float64))
+        x = self.model.add_positions(self.model.embed(wide, side), side)
+        norm = getattr(self.model, f"{side}_embedding_norm", None)
+        return x if norm is None else norm(x)
+
+    def _compare_output(self, x: Tensor, output: np.ndarray, visible: np.ndarray) -> Point:
+        """Return the point of the logits of hidden states [B, T, D], for some tokens of many."""
+        config, vocabulary = self.model.config, output.shape[-1]
+        columns = torch.arange(0, vocabulary, max(1, vocabulary // MOST_TOKENS))
+        theirs = torch.from_numpy(np.asarray(output, np.float64)[..., columns])
+        if config.output_scale == "inverse_sqrt_d_model":
+            x = x * config.d_model**-0.5
+        if config.output_projection == "none":
+            ours = x[..., columns]
+        else:
+            project = self.model.output_projection
+            table = "token" if config.token_embeddings == "shared" else "target"
+            weight = project.weight
+            if weight is None:
+                weight = getattr(self.model, f"{table}_embedding").weight
+            bias = None if project.bias is None else project.bias[columns]
+            ours = nn.functional.linear(x, weight[columns], bias)
+        kind = output_kind(output[visible])
+        if ours.shape == theirs.shape and kind != "logits":
+            # A softmax is known up to a constant of each position.
+            theirs = theirs.log() if kind == "softmax" else theirs
+            ours, theirs = (y - y.mean(-1, keepdim=True) for y in (ours, theirs))
+        return _compare("logits", ours, theirs, visible)
+
+
+def _compare(name: str, ours: Tensor, theirs: Tensor, visible: np.ndarray) -> Point:
     """Return the point of two streams [B, L, D], at the positions that hold tokens."""
     if ours.shape != theirs.shape:
         return Point(name, np.inf, np.inf)
-    ours, theirs = ours[kept], theirs[kept]
+    ours, theirs = ours[visible], theirs[visible]
     difference = (ours - theirs).abs()
     error = float(difference.max() / theirs.abs().max().clamp(min=1))
     distance = float(difference.norm() / theirs.norm().clamp(min=1e-30))
     return Point(name, error, distance) if np.isfinite(error) else Point(name, np.inf, np.inf)
-
-
-def _compare_output(
-    parameters: Mapping[str, Tensor],
-    config: TransformerConfig,
-    x: Tensor,
-    output: np.ndarray,
-    kept: Tensor,
-) -> Point:
-    """Return the point of the logits of hidden states [B, T, D], for some tokens of many."""
-    vocabulary = output.shape[-1]
-    columns = torch.arange(0, vocabulary, max(1, vocabulary // MOST_TOKENS))
-    theirs = torch.from_numpy(np.asarray(output, np.float64)[..., columns])
-    ours = _project(parameters, config, x, columns)
-    kind = output_kind(output[kept.numpy()])
-    if ours.shape == theirs.shape and kind != "logits":
-        # A softmax is known up to a constant of each position.
-        theirs = theirs.log() if kind == "softmax" else theirs
-        ours, theirs = (y - y.mean(-1, keepdim=True) for y in (ours, theirs))
-    return _compare("logits", ours, theirs, kept)
 
 
 def _tap(batch: Batch, name: str | None, ours: Tensor) -> Tensor | None:
@@ -238,71 +268,3 @@ def _tap(batch: Batch, name: str | None, ours: Tensor) -> Tensor | None:
     if block is None or block.shape != tuple(ours.shape) or not np.isfinite(block).all():
         return None
     return torch.from_numpy(np.asarray(block, np.float64))
-
-
-def _tokens(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(array, np.int64 if array.ndim == 2 else np.float64))
-
-
-def _kept(tokens: np.ndarray, pad_id: int | None) -> Tensor:
-    """Return which positions [B, L] hold a token."""
-    if tokens.ndim != 2 or pad_id is None:
-        return torch.ones(tokens.shape[:2], dtype=torch.bool)
-    return torch.from_numpy(np.array(tokens != pad_id))
-
-
-def _embed(
-    parameters: Mapping[str, Tensor], config: TransformerConfig, tokens: Tensor, side: str
-) -> Tensor:
-    """Return what enters a stack [B, L, D]."""
-    x = tokens
-    if config.token_embeddings != "none":
-        name = "token" if config.token_embeddings == "shared" else side
-        x = nn.functional.embedding(tokens, parameters[f"{name}_embedding.weight"])
-        if config.embedding_scale == "sqrt_d_model":
-            x = x * config.d_model**0.5
-    length, offset = x.shape[1], config.position_offset
-    if config.positions == "learned":
-        x = x + parameters[f"{side}_positions.weight"][offset : offset + length]
-    elif config.has_position_table:
-        x = x + functional.sinusoidal_positions(length, config.d_model, config.positions, offset)
-    return _norm(parameters, config, f"{side}_embedding_norm", x)
-
-
-def _norm(
-    parameters: Mapping[str, Tensor], config: TransformerConfig, name: str, x: Tensor
-) -> Tensor:
-    if f"{name}.weight" not in parameters:
-        return x
-    return functional_call(_module(Norm, config), _under(parameters, name), (x,))
-
-
-def _project(
-    parameters: Mapping[str, Tensor], config: TransformerConfig, x: Tensor, columns: Tensor
-) -> Tensor:
-    """Return the logits of some tokens."""
-    if config.output_projection == "none":
-        return x[..., columns]
-    if config.output_scale == "inverse_sqrt_d_model":
-        x = x * config.d_model**-0.5
-    table = "token" if config.token_embeddings == "shared" else "target"
-    tied = config.output_projection == "tied"
-    weight = parameters[f"{table}_embedding.weight" if tied else "output_projection.weight"]
-    bias = parameters.get("output_projection.bias")
-    return nn.functional.linear(x, weight[columns], None if bias is None else bias[columns])
-
-
-def _under(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    inside = f"{module}."
-    return {
-        name.removeprefix(inside): value
-        for name, value in parameters.items()
-        if name.startswith(inside)
-    }
-
-
-@functools.lru_cache(maxsize=256)
-def _module(kind: type[nn.Module], config: TransformerConfig) -> nn.Module:
-    """Return a block without memory for its parameters, which a call hands in."""
-    with torch.device("meta"):
-        return kind(config).eval()

@@ -87,6 +87,8 @@ class Structure:
 
 def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     """Return the parts of the model that tensors of these names, shapes and values make up."""
+    integers = [name for name, array in tensors.items() if array.dtype.kind in "iub"]  # buffers
+    tensors = {name: array for name, array in tensors.items() if name not in integers}
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
     if len(stacks) != 2:
@@ -140,7 +142,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         tuple(biases),
         sinusoids,
         copies,
-        tuple(meaningless),
+        (*integers, *meaningless),
     )
 
 
@@ -273,8 +275,8 @@ def _is_table(unit: Unit, width: int) -> bool:
 
 
 def _is_constant(array: np.ndarray) -> bool:
-    """Return whether a tensor is no parameter: integers, one number, a mask or a range."""
-    if array.dtype.kind in "iub" or array.size == 1:
+    """Return whether a tensor is no parameter: one number, or a mask."""
+    if array.size == 1:
         return True
     return array.ndim > 1 and len(np.unique(array.reshape(-1)[:4096])) <= 2
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Layout
 from jax_transformer.convert.transfer import check_state_dict
-from jax_transformer.porting.hypothesis import Masks, build, to_layout
+from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.record import Masks, Record
 from jax_transformer.porting.structure import Structure, find_structure
 from jax_transformer.storage.weights.arrays import as_numpy
 
@@ -77,9 +78,14 @@ class Suggestion:
             how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
             how += f" by {row.stack}" if len(row.paths) > 1 else ""
             lines.append(f"{level:<8}{row.foreign:<{width}}  {together(row.paths)}{how}")
-        told = {buffer.foreign: "the computed position table" for buffer in layout.buffers}
-        told |= dict.fromkeys(layout.unused, "not read")
-        return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in told.items())]
+        constants = {
+            buffer.foreign: "the computed position table"
+            if isinstance(buffer.value, PositionTable)
+            else f"a {buffer.value.kind} of numbers, given back as it is"
+            for buffer in layout.buffers
+        }
+        constants |= dict.fromkeys(layout.unused, "not read, and cannot be given back")
+        return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in constants.items())]
 
     def _fields(self) -> list[str]:
         fields = self.config.to_dict()
@@ -96,7 +102,7 @@ class Suggestion:
             return [*_misses(self.finding), *cut, effort]
         lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
         if self.masks != Masks():
-            lines.append(f"masks of your program, for encode and decode: {self.masks.text}")
+            lines.append(f"masks of your program, for encode and decode: {self.masks}")
         undecided = self.finding.undecided
         near = [other for other in self.finding.alternatives if other not in undecided]
         return [*lines, *_near(self.finding, near)]
@@ -116,7 +122,7 @@ def suggest(
 
     Args:
         record: What the program computed; needs torch.
-        progress: Is called during the search; see `search.search`.
+        progress: Is called during the search; see `search.Progress`.
 
     Raises:
         InputError: The tensors are those of no encoder-decoder that this library can have; names
@@ -126,20 +132,19 @@ def suggest(
     arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
     structure = find_structure(arrays)
     questions = find_questions(structure)
-    open_ones = tuple(q for q in questions.values() if len(q.answers) > 1)
+    undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
+    finding, settled = None, undecided
     if record is None:
         answers = {name: question.answers[0] for name, question in questions.items()}
         hypothesis = build(structure, answers)
-        certainty = _certainty(structure, arrays, open_ones)
-        layout = to_layout(structure, hypothesis)
-        return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, open_ones)
-    from jax_transformer.porting.search import search
+    else:
+        from jax_transformer.porting.search import Search
 
-    finding = search(structure, arrays, record, progress, minutes)
-    hypothesis = finding.hypothesis
-    undecided = _undecided(finding)
-    certainty = _certainty(structure, arrays, undecided if finding.fit.complete else open_ones)
-    layout = to_layout(structure, hypothesis)
+        finding = Search(structure, arrays, record, progress, minutes).run()
+        hypothesis, undecided = finding.hypothesis, _undecided(finding)
+        settled = undecided if finding.fit.complete else settled
+    certainty = _certainty(structure, arrays, settled)
+    layout = to_layout(structure, hypothesis, arrays)
     return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, undecided, finding)
 
 

@@ -21,7 +21,7 @@ from jax_transformer.convert.layouts.torch_nn import torch_nn_module
 from jax_transformer.convert.table import Layout
 from jax_transformer.porting.compare import DEFAULT_MASKS, BlockError, Comparison, compare
 from jax_transformer.porting.layouts import get_layout
-from jax_transformer.storage.weights.arrays import as_numpy, as_torch
+from jax_transformer.storage.weights.arrays import as_torch
 
 if TYPE_CHECKING:
     import torch
@@ -76,18 +76,20 @@ def verify(
     model = torch_reference.Transformer(config)
     model.load_state_dict(to_torch(params, config), strict=True, assign=True)
     result = compare(model, params, config, "reference", *inputs, explain=False)
-    blocks = [block._replace(foreign="") for block in result.blocks]
-    blocks[-1] = BlockError("logits", "", _logits_error(result))
+    blocks = [block._replace(foreign="") for block in result.blocks[:-1]]
+    blocks.append(_logits(result, "logits"))
     if layout.name == "torch_nn" and config.token_embeddings == "none":
-        module = _torch_nn(state_dict, strip_prefixes, config, widest)
+        module = torch_nn_module(config).to(as_torch(np.empty(0, widest)).dtype)
+        module.load_state_dict(to_torch(params, config, layout))
         itself = compare(module, params, config, layout, *inputs, call=_causal, explain=False)
-        blocks.append(BlockError("torch.nn.Transformer", "", _logits_error(itself)))
+        blocks.append(_logits(itself, "torch.nn.Transformer"))
     return Verification(tuple(blocks), result.bound)
 
 
-def _logits_error(comparison: Comparison) -> float:
+def _logits(comparison: Comparison, name: str) -> BlockError:
     """Return the error of the logits: infinite where they agree under other masks only."""
-    return comparison.blocks[-1].error if comparison.masks == DEFAULT_MASKS else math.inf
+    default = comparison.masks == DEFAULT_MASKS
+    return BlockError(name, "", comparison.blocks[-1].error if default else math.inf)
 
 
 def _random_inputs(
@@ -99,32 +101,15 @@ def _random_inputs(
     if config.decoder_attention == "self_over_memory":
         lengths[1] = lengths[0]
     if config.token_embeddings == "none":
-        sizes = [(BATCH, length, config.d_model) for length in lengths]
-        return [random.normal(size=size).astype(dtype) for size in sizes]
+        return [random.normal(size=(BATCH, n, config.d_model)).astype(dtype) for n in lengths]
     inputs = []
-    for length, vocabulary in zip(
-        lengths, (config.src_vocab_size, config.tgt_vocab_size), strict=True
-    ):
-        ids = random.integers(0, vocabulary, (BATCH, length), np.int32)
+    sizes = (config.src_vocab_size, config.tgt_vocab_size)
+    for length, size in zip(lengths, sizes, strict=True):
+        ids = random.integers(0, size, (BATCH, length), np.int32)
         ids[ids == config.pad_id] = config.eos_id
         ends = np.linspace(length, max(1, length // 2), BATCH).astype(int)
         inputs.append(np.where(np.arange(length) < ends[:, None], ids, config.pad_id))
     return inputs
-
-
-def _torch_nn(
-    state_dict: Mapping[str, Any],
-    strip_prefixes: tuple[str, ...],
-    config: TransformerConfig,
-    dtype: np.dtype,
-) -> nn.Module:
-    """Return torch.nn.Transformer with a state_dict as it is."""
-    named = dict(state_dict)
-    for prefix in strip_prefixes:
-        named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
-    model = torch_nn_module(config).to(as_torch(np.empty(0, dtype)).dtype)
-    model.load_state_dict({name: as_torch(as_numpy(tensor)) for name, tensor in named.items()})
-    return model
 
 
 def _causal(module: nn.Module, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:

@@ -214,6 +214,18 @@ REFUSED = {
         f'{BUFFER}kind = "position_table"\nshape = [2]\n',
         "axes of length 1 - at `$.buffers[0]`",
     ),
+    "triangle's numbers": (
+        f'{BUFFER}kind = "triangle"\nshape = [2, 2]\ndtype = "bool"\nvalues = [1]\n',
+        "buffer 1 ('p'): values=(1,) must be two numbers",
+    ),
+    "range's type": (
+        f'{BUFFER}kind = "range"\nshape = [2]\ndtype = "object"\nvalues = [0, 1]\n',
+        "buffer 1 ('p'): kind='range', dtype='object': a buffer is a range or a triangle of bool",
+    ),
+    "range's shape": (
+        f'{BUFFER}kind = "range"\nshape = [100000, 100000]\ndtype = "int8"\nvalues = [0, 1]\n',
+        "must hold lengths of at most 16,777,216 numbers together",
+    ),
     "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
     "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is not a setting"),
     "long value": (f'name = "x"\nconfig = {{num_heads = "{"3" * 9999}"}}\n{ROW}', "num_heads='33"),

@@ -27,29 +27,20 @@ LANGUAGE = """
     декодер mémoire gedächtnis память échelle maßstab масштаб porte tor ворота étage stufe
 """.split()
 # A name that another part of a Transformer usually has.
-OTHERS = {
-    **{"encoder": "decoder", "decoder": "encoder", "enc": "dec", "dec": "enc", "encode": "decode"},
-    **{"src": "tgt", "tgt": "src", "trg": "src", "source": "target", "target": "source"},
-    **{"decode": "encode", "readers": "writers", "writers": "readers", "up": "down", "down": "up"},
-    **{"self": "cross", "cross": "self", "slf": "src", "q": "k", "k": "v", "v": "o", "o": "q"},
-    **{"query": "key", "key": "value", "value": "query", "wq": "wk", "wk": "wv", "wv": "wo"},
-    **{
-        "wo": "wq",
-        "attn": "ff",
-        "attention": "mlp",
-        "mha": "ffn",
-        "mlp": "attention",
-        "ff": "self",
-    },
-    **{"pos": "tok", "position": "word", "positions": "words", "positional": "word", "wpe": "wte"},
-    **{"pe": "lut", "emb": "pos", "embed": "positions", "lut": "pe", "wte": "wpe", "tok": "src"},
-    **{"word": "position", "words": "positions", "table": "positions", "place": "word"},
-    **{"1": "2", "2": "3", "3": "1", "n1": "n2", "n2": "n3", "n3": "n4", "n4": "n1"},
-    **{"a": "b", "b": "c", "c": "d", "d": "a", "e": "f", "f": "e", "u": "w", "w": "u", "kv": "qo"},
-    **{"weight": "bias", "bias": "weight", "gain": "shift", "shift": "gain", "out": "in"},
-    **{"head": "embedding", "proj": "query", "generator": "embedding", "output": "input"},
-    **{"input": "output", "norm": "value", "ln": "key", "fc": "query", "kqv": "ff", "qkv": "ff"},
-}
+OTHERS = dict(
+    pair.split(":")
+    for pair in """
+    encoder:decoder decoder:encoder enc:dec dec:enc encode:decode src:tgt tgt:src trg:src
+    source:target target:source decode:encode readers:writers writers:readers up:down down:up
+    self:cross cross:self slf:src q:k k:v v:o o:q query:key key:value value:query wq:wk wk:wv
+    wv:wo wo:wq attn:ff attention:mlp mha:ffn mlp:attention ff:self pos:tok position:word
+    positions:words positional:word wpe:wte pe:lut emb:pos embed:positions lut:pe wte:wpe
+    tok:src word:position words:positions table:positions place:word 1:2 2:3 3:1 n1:n2 n2:n3
+    n3:n4 n4:n1 a:b b:c c:d d:a e:f f:e u:w w:u kv:qo weight:bias bias:weight gain:shift
+    shift:gain out:in head:embedding proj:query generator:embedding output:input input:output
+    norm:value ln:key fc:query kqv:ff qkv:ff
+    """.split()
+)
 
 
 @cache

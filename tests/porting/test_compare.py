@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from jax_transformer import convert, porting
+from jax_transformer.convert.fixed_buffer import FixedBuffer
 from jax_transformer.convert.layouts import torch_nn
-from jax_transformer.convert.table import flatten, nest
+from jax_transformer.convert.table import Buffer, flatten, nest
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.modules import foreign_modules
-from jax_transformer.porting.record import Batch, Record, record_module
+from jax_transformer.porting.explain import Explanation
+from jax_transformer.porting.places import foreign_modules
+from jax_transformer.porting.record import Batch, Masks, Record, record_module
 from tests.convert.foreign import MODELS, randomized
 from tests.convert.tools import target_masks
 from tests.models import random_params, random_tokens, small_config
@@ -87,9 +89,9 @@ def test_what_differs_is_explained_and_nothing_else(right, monkeypatch):
     _, _, _, state_dict, record = right
     layout, asked = convert.get_layout(LAYOUT), []
 
-    def explain(tensors, config, layout, record):
-        asked.append((set(tensors), config, layout, record))
-        return ("norm_epsilon=1e-05",)
+    def explain(tensors, config, layout, record, masks):
+        asked.append((set(tensors), config, layout, record, masks))
+        return Explanation((("norm_epsilon=1e-05",) if config != right_config() else ()), 1e-7, ())
 
     monkeypatch.setattr("jax_transformer.porting.explain.explain", explain)
     results = []
@@ -100,7 +102,8 @@ def test_what_differs_is_explained_and_nothing_else(right, monkeypatch):
     agreeing, differing = results
     assert agreeing.explanations == ()
     assert differing.explanations == ("norm_epsilon=1e-05",)
-    assert asked == [(set(state_dict), config, layout, record)]
+    learned = set(state_dict) - {"positional_encoder"}
+    assert asked[1:] == [(learned, config, layout, record, Masks())]
     assert "explanation: norm_epsilon=1e-05" in str(differing)
     marked = [line for line in str(differing).splitlines() if "first to differ" in line]
     assert [line.split()[:2] for line in marked] == [
@@ -242,6 +245,15 @@ def test_a_module_is_the_last_place_in_it():
     assert found == {"decoder": ["body"], "output_projection": ["head"]}
 
 
+def test_a_mask_in_a_layer_is_no_place():
+    mask = FixedBuffer("triangle", (2, 2), "bool", (True, False))
+    layout = dataclasses.replace(
+        PROGRAM_LAYOUT, buffers=(Buffer("body.decoder.layers.0.seen", mask),)
+    )
+    place, module = "decoder.layers.0", "body.decoder.layers.0"
+    assert foreign_modules(layout, PROGRAM, [place], {module}) == {place: [module]}
+
+
 @pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
 def test_the_kind_of_output_is_recognised(kind):
     result = compared(output=lambda logits: getattr(logits, kind)(-1))
@@ -270,14 +282,21 @@ def test_vectors_and_float64(x64):
     """A bare nn.Transformer reads vectors and returns hidden states; its own bound is small."""
     config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
     module = randomized(convert.torch_nn_module(config)).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.1)  # no float32 number
     params = convert.from_torch(module.state_dict(), config, "torch_nn")
-    src, tgt = random_tokens(config, dtype=np.float64)
-    result = porting.compare(module, params, config, "torch_nn", src, tgt)
+    inputs = (config, "torch_nn", *random_tokens(config, dtype=np.float64))
+    result = porting.compare(module, params, *inputs)
     assert result.bound == 1e-11
     assert result.masks == "not causal"
     assert result.first_differing is None
+    # Weights that were rounded: no config comes nearer, so this is no difference.
     narrow = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
-    assert porting.compare(module, narrow, config, "torch_nn", src, tgt).bound == 1e-5
+    result = porting.compare(module, narrow, *inputs)
+    assert (result.bound, result.first_differing) == (1e-5, None)
+    assert 1e-9 < result.blocks[-1].error < 1e-6
+    assert porting.compare(module, narrow, *inputs, explain=False).first_differing
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])

@@ -115,9 +115,40 @@ def test_config_and_layout_are_found(case):
 
 def test_masks_are_found(case):
     name, _, suggestion = case
-    expected = {"none": "nowhere"}.get(MODELS[name].masks, "encoder and decoder")
-    assert suggestion.masks.source == expected
+    hidden = MODELS[name].masks != "none"
+    assert suggestion.masks[:2] == (hidden, hidden)
     assert suggestion.masks.causal
+
+
+def test_buffers_are_given_back_and_the_others_are_named(tmp_path):
+    weights = dict(recorded("letters")[0])
+    mask = np.tril(np.ones((1, 1, 9, 9), bool))
+    buffers = {
+        "position_ids": np.arange(2, 25)[None],
+        "dec_layers.0.seen": mask,
+        "dec_layers.1.seen": mask,
+        "later": np.where(mask[0, 0], np.float32(0), -np.float32(np.inf)),
+        "masked_bias": np.float32(-1e4),
+        "steps": np.array([7], np.int32),
+    }
+    order = np.array([3, 1, 2])
+    suggestion = suggest(weights | buffers | {"order": order})
+    assert suggestion.layout.unused == ("order",)
+    (line,) = (line for line in str(suggestion).splitlines() if " order " in line)
+    assert line.endswith("not read, and cannot be given back")
+    path = tmp_path / "layout.toml"
+    convert.write_layout(path, suggestion.layout, suggestion.config)
+    layout = convert.read_layout(path).layout
+    assert layout == suggestion.layout
+    params = convert.from_torch(weights | buffers, suggestion.config, layout)
+    back = convert.to_torch(params, suggestion.config, layout)
+    assert back.keys() == weights.keys() | buffers.keys()
+    for name, array in buffers.items():
+        assert back[name].numpy().dtype == array.dtype
+        np.testing.assert_array_equal(back[name].numpy(), array)
+    changed = weights | buffers | {"position_ids": np.arange(23)[None]}
+    with pytest.raises(InputError, match=r"position_ids  is 0 at \[0, 0\], computed 2"):
+        convert.from_torch(changed, suggestion.config, layout)
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,77 @@
+"""A buffer of another program that no parameter changes: a range of numbers, or a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, get_args, no_type_check
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError, shorten
+
+Kind = Literal["range", "triangle"]
+Number = bool | int | float
+MOST_NUMBERS = 2**24
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
+@dataclasses.dataclass(frozen=True)
+class FixedBuffer:
+    """Numbers that depend on nothing: a `Buffer.value`.
+
+    Attributes:
+        kind: A "range" counts through all axes, from the first of `values` in steps of the second.
+            A "triangle" has the first on and below the diagonal of the last two axes, and the
+            second above it; two equal values fill any shape.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    values: tuple[Number, Number]
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or self.dtype not in DTYPES:
+            raise InputError(
+                f"kind={shorten(self.kind)}, dtype={shorten(self.dtype)}: a buffer is a "
+                f"{' or a '.join(get_args(Kind))} of {', '.join(DTYPES)}"
+            )
+        sound = all(type(length) is int and length >= 0 for length in self.shape)
+        if not sound or math.prod(self.shape) > MOST_NUMBERS:
+            raise InputError(
+                f"shape={shorten(list(self.shape))} must hold lengths of at most {MOST_NUMBERS:,} "
+                "numbers together"
+            )
+        if len(self.values) != 2 or not all(isinstance(n, bool | int | float) for n in self.values):
+            raise InputError(f"values={shorten(self.values)} must be two numbers")
+
+    def __call__(self, config: TransformerConfig | None = None) -> np.ndarray:
+        """Return the array; the config changes nothing."""
+        first, second = self.values
+        with np.errstate(all="ignore"):
+            if self.kind == "range":
+                counted = first + second * np.arange(math.prod(self.shape))
+                return counted.reshape(self.shape).astype(self.dtype)
+            below = np.tri(*self.shape[-2:]) if len(self.shape) > 1 else np.ones(self.shape)
+            return np.broadcast_to(np.where(below, first, second), self.shape).astype(self.dtype)
+
+    def lengths(self, config: TransformerConfig) -> tuple[int, ...]:
+        """Return the shape, without computing the array."""
+        return self.shape
+
+
+def fixed_buffer(array: np.ndarray) -> FixedBuffer | None:
+    """Return what computes an array bit for bit; None where it is no range and no triangle."""
+    if array.dtype.name not in DTYPES or not 0 < array.size <= MOST_NUMBERS:
+        return None
+    flat = array.reshape(-1)
+    first, last = flat[0].item(), (array[(0,) * (array.ndim - 1)][-1:] if array.ndim else flat)
+    ends = {"triangle": last.item(), "range": flat[min(1, flat.size - 1)].item() - first}
+    for kind, second in ends.items():
+        value = FixedBuffer(kind, array.shape, array.dtype.name, (first, second))
+        if np.array_equal(value(), array):
+            return value
+    return None
