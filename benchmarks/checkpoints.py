@@ -79,7 +79,7 @@ def work(directory: Path, port: int, index: int, d_model: int, saving: bool) -> 
         return
     saved = restore(directory, Console(file=io.StringIO()))
     before = peak()
-    leaves = [leaf for _, leaf in named_leaves(saved.read(mesh))]
+    leaves = [*named_leaves(saved.read(mesh)).values()]
     jax.block_until_ready(leaves)
     arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
     part = sum(shard.data.nbytes for leaf in arrays for shard in leaf.addressable_shards)

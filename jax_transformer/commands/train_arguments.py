@@ -29,10 +29,7 @@ from jax_transformer.training.config import Count, TrainingConfig
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
 OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
-NOT_KEPT = (
-    *OF_ONE_START,
-    *("output", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
-)
+NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model"}
 # Kept as absolute paths.
 PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
@@ -205,35 +202,17 @@ NUMBER_WORDS = Arguments(
 
 
 class Start(NamedTuple):
-    """What a run has before it reads its text.
+    """What a run has before it reads its text; `generation` and `origin` as in `RunSettings`."""
 
-    Attributes:
-        tokenizer: None trains one on the text.
-        config: None leaves it to the arguments.
-        params: Parameters of a new run, float32 and on the host; None draws them.
-        generation: Generation defaults of the model; None for those of the models that this
-            library trains.
-    """
-
-    tokenizer: Tokenizer | None = None
-    config: TransformerConfig | None = None
-    params: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer | None = None  # None trains one on the text
+    config: TransformerConfig | None = None  # None leaves it to the arguments
+    params: Mapping[str, Any] | None = None  # float32 and on the host; None draws them
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
     report: tuple[str, ...] = ()
 
 
 NO_START = Start()
-
-
-def start_of_run(settings: RunSettings) -> Start:
-    """Return what a resumed run has; its checkpoint has the parameters."""
-    return Start(
-        settings.tokenizer,
-        settings.config,
-        generation=settings.generation,
-        origin=settings.origin,
-    )
 
 
 def read_start(arguments: Arguments) -> Start:
@@ -264,8 +243,7 @@ def read_start(arguments: Arguments) -> Start:
 def check_start(arguments: Arguments, start: Start) -> None:
     """Refuse arguments that contradict what a new run starts from."""
     if start.config is not None:
-        name = str(arguments.init)
-        check_same_model(arguments.model, arguments.preset, start.config, name)
+        check_same_model(arguments.model, arguments.preset, start.config, str(arguments.init))
     if start.tokenizer is not None and arguments.vocab_size != start.tokenizer.src_vocab_size:
         raise InputError(
             f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "

@@ -33,25 +33,17 @@ KEPT = "; a resumed run keeps it"  # ends the message about a setting that diffe
 
 
 class RunSettings(NamedTuple):
-    """The settings of a run; a resumed run must have the same.
+    """The settings of a run; `check_same` compares those of a resumed run with these.
 
-    Attributes:
-        config: The shape of the model.
-        training_config: How it is trained; `MAY_CHANGE` names the fields that may differ.
-        tokenizer: The vocabulary.
-        data_sha256: Digest of the text, of what is kept of it, and of the tokenizer.
-        arguments: Everything else that the program needs to start again, as JSON; not compared.
-        generation: Generation defaults of the model, from the model that the run starts from; None
-            for those of the models that this library trains. Not compared.
-        origin: The Hugging Face folder that the model comes from; None if there is none. Not
-            compared.
+    Of a model that the run starts from, `generation` has the generation defaults (None: those of
+    the models that this library trains), and `origin` the Hugging Face folder that it comes from.
     """
 
     config: TransformerConfig
     training_config: TrainingConfig
     tokenizer: Tokenizer
-    data_sha256: str
-    arguments: dict[str, Any]
+    data_sha256: str  # of the text, of what is kept of it, and of the tokenizer
+    arguments: dict[str, Any]  # what else the program needs to start again, as JSON
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
 
@@ -67,26 +59,16 @@ class Position(NamedTuple):
 class RunProgress(NamedTuple):
     """The progress of a run, beside the arrays of its state.
 
-    Attributes:
-        step: Batches tried; rejected steps count, skipped batches do not.
-        next: The first batch that has not been tried.
-        rejected: Steps that left the state unchanged: not finite, or a spike.
-        nonfinite: The batches of the latest steps in a row that were not finite, at most
-            `MOST_NONFINITE`.
-        skipped: Batches that must not be tried.
-        window: Batch and metrics of each step that is not reported yet.
-        best_score: The lowest validation loss, or the highest BLEU with its sign reversed, as
-            `select_by` says; None before the first evaluation.
-        best_step: The step of that evaluation.
-        evaluations_since_best: Evaluations after it.
+    The best score is the lowest validation loss, in nats a target token, or the highest BLEU with
+    its sign reversed, as `select_by` says; None before the first evaluation.
     """
 
-    step: int = 0
-    next: Position = Position(0, 0, 0)
-    rejected: int = 0
-    nonfinite: tuple[Position, ...] = ()
-    skipped: tuple[Position, ...] = ()
-    window: tuple[tuple[Position, Metrics], ...] = ()
+    step: int = 0  # batches tried; rejected steps count, skipped batches do not
+    next: Position = Position(0, 0, 0)  # the first batch that has not been tried
+    rejected: int = 0  # steps that left the state unchanged: not finite, or a spike
+    nonfinite: tuple[Position, ...] = ()  # latest batches in a row, at most MOST_NONFINITE
+    skipped: tuple[Position, ...] = ()  # batches that must not be tried
+    window: tuple[tuple[Position, Metrics], ...] = ()  # steps that are not reported yet
     best_score: float | None = None
     best_step: int | None = None
     evaluations_since_best: int = 0
@@ -123,17 +105,11 @@ class RunProgress(NamedTuple):
 
 
 class RunCheckpoint(NamedTuple):
-    """A run at one moment: everything that changes while it trains.
-
-    Attributes:
-        progress: The plain numbers.
-        state: The arrays that a step changes.
-        best_params: The parameters of the best evaluation; None before the first.
-    """
+    """A run at one moment: everything that changes while it trains."""
 
     progress: RunProgress
     state: TrainState
-    best_params: Params | None
+    best_params: Params | None  # of the best evaluation; None before the first
 
 
 def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:

@@ -152,7 +152,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
         same = np.array_equal(np.asarray(leaf).astype(np.float32), after[name])
         assert same == frozen, name
     assert f"{trained:,} of {sum(leaf.size for leaf in before.values()):,} parameters" in shown
-    saved = read_step(Path("one/run"), 4).checkpoint
+    saved = read_step(Path("one/run"), 4).read()
     moments = flatten(saved.state.optimizer_state[0].mu)
     assert {name.split("/")[0] for name in moments} == {"decoder"}
 
@@ -175,7 +175,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
     program("--output=killed", "--resume")
     assert "resumed at step 2 of 4" in capsys.readouterr().out
     assert same_model("killed", "one")
-    runs = [read_step(Path(folder, "run"), 4).checkpoint for folder in ("killed", "one")]
+    runs = [read_step(Path(folder, "run"), 4).read() for folder in ("killed", "one")]
     assert same_bits(*runs)
 
 

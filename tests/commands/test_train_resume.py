@@ -181,8 +181,8 @@ def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
 
 @pytest.mark.exhaustive
 def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
-    (finished / "run/12/arrays/_METADATA").unlink()
+    (finished / "run/12/_METADATA").unlink()
     program("--output=model", "--resume")
     shown = capsys.readouterr().out
-    assert "WARNING: model/run/12 is damaged (ValueError: arrays/_METADATA is missing or" in shown
+    assert "WARNING: model/run/12 is damaged (ValueError: _METADATA is missing or" in shown
     assert "resumed at step 10 of 12" in shown

@@ -29,8 +29,8 @@ from benchmarks.kill_resume import (
 )
 from jax_transformer import InputError
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import DigestingHandler, restore, steps_in
-from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite
+from jax_transformer.runs.checkpoints import DescribingHandler, restore, steps_in
+from jax_transformer.runs.loop import NONFINITE_FILE, read_nonfinite
 from jax_transformer.runs.signals import stop_requests
 from jax_transformer.runs.state import Position
 from jax_transformer.text.batches import make_batch
@@ -161,7 +161,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     before = newest(tmp_path)
     assert before.progress.step == 10
     loop.train(dataclasses.replace(run, resumed=before), training, held_out, quiet())
-    progress, state, _ = newest(tmp_path).checkpoint
+    progress, state, _ = newest(tmp_path).read()
     assert progress.skipped == bad == read_nonfinite(tmp_path)
     assert (progress.step, progress.rejected) == (STEPS, 0)
     assert progress.next == Position(9, 0, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on
@@ -231,7 +231,7 @@ def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(STEPS))
-    finalize, calls = DigestingHandler.finalize, []
+    finalize, calls = DescribingHandler.finalize, []
 
     def fails_at_the_third(self, directory):
         calls.append(time.monotonic())
@@ -239,7 +239,7 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         finalize(self, directory)
 
-    monkeypatch.setattr(DigestingHandler, "finalize", fails_at_the_third)
+    monkeypatch.setattr(DescribingHandler, "finalize", fails_at_the_third)
     with pytest.raises(InputError, match=r"could not be written .*No space .*; the ones before"):
         loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
     seconds = time.monotonic() - calls[2]

@@ -258,7 +258,7 @@ def compare_resumed(directory):
             again = loop._start(dataclasses.replace(run, resumed=saved, mesh=mesh))
             where = state_shardings(mesh, config, fixed)
             assert jax.tree.map(lambda leaf: leaf.sharding, again.state) == where
-            if not same_bits(again, saved.checkpoint):
+            if not same_bits(again, saved.read()):
                 unequal.append([steps, sizes, other])
     one, many = (read_metrics(directory / name / METRICS_FILE) for name in ("one", "many"))
     names = ("loss", "validation_loss")
