@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
@@ -137,12 +136,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
 
 def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
     """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
-    return {
-        name: distributed.to_host(
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        )
-        for name, leaf in named_leaves(checkpoint).items()
-    }
+    return {name: distributed.to_host(leaf) for name, leaf in named_leaves(checkpoint).items()}
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:

@@ -172,7 +172,11 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
     if is_main:
         evaluation.finish(arguments.output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-        console.print(next_commands(arguments))
+        translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
+        console.print(f"to translate: {translate}")
+        if arguments.source:
+            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+            console.print(f"to score: {translate} | {score}")
 
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
@@ -248,15 +252,6 @@ def show_settings(
     console.print(str(attention_choice(mesh, config, training)))
     trained, whole = trained_sizes(config, training.freeze)
     console.print(f"{trained:,} of {whole:,} parameters are trained")
-
-
-def next_commands(arguments: Arguments) -> str:
-    """Return the commands that translate with the model and score a translated file."""
-    translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
-    if not arguments.source:
-        return f"to translate: {translate}"
-    score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-    return f"to translate: {translate}\nto score: {translate} | {score}"
 
 
 def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:

@@ -68,10 +68,9 @@ class Saved(NamedTuple):
         Without a mesh the arrays are whole and on the host.
         """
         shapes = _shapes(self.settings, self.progress)
-        leaves = named_leaves(shapes)
-        targets = jax.tree.map(_key_data, leaves)
+        targets = named_leaves(shapes)
         if mesh is None:
-            targets = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), targets)
+            targets = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in targets.items()}
         else:
             places = state_shardings(mesh, self.settings.config, self.settings.training_config)
             best = None if shapes.best_params is None else places.params
@@ -80,13 +79,19 @@ class Saved(NamedTuple):
                 name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
                 for name, leaf in targets.items()
             }
-        with _orbax_quiet(), _as_damage(self.directory), ocp.StandardCheckpointer() as reader:
-            arrays = reader.restore(self.directory.resolve(), targets)
+        # Arrays that are read at the same time take no more memory beside their parts than the
+        # largest one; orbax would read them all at once.
+        largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in targets.values())
+        handler = ocp.StandardCheckpointHandler(restore_concurrent_gb=(largest + 1) / 10**9)
+        with _orbax_quiet(), _as_damage(self.directory), ocp.Checkpointer(handler) as reader:
+            arrays = reader.restore(
+                self.directory.resolve(), args=ocp.args.StandardRestore(targets)
+            )
+        leaves, tree = jax.tree.flatten((shapes.state, shapes.best_params))
         restored = [
             jax.random.wrap_key_data(arrays[name]) if _is_key(leaf) else arrays[name]
-            for name, leaf in leaves.items()
+            for name, leaf in zip(targets, leaves, strict=True)
         ]
-        tree = jax.tree.structure((shapes.state, shapes.best_params))
         return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, restored))
 
 
@@ -111,6 +116,7 @@ class RunCheckpoints:
                 for path in self._directory.glob(f"*{HALF_WRITTEN}*"):
                     path.rmtree()
                 self._write_start()
+            self._steps = steps_in(self._directory)
             opened.enter_context(_orbax_quiet())
             self._handler = DescribingHandler()
             self._writer = ocp.AsyncCheckpointer(
@@ -141,16 +147,15 @@ class RunCheckpoints:
         step = checkpoint.progress.step
         self.wait()
         with self._as_input_errors():
-            if step in _steps_of_main(self._directory):
+            if step in self._steps:
                 return
+            self._steps.append(step)
             if distributed.is_main():
                 self._write_start()  # somebody may have deleted the directory
             # Copies, because the next training step reuses the memory of the state. One process
             # alone copies to its host: orbax writes arrays of NumPy in half of the time.
             copy = np.array if jax.process_count() == 1 else jnp.copy
-            arrays = {
-                name: copy(_key_data(leaf)) for name, leaf in named_leaves(checkpoint).items()
-            }
+            arrays = {name: copy(leaf) for name, leaf in named_leaves(checkpoint).items()}
             self._handler.description = {
                 "format": FORMAT,
                 "settings": settings_to_json(self._settings),
@@ -237,11 +242,6 @@ def steps_in(directory: epath.PathLike) -> list[int]:
     return sorted(int(name) for name in names if name == str(int(name)))
 
 
-def _steps_of_main(directory: epath.PathLike) -> list[int]:
-    """Return the steps as the main process finds them, the same on every process."""
-    return json.loads(distributed.from_main(json.dumps(steps_in(directory)).encode()))
-
-
 def restore(directory: epath.PathLike, console: Console) -> Saved:
     """Find the newest complete checkpoint; report damaged ones and move them aside.
 
@@ -252,7 +252,7 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
             written by another version of the library, or there are steps of two runs.
     """
     directory = epath.Path(directory)
-    steps = _steps_of_main(directory)
+    steps = json.loads(distributed.from_main(json.dumps(steps_in(directory)).encode()))
     if not steps:
         raise InputError(f"{directory}: holds no checkpoint of a run; start one without resume")
     damaged = []
@@ -268,9 +268,12 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
             damaged.append(step)
             continue
         check_one_run(directory, saved.settings, (older for older in steps if older < step))
-        if distributed.is_main():
-            for name in map(str, damaged):
-                _move_aside(directory, name)
+        for name in map(str, damaged if distributed.is_main() else ()):
+            aside = directory / DAMAGED / name
+            if aside.exists():
+                aside.rmtree()
+            aside.parent.mkdir(exist_ok=True)
+            (directory / name).rename(aside)
         return saved
     raise InputError(
         f"{directory}: all of its checkpoints are damaged ({', '.join(map(str, steps))}); "
@@ -348,10 +351,8 @@ def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[
             f"its config has {count:,} parameters, but its arrays have only {numbers:,} numbers; "
             "restore the directory from a copy"
         )
-    expected = {
-        name: _described(_key_data(leaf))
-        for name, leaf in named_leaves(_shapes(settings, progress)).items()
-    }
+    leaves = named_leaves(_shapes(settings, progress))
+    expected = {name: _described(leaf) for name, leaf in leaves.items()}
     for name, description in expected.items():
         if described.get(name) != description:
             raise InputError(
@@ -375,9 +376,9 @@ def _check_files(step: epath.Path, files: dict[str, list[Any]]) -> None:
 
 
 def named_leaves(checkpoint: RunCheckpoint) -> dict[str, Any]:
-    """Return every array of a checkpoint by its path, in the order of the tree's leaves."""
+    """Return every array of a checkpoint by its path, in order; of random keys, their words."""
     return {
-        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf
+        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": _key_data(leaf)
         for part in ("state", "best_params")
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part))
     }
@@ -390,11 +391,11 @@ def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _key_data(leaf: Any) -> Any:
-    """Return an array or its shape; of random keys, their words."""
+    """Return an array, its shape or its sharding; of random keys, those of their words."""
     if not _is_key(leaf):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -419,14 +420,6 @@ def _files(directory: epath.Path) -> Iterator[epath.Path]:
 def _file_digest(path: epath.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _move_aside(directory: epath.Path, step: str) -> None:
-    aside = directory / DAMAGED / step
-    if aside.exists():
-        aside.rmtree()
-    aside.parent.mkdir(exist_ok=True)
-    (directory / step).rename(aside)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,9 @@ class Evaluation:
         model = trained_model(self.settings, params)
         hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
         translations = [best.text for best, *_ in hypotheses]
-        self._show_samples(translations)
+        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
+        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
+            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
         self.shown_step = step
         bleu = scores.bleu(translations, self.text.targets, self.tokenization)
         if self.exact:
@@ -94,11 +96,6 @@ class Evaluation:
         some = self.text.sources[: alignment_plot.MAX_LINES]
         alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
         alignment_plot.draw(picture, alignments, overwrite=True)
-
-    def _show_samples(self, translations: list[str]) -> None:
-        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
-        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
-            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:

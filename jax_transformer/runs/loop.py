@@ -43,7 +43,6 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
 from jax_transformer.training.step import (
     EvaluationStep,
@@ -150,7 +149,8 @@ def _train_steps(
     remaining = max(training_config.steps - saved_step, 0)
     batches = _batches(training, run, layout, checkpoint.progress)
     for position, batch in itertools.islice(batches, remaining):
-        if _out_of_patience(checkpoint.progress, training_config):
+        patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
+        if patience is not None and since_best >= patience:
             break
         state, metrics = steps[batch.src.shape](checkpoint.state, batch)
         progress = checkpoint.progress.after_step(position, metrics)
@@ -298,44 +298,28 @@ def _open_services(
         yield _Services(checkpoints, log, shown, watchdog, validation_loss)
 
 
-def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
-    patience = training_config.patience
-    return patience is not None and progress.evaluations_since_best >= patience
-
-
-def _refuse_nonfinite(run: Run, progress: RunProgress, training: Corpus) -> None:
-    """Stop a run whose latest steps were not finite, and record their batches."""
+def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
+    """Stop a run whose latest steps were not finite; record their batches and training pairs."""
     if len(progress.nonfinite) < MOST_NONFINITE:
         return
-    batches = (*progress.skipped, *progress.nonfinite)
+    path, training_config = run.directory / NONFINITE_FILE, run.settings.training_config
     if distributed.is_main():
-        write_nonfinite(run.directory, batches, training, run.settings.training_config)
+        layout = epoch_layout(corpus, training_config)
+        batches = []
+        for position in (*progress.skipped, *progress.nonfinite):
+            plan = plan_window(corpus, training_config, layout, position.epoch, position.window)
+            pairs = plan[position.batch].members.tolist()
+            batches.append(position._asdict() | {"pairs": pairs})
+        replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())
     raise InputError(
         f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
-        f"batches are in {run.directory / NONFINITE_FILE}, and a resumed run skips them; if others "
-        "follow, use a lower learning rate"
+        f"batches are in {path}, and a resumed run skips them; if others follow, use a lower "
+        "learning rate"
     )
 
 
-def write_nonfinite(
-    directory: Path,
-    positions: Iterable[Position],
-    corpus: Corpus,
-    training_config: TrainingConfig,
-) -> None:
-    """Write batches, each with the indices of its training pairs; replace an existing file."""
-    layout = epoch_layout(corpus, training_config)
-    batches = []
-    for epoch, window, batch in positions:
-        plan = plan_window(corpus, training_config, layout, epoch, window)
-        place = {"epoch": epoch, "window": window, "batch": batch}
-        batches.append(place | {"pairs": plan[batch].members.tolist()})
-    content = json.dumps({"batches": batches}, indent=2) + "\n"
-    replace_file(directory / NONFINITE_FILE, content.encode())
-
-
 def read_nonfinite(directory: Path) -> tuple[Position, ...]:
-    """Return the batches that `write_nonfinite` has written; none if there is no file."""
+    """Return the batches that an earlier run has recorded; none if there is no file."""
     path = directory / NONFINITE_FILE
     if not path.exists():
         return ()

@@ -56,11 +56,17 @@ class Progress:
         seconds = max(now - self._window_started, SHORTEST)
         tokens = sum(int(one.target_tokens) for one in metrics)
         accepted = [one for one in metrics if one.finite and not one.spike]
-        self._report_rejected(step, metrics)
+        nonfinite = sum(not one.finite for one in metrics)
+        rejected = len(metrics) - len(accepted)
+        if rejected:
+            self._console.print(
+                f"step {step:,}: {rejected} of the last {len(metrics)} steps rejected: loss or "
+                f"gradient not finite ({nonfinite}), spike of the loss ({rejected - nonfinite})"
+            )
         values = {
             "learning_rate": float(metrics[-1].learning_rate),
             "tokens_per_second": tokens / seconds,
-            "rejected": len(metrics) - len(accepted),
+            "rejected": rejected,
         }
         shown_loss = "unknown (all steps rejected)"
         if accepted:
@@ -82,15 +88,6 @@ class Progress:
         self._window_started = now
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
         return values
-
-    def _report_rejected(self, step: int, metrics: list[Metrics]) -> None:
-        nonfinite = sum(not one.finite for one in metrics)
-        spikes = sum(bool(one.finite and one.spike) for one in metrics)
-        if nonfinite or spikes:
-            self._console.print(
-                f"step {step:,}: {nonfinite + spikes} of the last {len(metrics)} steps rejected: "
-                f"loss or gradient not finite ({nonfinite}), spike of the loss ({spikes})"
-            )
 
     def report_validation(self, step: int, loss: float) -> None:
         """Show a validation loss; the time of the evaluation does not count for the next steps."""

@@ -122,7 +122,16 @@ def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.sta
 
     It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
     """
-    options = gpu_compiler_options(name) if is_gpu(name) else None
+    options = None
+    if is_gpu(name):
+        options = {
+            # XLA cannot time alternatives here: it takes cuBLAS's products, of which it has a table
+            # of times, and not Triton's, of which it would take a slow default.
+            "xla_gpu_enable_triton_gemm": False,
+            # XLA writes its estimates into the compiled text; for sm_80 it has none, and fails.
+            "xla_gpu_collect_cost_model_stats": not name.startswith("A100"),
+            "xla_gpu_disable_gpuasm_optimizations": True,  # of code that is not run
+        }
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -191,18 +200,6 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     return topologies.get_topology_desc(
         platform="cuda", target_config=TARGET.format(GPUS[word], word), topology=f"1x1x{count}"
     ).devices
-
-
-def gpu_compiler_options(name: str) -> dict[str, bool]:
-    """Return the options of XLA to compile for a GPU without running anything."""
-    return {
-        # XLA cannot time alternatives here: it takes cuBLAS's products, of which it has a table of
-        # times, and not Triton's, of which it would take a slow default.
-        "xla_gpu_enable_triton_gemm": False,
-        # XLA writes its estimates into the compiled text; for sm_80 it has none, and fails.
-        "xla_gpu_collect_cost_model_stats": not name.startswith("A100"),
-        "xla_gpu_disable_gpuasm_optimizations": True,  # of code that is not run
-    }
 
 
 def data_sheet(name: str) -> Device:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 from benchmarks.kill_resume import (
     ROOT,
@@ -36,10 +34,7 @@ from jax_transformer.runs.state import Position
 from jax_transformer.text.batches import make_batch
 from jax_transformer.text.plan import plan_epoch
 from tests.runs.conftest import STEPS
-
-
-def quiet():
-    return Console(file=io.StringIO(), soft_wrap=True)
+from tests.runs.runs import quiet
 
 
 def newest(directory):
@@ -145,9 +140,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     settings, training, held_out = tiny_task(Task(STEPS))
     config = dataclasses.replace(settings.training_config, evaluation_interval=10)
     settings = settings._replace(training_config=config)
-    bad = tuple(
-        Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5)
-    )  # steps 11 to 20
+    bad = tuple(Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5))  # 11 to 20
     poison(monkeypatch, bad, settings, training)
     run = loop.Run(tmp_path, settings)
     with pytest.raises(InputError, match=r"step 20: 10 steps in a row were not finite; .* skips"):
@@ -166,7 +159,6 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     assert (progress.step, progress.rejected) == (STEPS, 0)
     assert progress.next == Position(9, 0, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
-    print(f"{len(bad)} poisoned batches: back to step 10, {len(progress.skipped)} skipped, finite")
 
 
 @pytest.mark.exhaustive
@@ -202,8 +194,6 @@ def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
     assert rates[0] == rates[1]
     assert max(rates[0].values()) == rates[0][edge]
     assert losses(tmp_path) == losses(unbroken)
-    difference = max(abs(rates[0][step] - rates[1][step]) for step in rates[0])
-    print(f"resumed at step {edge}, the end of the warm-up: learning rates differ by {difference}")
 
 
 @pytest.mark.exhaustive

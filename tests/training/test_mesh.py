@@ -27,18 +27,13 @@ from rich.console import Console
 from jax_transformer import generate
 from jax_transformer.commands import train
 from jax_transformer.kernels.dropout import dropout
+from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.state import RunSettings
-from jax_transformer.runtime.sharding import (
-    AXES,
-    AXIS_TYPES,
-    make_mesh,
-    replicated,
-    row_sharding,
-)
+from jax_transformer.runtime.sharding import AXES, AXIS_TYPES, make_mesh, replicated, row_sharding
 from jax_transformer.text.batch import Batch
 from jax_transformer.text.batches import make_batch
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
@@ -46,6 +41,7 @@ from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches, sharded_epoch
+from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.step import (
     init_state,
     sharded_init_state,
@@ -197,6 +193,38 @@ def compare_padding():
     }
 
 
+def compare_parts():
+    """Return how far loss and gradient, with the loss in parts on eight devices, are from one's."""
+    encoded, found = corpus(), {}
+    params = jax.device_get(init_state(CONFIG, SETTINGS)).params
+
+    @partial(jax.jit, static_argnums=1)
+    def run(batch, execution):
+        def mean_loss(params):
+            total, count = batch_loss(params, batch, CONFIG, 0.1, execution=execution)
+            return total / count
+
+        return jax.value_and_grad(mean_loss)(params)
+
+    for batching in ("buckets", "packed"):
+        settings = dataclasses.replace(SETTINGS, batching=batching, pack_length=LENGTH)
+        plan = plan_epoch(encoded, settings, 0)[:1]
+        loss, gradient = run(make_batch(encoded, plan[0]), Execution())
+        largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient))
+        for sizes in ("data=8", "data=2,fsdp=4"):
+            mesh = make_mesh(sizes)
+            (spread,) = sharded_batches(mesh, encoded, fill_rows(plan, mesh, 1))
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                ours, many = run(spread, Execution(loss_parts=4))
+            leaves = zip(jax.tree.leaves(gradient), jax.tree.leaves(many), strict=True)
+            found[f"{batching} {sizes}"] = {
+                "rows": [plan[0].rows, len(spread.src)],
+                "loss": abs(ours / loss - 1),
+                "gradient": max(np.abs(a - np.asarray(b)).max() for a, b in leaves) / largest,
+            }
+    return found
+
+
 def compare_starts():
     """Return whether a state made in parts is that of one device, and its largest part's share."""
     settings = dataclasses.replace(SETTINGS, ema_decay=0.9)
@@ -331,6 +359,7 @@ def main():
     compilation_cache.reset_cache()
     report["masks"] = compare_masks()
     report["padding"] = compare_padding()
+    report["parts"] = compare_parts()
     report["starts"] = compare_starts()
     with tempfile.TemporaryDirectory() as directory:
         report["resumed"] = compare_resumed(Path(directory))
@@ -410,6 +439,15 @@ def test_padding_that_is_all_on_some_devices_changes_nothing(report):
     assert found["loss"] <= 1e-6
     assert found["gradient"] <= 1e-6
     assert found["tokens"][0] == found["tokens"][1] > 0
+
+
+@pytest.mark.exhaustive
+def test_the_loss_in_parts_of_rows_that_do_not_divide_is_that_of_one_device(report):
+    for figures in report["parts"].values():
+        print(figures)
+        assert figures["rows"][0] % 8 > 0 == figures["rows"][1] % 8
+        assert figures["loss"] <= 1e-6
+        assert figures["gradient"] <= 1e-6
 
 
 @pytest.mark.exhaustive
