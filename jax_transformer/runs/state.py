@@ -12,6 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
+from jax_transformer.storage.declared import checked_fields
 from jax_transformer.storage.reading import MAX_TOKENIZER, with_tuples
 from jax_transformer.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.training.config import TrainingConfig
@@ -166,10 +167,6 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
 
     `start` is the folder of the `start_files`.
     """
-    known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    for name, value in read["training_config"].items():
-        if name not in known:
-            raise InputError(f"{name}={value!r} is not a setting of this version of the library")
     contents = {name: _read(start / name) for name in read["tokenizer"]["files"]}
     tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:
@@ -181,7 +178,7 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
             raise ValueError("the origin's sha256 differs")
     return RunSettings(
         TransformerConfig.from_dict(read["config"]),
-        TrainingConfig(**with_tuples(read["training_config"])),
+        TrainingConfig(**checked_fields(TrainingConfig, read["training_config"])),
         tokenizer,
         read["data_sha256"],
         read["arguments"],
