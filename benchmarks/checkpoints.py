@@ -69,6 +69,7 @@ def peak() -> int:
 def work(directory: Path, port: int, index: int, d_model: int, saving: bool) -> None:
     """Be one of the processes: save a divided state, or restore it and print the memory."""
     distributed.initialize(f"localhost:{port}", PROCESSES, index)
+    distributed.check_agreement({"width": str(d_model)})  # connects them before they compile
     mesh = make_mesh(f"fsdp={PROCESSES}")
     settings = settings_of(32_000, d_model=d_model, num_heads=d_model // 64, d_ff=4 * d_model)
     if saving:

@@ -1,13 +1,13 @@
 """`jax-transformer average`: the mean of a run's last checkpoints (Vaswani et al. 2017, 6.1)."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
 from jax_transformer.errors import InputError
-from jax_transformer.model.transformer import Params
 from jax_transformer.runs.checkpoints import check_one_run, read_step, steps_in
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
@@ -41,7 +41,7 @@ def average(
 
 def average_run(
     directory: Path, last: int | None = None
-) -> tuple[RunSettings, Params, tuple[int, ...]]:
+) -> tuple[RunSettings, dict[str, Any], tuple[int, ...]]:
     """Return the settings of a run, the mean of its evaluated parameters, and the steps averaged.
 
     The directory is the output of the run, or the folder of checkpoints (run/) in it.
@@ -66,7 +66,7 @@ def average_run(
     return saved.settings, mean(params), tuple(steps)
 
 
-def mean(params: list[Params]) -> Params:
+def mean(params: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of each parameter, summed in float64 and rounded to its own dtype."""
 
     def mean_of(*leaves: Array | np.ndarray) -> np.ndarray:

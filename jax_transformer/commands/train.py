@@ -111,8 +111,8 @@ def resumed_arguments(
     check_resumed(saved, arguments)
     step, settings = resumed.progress.step, resumed.settings
     config = model_config(arguments.model, settings.config)
-    given = settings._replace(config=config, training_config=arguments.training)
-    check_same(settings, given, step)  # before the text is read
+    changed = settings._replace(config=config, training_config=arguments.training)
+    check_same(settings, changed, step)  # before the text is read
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
     return arguments, resumed
 

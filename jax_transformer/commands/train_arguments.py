@@ -228,16 +228,16 @@ def read_start(arguments: Arguments) -> Start:
         )
     if arguments.init is None:
         return Start(tokenizer)
-    (config, params, own, generation), origin, report = read_initial_model(
+    (config, params, of_model, generation), origin, report = read_initial_model(
         arguments.init, arguments.ignore_generation_config, *languages
     )
-    if tokenizer is not None and tokenizer.digest() != own.digest():
+    if tokenizer is not None and tokenizer.digest() != of_model.digest():
         raise InputError(
             f"tokenizer={arguments.tokenizer} is not the tokenizer of the model in "
-            f"{arguments.init}: their sha256 are {tokenizer.digest()} and {own.digest()}; leave "
-            "tokenizer out"
+            f"{arguments.init}: their sha256 are {tokenizer.digest()} and {of_model.digest()}; "
+            "leave tokenizer out"
         )
-    return Start(own, config, params, generation, origin, report)
+    return Start(of_model, config, params, generation, origin, report)
 
 
 def check_start(arguments: Arguments, start: Start) -> None:
@@ -297,7 +297,7 @@ def named_settings(argv: Sequence[str]) -> NamedSettings:
     by_flag, by_file = _checked(nested, "", text=True), NamedSettings({}, {}, {})
     if path := by_flag.run.get("config"):
         by_file = _checked(read_mapping(path), f"{path}: ")
-    named = NamedSettings(*({**one, **other} for one, other in zip(by_file, by_flag, strict=True)))
+    named = NamedSettings(*(file | flag for file, flag in zip(by_file, by_flag, strict=True)))
     if wants_help:
         show_help(_parser(named.arguments()))
     return named
@@ -349,14 +349,14 @@ def arguments_of_run(settings: RunSettings) -> Arguments:
     return dataclasses.replace(arguments, **checked_fields(Arguments, settings.arguments))
 
 
-def check_resumed(saved: Arguments, given: Arguments) -> None:
+def check_resumed(saved: Arguments, named: Arguments) -> None:
     """Refuse arguments that a resumed run keeps and that differ from its own."""
     kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
     # BLEU that selects the best parameters is computed in the same way throughout.
     selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()
     for name in (*kept, *text, "source_lang", "target_lang", *selecting):
-        values = (getattr(arguments, name) for arguments in (saved, given))
+        values = (getattr(arguments, name) for arguments in (saved, named))
         check_equal(name, *(_absolute(value) for value in values))
 
 

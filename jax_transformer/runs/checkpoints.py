@@ -168,11 +168,9 @@ class RunCheckpoints:
         """Return when the last checkpoint is written and those that are not kept are deleted."""
         with self._as_input_errors():
             self._writer.wait_until_finished()
-            if distributed.is_main():
-                for step in steps_in(self._directory)[
-                    : -self._settings.training_config.keep_checkpoints
-                ]:
-                    (self._directory / str(step)).rmtree()
+            keep = self._settings.training_config.keep_checkpoints
+            for step in steps_in(self._directory)[:-keep] if distributed.is_main() else ():
+                (self._directory / str(step)).rmtree()
 
     def _write_start(self) -> None:
         """Write the files that no step changes, all of them or none, unless they are there."""

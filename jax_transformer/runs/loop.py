@@ -326,7 +326,7 @@ def read_nonfinite(directory: Path) -> tuple[Position, ...]:
     try:
         batches = read_json(path, MAX_RECORDS)["batches"]
         names = Position._fields
-        return tuple(Position(*(int(one[name]) for name in names)) for one in batches)
+        return tuple(Position(*(int(batch[name]) for name in names)) for batch in batches)
     except (ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({error}); repair or delete it") from error
 

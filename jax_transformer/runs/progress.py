@@ -54,9 +54,9 @@ class Progress:
         """
         now = time.monotonic()
         seconds = max(now - self._window_started, SHORTEST)
-        tokens = sum(int(one.target_tokens) for one in metrics)
-        accepted = [one for one in metrics if one.finite and not one.spike]
-        nonfinite = sum(not one.finite for one in metrics)
+        tokens = sum(int(each.target_tokens) for each in metrics)
+        accepted = [each for each in metrics if each.finite and not each.spike]
+        nonfinite = sum(not each.finite for each in metrics)
         rejected = len(metrics) - len(accepted)
         if rejected:
             self._console.print(
@@ -70,8 +70,9 @@ class Progress:
         }
         shown_loss = "unknown (all steps rejected)"
         if accepted:
-            total = sum(float(one.loss) * int(one.target_tokens) for one in accepted)
-            values["loss"] = total / max(sum(int(one.target_tokens) for one in accepted), 1)
+            counts = [int(each.target_tokens) for each in accepted]
+            losses = map(lambda each, count: float(each.loss) * count, accepted, counts)
+            values["loss"] = sum(losses) / max(sum(counts), 1)
             shown_loss = f"{values['loss']:.3f}"
         seconds_per_step = max(now - self._started, 0) / (step - self._first)
         left = timedelta(seconds=round(min(seconds_per_step * (self._steps - step), LONGEST)))

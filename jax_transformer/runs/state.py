@@ -113,7 +113,7 @@ class RunCheckpoint(NamedTuple):
     best_params: Params | None  # of the best evaluation; None before the first
 
 
-def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
+def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
     """Refuse to resume a run under settings that differ from its own.
 
     Settings that only decide steps after this one may differ.
@@ -121,23 +121,23 @@ def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
         may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
-    for settings in (saved, given):
+    for settings in (saved, named):
         training = settings.training_config
         if training.cooldown_steps and step > training.steps - training.cooldown_steps:
             may_change -= {"steps", "cooldown_steps"}
     for part in ("config", "training_config"):
-        old, new = (dataclasses.asdict(getattr(one, part)) for one in (saved, given))
+        old, new = (dataclasses.asdict(getattr(settings, part)) for settings in (saved, named))
         for name in old:
             if name not in may_change:
                 check_equal(name, old[name], new[name])
-    check_equal("tokenizer's sha256", saved.tokenizer.digest(), given.tokenizer.digest())
-    check_equal("text's sha256", saved.data_sha256, given.data_sha256)
+    check_equal("tokenizer's sha256", saved.tokenizer.digest(), named.tokenizer.digest())
+    check_equal("text's sha256", saved.data_sha256, named.data_sha256)
 
 
-def check_equal(name: str, saved: Any, given: Any) -> None:
+def check_equal(name: str, saved: Any, named: Any) -> None:
     """Refuse a value that differs from the run's."""
-    if saved != given:
-        raise InputError(f"{name}={given!r} is not the run's, which has {saved!r}{KEPT}")
+    if saved != named:
+        raise InputError(f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}")
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:

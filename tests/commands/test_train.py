@@ -26,6 +26,8 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -27,6 +27,8 @@ from tests.convert.test_toy_family import TOY
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
 SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]
 RATE = ["--schedule=constant", "--learning-rate=0.01", "--warmup-steps=1"]
@@ -43,13 +45,6 @@ def same_model(one, other):
     ]
     equal = all(np.array_equal(*map(np.asarray, pair)) for pair in leaves)
     return equal and described[0] == described[1]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Leave out the pictures, which take most of the time of a tiny run."""
-    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
-    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
 
 
 @pytest.fixture
