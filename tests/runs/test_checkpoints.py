@@ -75,15 +75,6 @@ def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
     assert all(map(np.array_equal, *map(jax.tree.leaves, (restored, expected))))
 
 
-@pytest.mark.exhaustive
-def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
-    for number in range(3):  # what killed runs leave
-        (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
-        save(tmp_path, settings, range(10 * number + 5, 10 * number + 10))
-        left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == [*sorted(map(str, range(10 * number + 7, 10 * number + 10))), "start"]
-
-
 def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
     written, going_on = threading.Event(), threading.Event()
     finalize = DescribingHandler.finalize
@@ -290,11 +281,11 @@ def test_opening_what_is_no_directory_is_an_error(settings, tmp_path):
 
 
 def test_one_process_at_a_time_writes_to_a_run(settings, directory):
-    temporary = directory / "12.orbax-checkpoint-tmp"
+    temporary = directory / "99.orbax-checkpoint-tmp"
     with RunCheckpoints(directory, settings):
         temporary.mkdir()  # what the first process is writing
         with pytest.raises(InputError, match="another process is training this run"):
             save(directory, settings, [12])
         assert temporary.exists()
     save(directory, settings, [12])
-    assert steps_in(directory) == [4, 8, 12]
+    assert sorted(path.name for path in directory.iterdir()) == ["12", "4", "8", "start"]
