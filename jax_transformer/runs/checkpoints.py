@@ -152,9 +152,9 @@ class RunCheckpoints:
             self._steps.append(step)
             if distributed.is_main():
                 self._write_start()  # somebody may have deleted the directory
-            # Copies, because the next training step reuses the memory of the state. One process
-            # alone copies to its host: orbax writes arrays of NumPy in half of the time.
-            copy = np.array if jax.process_count() == 1 else jnp.copy
+            # The next training step reuses the memory of the state. Orbax copies arrays of NumPy,
+            # which it also writes in half of the time; one process alone has all of them.
+            copy = np.asarray if jax.process_count() == 1 else jnp.copy
             arrays = {name: copy(leaf) for name, leaf in named_leaves(checkpoint).items()}
             self._handler.description = {
                 "format": FORMAT,
