@@ -87,7 +87,7 @@ def tasks(chips: int, quick: bool) -> list[Task]:
 
 def configuration(task: Task) -> TransformerConfig:
     """Return the model of a task."""
-    fields = SIZES[task.model].fields | {
+    fields = SIZES[task.model][0] | {
         "src_vocab_size": VOCABULARY,
         "tgt_vocab_size": VOCABULARY,
         "num_encoder_layers": task.layers,

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import tyro
 from rich.console import Console
 
@@ -70,6 +69,7 @@ def peak() -> int:
 def work(directory: Path, port: int, index: int, d_model: int, saving: bool) -> None:
     """Be one of the processes: save a divided state, or restore it and print the memory."""
     distributed.initialize(f"localhost:{port}", PROCESSES, index)
+    distributed.check_agreement({"width": str(d_model)})  # connects them before they compile
     mesh = make_mesh(f"fsdp={PROCESSES}")
     settings = settings_of(32_000, d_model=d_model, num_heads=d_model // 64, d_ff=4 * d_model)
     if saving:
@@ -79,9 +79,7 @@ def work(directory: Path, port: int, index: int, d_model: int, saving: bool) -> 
         return
     saved = restore(directory, Console(file=io.StringIO()))
     before = peak()
-    leaves = [leaf for _, leaf in named_leaves(saved.read(mesh))]
-    jax.block_until_ready(leaves)
-    arrays = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+    arrays = jax.block_until_ready([*named_leaves(saved.read(mesh)).values()])
     part = sum(shard.data.nbytes for leaf in arrays for shard in leaf.addressable_shards)
     sizes = [leaf.nbytes for leaf in arrays]
     print(RESULT, json.dumps([sum(sizes), part, max(sizes), peak() - before]), flush=True)

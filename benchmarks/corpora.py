@@ -121,7 +121,7 @@ def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, 
     text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
     tokenizer = trained_tokenizer(store, [text], NOTHING, vocab_size, pairs, longest, 0, QUIET)
-    return corpus_task(store, text, tokenizer, Filters(length), {}, False, QUIET)
+    return corpus_task(text, tokenizer, Filters(length), {}, False)
 
 
 def _prepare_whole(*arguments: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training import budget
 from jax_transformer.training.config import TrainingConfig
 
-FIELDS = {name: size.fields for name, size in budget.SIZES.items()} | {
+FIELDS = {name: fields for name, (fields, _) in budget.SIZES.items()} | {
     "tiny": {
         "d_model": 32,
         "num_heads": 2,

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.console import Console
@@ -29,9 +28,14 @@ from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import named_leaves, read_step, restore, steps_in
+from jax_transformer.runs.checkpoints import (
+    HALF_WRITTEN,
+    named_leaves,
+    read_step,
+    restore,
+    steps_in,
+)
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
-from jax_transformer.runs.output import HALF_WRITTEN
 from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.state import RunCheckpoint, RunSettings, progress_to_json
 from jax_transformer.runtime import distributed
@@ -131,12 +135,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
 
 def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
     """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
-    return {
-        name: distributed.to_host(
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        )
-        for name, leaf in named_leaves(checkpoint)
-    }
+    return {name: distributed.to_host(leaf) for name, leaf in named_leaves(checkpoint).items()}
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
@@ -226,7 +225,7 @@ def state_digest(directory: Path, step: int) -> str:
 
     One that is damaged raises: the newest never is to be, whenever the process was killed.
     """
-    checkpoint = read_step(directory / loop.CHECKPOINTS, step).checkpoint
+    checkpoint = read_step(directory / loop.CHECKPOINTS, step).read()
     digest = hashlib.sha256(json.dumps(progress_to_json(checkpoint.progress)).encode())
     for name, array in named_arrays(checkpoint).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())

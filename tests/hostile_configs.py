@@ -247,7 +247,7 @@ def _layout_file(folder: Path) -> Door:
 def _run(folder: Path) -> Door:
     steps = folder / "steps"
     save(steps, make_settings(), [8])
-    path = steps / "8" / "run" / "metadata"
+    path = steps / "8" / "run.json"
     sound = json.loads(path.read_text("utf-8"))
 
     def read(fields):
@@ -255,7 +255,7 @@ def _run(folder: Path) -> Door:
         content["settings"]["config"] = fields
         path.write_text(json.dumps({"content": content, "sha256": json_digest(content)}), "utf-8")
         restored = read_step(steps, 8)
-        return restored.settings.config, restored.checkpoint.state.params
+        return restored.settings.config, restored.read().state.params
 
     return Door("checkpoint of a run", sound["content"]["settings"]["config"], read)
 

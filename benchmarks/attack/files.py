@@ -219,9 +219,9 @@ def _run(folder: Path) -> str:
     from jax_transformer.runs.state import progress_to_json, settings_to_json
 
     read = read_step(folder / "run", 6)
-    progress = progress_to_json(read.checkpoint.progress)
+    progress = progress_to_json(read.progress)
     settings = json.dumps(settings_to_json(read.settings), sort_keys=True)
-    return digest_of(settings, json.dumps(progress), named_arrays(read.checkpoint))
+    return digest_of(settings, json.dumps(progress), named_arrays(read.read()))
 
 
 def _averaged(folder: Path) -> str:

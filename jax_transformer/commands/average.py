@@ -1,10 +1,18 @@
-"""`jax-transformer average`: the mean of the last checkpoints of a run."""
+"""`jax-transformer average`: the mean of a run's last checkpoints (Vaswani et al. 2017, 6.1)."""
 
 from pathlib import Path
+from typing import Any
 
-from jax_transformer.runs.averaging import average_run
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jax_transformer.errors import InputError
+from jax_transformer.runs.checkpoints import check_one_run, read_step, steps_in
 from jax_transformer.runs.run_model import trained_model
+from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.faults import check_path
+from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.writing import WRITING
 from jax_transformer.translation.model_folder import check_free, save
 
@@ -29,3 +37,40 @@ def average(
     settings, params, steps = average_run(run, last)
     save(output, trained_model(settings, params), overwrite, settings.origin)
     print(f"mean of the last {len(steps)} checkpoints of {run} written to {output}")
+
+
+def average_run(
+    directory: Path, last: int | None = None
+) -> tuple[RunSettings, dict[str, Any], tuple[int, ...]]:
+    """Return the settings of a run, the mean of its evaluated parameters, and the steps averaged.
+
+    The directory is the output of the run, or the folder of checkpoints (run/) in it.
+    """
+    checkpoints = directory / CHECKPOINTS if steps_in(directory / CHECKPOINTS) else directory
+    steps = steps_in(checkpoints)
+    if not steps:
+        raise InputError(
+            f"{directory}: holds no checkpoint of a run; name the output of a training run"
+        )
+    if last is not None and not 1 <= last <= len(steps):
+        raise InputError(
+            f"last={last} must be from 1 to {len(steps)}, the number of checkpoints in "
+            f"{checkpoints}; a run with a larger keep_checkpoints keeps more"
+        )
+    steps = steps[-last:] if last else steps
+    params = []
+    for step in steps:
+        saved = read_step(checkpoints, step)
+        params.append(saved.read().state.eval_params)
+    check_one_run(checkpoints, saved.settings, steps[:-1])
+    return saved.settings, mean(params), tuple(steps)
+
+
+def mean(params: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each parameter, summed in float64 and rounded to its own dtype."""
+
+    def mean_of(*leaves: Array | np.ndarray) -> np.ndarray:
+        total = sum(np.asarray(leaf, np.float64) for leaf in leaves)
+        return (total / len(leaves)).astype(leaves[0].dtype)
+
+    return jax.tree.map(mean_of, *params)

@@ -71,7 +71,7 @@ def budget(
         scan_layers: Whether the layers are one loop, which keeps more.
         batching: With --compile, whether the rows are buckets or packed pairs.
     """
-    given = {
+    sizes = {
         "src_vocab_size": vocab_size,
         "tgt_vocab_size": vocab_size,
         "d_model": d_model,
@@ -81,12 +81,12 @@ def budget(
         "num_decoder_layers": num_decoder_layers,
         "dropout": dropout,
     }
-    given = {name: value for name, value in given.items() if value is not None}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
     fields, paper_steps = estimate.SIZES[size]
     if model is None:
-        config = TransformerConfig.preset(preset, **fields | given)
+        config = TransformerConfig.preset(preset, **fields | sizes)
     elif (size, preset) == ("base", "vaswani2017"):
-        config = dataclasses.replace(read_model_config(model), **given)
+        config = dataclasses.replace(read_model_config(model), **sizes)
     else:
         raise InputError(f"--model {model} takes the place of --size and --preset; leave them out")
     if compile is not None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_transformer.commands.command_line import call
-from jax_transformer.commands.interrupt import interruptible
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.extras import EXTRA_OF, extras_named
+from jax_transformer.runs.signals import interruptible
 from jax_transformer.runtime.host_memory import use_one_heap
 
 # Each command is a function in the module of the same name beside this one. Only the module of the

@@ -26,13 +26,12 @@ from jax_transformer.commands.train_arguments import (
     kept_arguments,
     named_settings,
     read_start,
-    start_of_run,
 )
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.extras import check_installed
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import Saved, restore
+from jax_transformer.runs.checkpoints import Saved, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
@@ -77,7 +76,9 @@ def train(*argv: str) -> None:
         console.quiet = not distributed.is_main()
         if arguments.resume:
             arguments, resumed = resumed_arguments(named, arguments, console)
-            run(arguments, start_of_run(resumed.settings), resumed, console)
+            config, _, tokenizer, *_, generation, origin = resumed.settings
+            start = Start(tokenizer, config, generation=generation, origin=origin)
+            run(arguments, start, resumed, console)
         else:
             arguments, start = new_arguments(named, arguments)
             run(arguments, start, None, console)
@@ -101,11 +102,7 @@ def new_arguments(named: NamedSettings, arguments: Arguments) -> tuple[Arguments
 def resumed_arguments(
     named: NamedSettings, arguments: Arguments, console: Console
 ) -> tuple[Arguments, Saved]:
-    """Return the arguments of the run in --output, and the run.
-
-    Those that are named win; `check_resumed` and `check_same` refuse the ones that a resumed run
-    must keep.
-    """
+    """Return the run in --output and its arguments, except those that are named and may change."""
     if arguments.output is None or arguments.overwrite:
         raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
     resumed = restore(arguments.output / loop.CHECKPOINTS, console)
@@ -114,8 +111,8 @@ def resumed_arguments(
     check_resumed(saved, arguments)
     step, settings = resumed.progress.step, resumed.settings
     config = model_config(arguments.model, settings.config)
-    given = settings._replace(config=config, training_config=arguments.training)
-    check_same(settings, given, step)  # before the text is read
+    changed = settings._replace(config=config, training_config=arguments.training)
+    check_same(settings, changed, step)  # before the text is read
     console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
     return arguments, resumed
 
@@ -129,15 +126,24 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
 
     expected = resumed.settings.data_sha256 if resumed else None
     settings, corpora = prepare(arguments, start, console, expected)
-    arguments = dataclasses.replace(arguments, output=arguments.output or first_free_run())
     distributed.check_agreement(facts(settings, start, mesh))
+    if unnamed := arguments.output is None:
+        created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
+        arguments = dataclasses.replace(arguments, output=Path(created.decode()))
     show_settings(arguments, settings, mesh, console)
 
     exact = arguments.source is None
     evaluation = Evaluation(
         settings, corpora.validation_text, arguments.bleu_tokenization, exact, console, mesh
     )
-    claim = claimed(arguments.output) if is_main else contextlib.nullcontext()
+
+    def check() -> None:  # the text took its time, in which another run may have come
+        if resumed is None:
+            check_output(arguments.output, arguments.overwrite)
+        elif steps_in(arguments.output / loop.CHECKPOINTS)[-1:] != [resumed.progress.step]:
+            raise InputError(f"{arguments.output}: another process went on with it; resume again")
+
+    claim = claimed(arguments.output, check, unnamed) if is_main else contextlib.nullcontext()
     with stop_requests(console.print) as stop, claim:
         if is_main:
             if not resumed:
@@ -166,7 +172,11 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
     if is_main:
         evaluation.finish(arguments.output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-        console.print(next_commands(arguments))
+        translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
+        console.print(f"to translate: {translate}")
+        if arguments.source:
+            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+            console.print(f"to score: {translate} | {score}")
 
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
@@ -200,11 +210,7 @@ def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) 
 def prepare(
     arguments: Arguments, start: Start, console: Console, expected_sha256: str | None = None
 ) -> tuple[RunSettings, Corpora]:
-    """Read the text, train the tokenizer on it if there is none, encode the text.
-
-    What an earlier run has prepared of the same text is used again. Text other than the expected
-    one, of a run that is resumed, is refused.
-    """
+    """Read the text, train the tokenizer on it if there is none, encode the text."""
     text_settings = arguments.text_settings()
     corpora = read_corpora(text_settings, start.tokenizer, console)
     config = model_config(arguments.model, start.config or corpora.tokenizer)
@@ -247,15 +253,6 @@ def show_settings(
     console.print(f"{trained:,} of {whole:,} parameters are trained")
 
 
-def next_commands(arguments: Arguments) -> str:
-    """Return the commands that translate with the model and score a translated file."""
-    translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
-    if not arguments.source:
-        return f"to translate: {translate}"
-    score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-    return f"to translate: {translate}\nto score: {translate} | {score}"
-
-
 def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
     """Return the facts that all processes of a run must have in common, by name."""
     shared = {"library": distributed.library_digest(), "jax": jax.__version__}
@@ -271,6 +268,10 @@ def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
 
 
 def first_free_run() -> Path:
-    """Return the first of runs/0, runs/1, ... that does not exist."""
-    runs = (Path("runs") / str(number) for number in itertools.count())
-    return next(path for path in runs if not path.exists())
+    """Create and return the first of runs/0, runs/1, ... that does not exist."""
+    numbers = itertools.count()
+    while True:
+        path = Path("runs") / str(next(numbers))
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path

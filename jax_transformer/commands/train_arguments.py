@@ -31,10 +31,7 @@ from jax_transformer.training.config import Count, Positive, TrainingConfig
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
 OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
-NOT_KEPT = (
-    *OF_ONE_START,
-    *("output", "mesh", "lost_after", "keep_freed_memory", "training", "model"),
-)
+NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model"}
 # Kept as absolute paths.
 PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
@@ -207,35 +204,17 @@ NUMBER_WORDS = Arguments(
 
 
 class Start(NamedTuple):
-    """What a run has before it reads its text.
+    """What a run has before it reads its text; `generation` and `origin` as in `RunSettings`."""
 
-    Attributes:
-        tokenizer: None trains one on the text.
-        config: None leaves it to the arguments.
-        params: Parameters of a new run, float32 and on the host; None draws them.
-        generation: Generation defaults of the model; None for those of the models that this
-            library trains.
-    """
-
-    tokenizer: Tokenizer | None = None
-    config: TransformerConfig | None = None
-    params: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer | None = None  # None trains one on the text
+    config: TransformerConfig | None = None  # None leaves it to the arguments
+    params: Mapping[str, Any] | None = None  # float32 and on the host; None draws them
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
     report: tuple[str, ...] = ()
 
 
 NO_START = Start()
-
-
-def start_of_run(settings: RunSettings) -> Start:
-    """Return what a resumed run has; its checkpoint has the parameters."""
-    return Start(
-        settings.tokenizer,
-        settings.config,
-        generation=settings.generation,
-        origin=settings.origin,
-    )
 
 
 def read_start(arguments: Arguments) -> Start:
@@ -251,23 +230,22 @@ def read_start(arguments: Arguments) -> Start:
         )
     if arguments.init is None:
         return Start(tokenizer)
-    (config, params, own, generation), origin, report = read_initial_model(
+    (config, params, of_model, generation), origin, report = read_initial_model(
         arguments.init, arguments.ignore_generation_config, *languages
     )
-    if tokenizer is not None and tokenizer.digest() != own.digest():
+    if tokenizer is not None and tokenizer.digest() != of_model.digest():
         raise InputError(
             f"tokenizer={arguments.tokenizer} is not the tokenizer of the model in "
-            f"{arguments.init}: their sha256 are {tokenizer.digest()} and {own.digest()}; leave "
-            "tokenizer out"
+            f"{arguments.init}: their sha256 are {tokenizer.digest()} and {of_model.digest()}; "
+            "leave tokenizer out"
         )
-    return Start(own, config, params, generation, origin, report)
+    return Start(of_model, config, params, generation, origin, report)
 
 
 def check_start(arguments: Arguments, start: Start) -> None:
     """Refuse arguments that contradict what a new run starts from."""
     if start.config is not None:
-        name = str(arguments.init)
-        check_same_model(arguments.model, arguments.preset, start.config, name)
+        check_same_model(arguments.model, arguments.preset, start.config, str(arguments.init))
     if start.tokenizer is not None and arguments.vocab_size != start.tokenizer.src_vocab_size:
         raise InputError(
             f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "
@@ -321,7 +299,7 @@ def named_settings(argv: Sequence[str]) -> NamedSettings:
     by_flag, by_file = _checked(nested, "", text=True), NamedSettings({}, {}, {})
     if path := by_flag.run.get("config"):
         by_file = _checked(read_mapping(path), f"{path}: ")
-    named = NamedSettings(*({**one, **other} for one, other in zip(by_file, by_flag, strict=True)))
+    named = NamedSettings(*(file | flag for file, flag in zip(by_file, by_flag, strict=True)))
     if wants_help:
         show_help(_parser(named.arguments()))
     return named
@@ -373,14 +351,14 @@ def arguments_of_run(settings: RunSettings) -> Arguments:
     return dataclasses.replace(arguments, **checked_fields(Arguments, settings.arguments))
 
 
-def check_resumed(saved: Arguments, given: Arguments) -> None:
+def check_resumed(saved: Arguments, named: Arguments) -> None:
     """Refuse arguments that a resumed run keeps and that differ from its own."""
     kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
     # BLEU that selects the best parameters is computed in the same way throughout.
     selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()
     for name in (*kept, *text, "source_lang", "target_lang", *selecting):
-        values = (getattr(arguments, name) for arguments in (saved, given))
+        values = (getattr(arguments, name) for arguments in (saved, named))
         check_equal(name, *(_absolute(value) for value in values))
 
 

@@ -1,12 +1,11 @@
 """A run's checkpoints: each process writes and reads its own part of the arrays, by orbax.
 
 A directory holds a folder for each step, and `start`: the tokenizer's files and the model's origin,
-which no step changes. A step holds `arrays`, with the sha256 of each of its files, and `run`, JSON
-with everything else.
+which no step changes. A step holds the arrays in orbax's files, and `run.json`: everything else,
+and the sha256 of each of these files.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -16,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,54 +42,56 @@ from jax_transformer.runs.state import (
 from jax_transformer.runtime import distributed
 from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.writing import lock
-from jax_transformer.training.step import init_state, state_shardings
+from jax_transformer.training.step import state_shapes, state_shardings
 
-FORMAT = 5  # of what a step's folder holds
-ARRAYS, RUN, START = "arrays", "run", "start"
-DIGESTS = "files.json"  # size and sha256 of each file of `arrays`
+FORMAT = 6  # of what a step's folder holds
+RUN, START = "run.json", "start"
 DAMAGED = "damaged"  # folder that unreadable steps are moved to
+HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a folder that is not whole
 
 
 class DamagedError(InputError):
     """The files of a checkpoint are not those that were written."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A checkpoint on disk, the folder of a step, whose files are those that were written."""
 
     directory: epath.Path
     settings: RunSettings
     progress: RunProgress
 
-    def read(self, mesh: Mesh) -> RunCheckpoint:
-        """Return the checkpoint; each process reads the parts that its devices of a mesh hold."""
-        places = state_shardings(mesh, self.settings.config, self.settings.training_config)
-        best = None if self.progress.best_step is None else places.params
-        return self._read(RunCheckpoint(self.progress, places, best))
+    def read(self, mesh: Mesh | None = None) -> RunCheckpoint:
+        """Return the checkpoint; each process reads the parts that its devices of a mesh hold.
 
-    @property
-    def checkpoint(self) -> RunCheckpoint:
-        """The checkpoint with whole arrays on the host."""
-        return self._read(None)
-
-    def _read(self, places: RunCheckpoint | None) -> RunCheckpoint:
+        Without a mesh the arrays are whole and on the host.
+        """
         shapes = _shapes(self.settings, self.progress)
-        sharding = {} if places is None else dict(named_leaves(places))
-        targets = {
-            name: jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding[name])
-            if sharding
-            else np.empty(data.shape, data.dtype)
-            for name, data in ((name, _key_data(leaf)) for name, leaf in named_leaves(shapes))
-        }
-        with _orbax_quiet(), _as_damage(self.directory), ocp.StandardCheckpointer() as checkpointer:
-            arrays = checkpointer.restore(self.directory.resolve() / ARRAYS, targets)
-        leaves = [
+        targets = named_leaves(shapes)
+        if mesh is None:
+            targets = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in targets.items()}
+        else:
+            places = state_shardings(mesh, self.settings.config, self.settings.training_config)
+            best = None if shapes.best_params is None else places.params
+            shardings = named_leaves(RunCheckpoint(self.progress, places, best))
+            targets = {
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
+                for name, leaf in targets.items()
+            }
+        # Arrays that are read at the same time take no more memory beside their parts than the
+        # largest one; orbax would read them all at once.
+        largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in targets.values())
+        handler = ocp.StandardCheckpointHandler(restore_concurrent_gb=(largest + 1) / 10**9)
+        with _orbax_quiet(), _as_damage(self.directory), ocp.Checkpointer(handler) as reader:
+            arrays = reader.restore(
+                self.directory.resolve(), args=ocp.args.StandardRestore(targets)
+            )
+        leaves, tree = jax.tree.flatten((shapes.state, shapes.best_params))
+        restored = [
             jax.random.wrap_key_data(arrays[name]) if _is_key(leaf) else arrays[name]
-            for name, leaf in named_leaves(shapes)
+            for name, leaf in zip(targets, leaves, strict=True)
         ]
-        tree = jax.tree.structure((shapes.state, shapes.best_params))
-        return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, leaves))
+        return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, restored))
 
 
 class RunCheckpoints:
@@ -104,31 +105,24 @@ class RunCheckpoints:
         """Store the settings, which every checkpoint holds; the context does the work."""
         self._directory = epath.Path(directory)
         self._settings = settings
-        self._manager: ocp.CheckpointManager | None = None
-        self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> "RunCheckpoints":
         """Open the directory."""
-        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        handlers.add(ARRAYS, ocp.args.StandardSave, DigestingHandler())
-        handlers.add(RUN, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._settings.training_config.keep_checkpoints,
-            cleanup_tmp_directories=True,
-            save_root_metadata=False,
-            # Otherwise the threads of a save whose directory cannot be created block the exit.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        )
         with contextlib.ExitStack() as opened, self._as_input_errors():
             if distributed.is_main():
                 self._directory.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(locked(self._directory))
+                for path in self._directory.glob(f"*{HALF_WRITTEN}*"):
+                    path.rmtree()
                 self._write_start()
+            self._steps = steps_in(self._directory)
             opened.enter_context(_orbax_quiet())
-            self._manager = ocp.CheckpointManager(
-                self._directory.resolve(),
-                options=options,
-                handler_registry=handlers,
+            self._handler = DescribingHandler()
+            self._writer = ocp.AsyncCheckpointer(
+                self._handler,
+                # Otherwise the threads of a save whose directory cannot be created block the exit.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+                checkpoint_metadata_store=ocp.metadata.metadata_store(enable_write=False),
             )
             self._opened = opened.pop_all()
         return self
@@ -137,10 +131,9 @@ class RunCheckpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Wait for the last checkpoint; an error that is raised already hides one of the save."""
-        errors = self._as_input_errors() if error is None else contextlib.suppress(Exception)
-        with self._opened, errors:
-            if self._manager is not None:
-                self._manager.close()
+        errors = contextlib.nullcontext() if error is None else contextlib.suppress(Exception)
+        with self._opened, errors, contextlib.closing(self._writer):
+            self.wait()
 
     def save(self, checkpoint: RunCheckpoint) -> None:
         """Copy a checkpoint and start to write it; a step that exists already is left alone.
@@ -151,41 +144,39 @@ class RunCheckpoints:
             InputError: This checkpoint, or the one before, could not be written.
         """
         step = checkpoint.progress.step
+        self.wait()
         with self._as_input_errors():
-            self._manager.wait_until_finished()
-            if step in self._manager.all_steps():
+            if step in self._steps:
                 return
+            self._steps.append(step)
             if distributed.is_main():
                 self._write_start()  # somebody may have deleted the directory
-            # Copies, because the next training step reuses the memory of the state. One process
-            # alone copies to its host: orbax writes arrays of NumPy in half of the time.
-            copy = np.array if jax.process_count() == 1 else jnp.copy
-            arrays = {name: copy(_key_data(leaf)) for name, leaf in named_leaves(checkpoint)}
-            content = {
+            # The next training step reuses the memory of the state. Orbax copies arrays of NumPy,
+            # which it also writes in half of the time; one process alone has all of them.
+            copy = np.asarray if jax.process_count() == 1 else jnp.copy
+            arrays = {name: copy(leaf) for name, leaf in named_leaves(checkpoint).items()}
+            self._handler.description = {
                 "format": FORMAT,
                 "settings": settings_to_json(self._settings),
                 "progress": progress_to_json(checkpoint.progress),
                 "arrays": {name: _described(array) for name, array in arrays.items()},
             }
-            written = ocp.args.Composite(
-                arrays=ocp.args.StandardSave(arrays),
-                run=ocp.args.JsonSave({"sha256": json_digest(content), "content": content}),
-            )
-            self._manager.save(step, args=written, force=True)
+            self._writer.save(self._directory.resolve() / str(step), args=DescribedSave(arrays))
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written."""
+        """Return when the last checkpoint is written and those that are not kept are deleted."""
         with self._as_input_errors():
-            self._manager.wait_until_finished()
+            self._writer.wait_until_finished()
+            keep = self._settings.training_config.keep_checkpoints
+            for step in steps_in(self._directory)[:-keep] if distributed.is_main() else ():
+                (self._directory / str(step)).rmtree()
 
     def _write_start(self) -> None:
         """Write the files that no step changes, all of them or none, unless they are there."""
         if (self._directory / START).exists():
             return
-        staging = self._directory / f"{START}.orbax-checkpoint-tmp"
-        if staging.exists():
-            staging.rmtree()
-        staging.mkdir(parents=True)
+        staging = self._directory / f"{START}.{HALF_WRITTEN}"
+        staging.mkdir(parents=True, exist_ok=True)
         for name, content in start_files(self._settings).items():
             (staging / name).write_bytes(content)
         staging.rename(self._directory / START)
@@ -203,17 +194,26 @@ class RunCheckpoints:
             ) from error
 
 
-class DigestingHandler(ocp.StandardCheckpointHandler):
-    """Writes arrays as orbax does, then the sha256 of each file, before the step is committed."""
+class DescribingHandler(ocp.StandardCheckpointHandler):
+    """Writes arrays as orbax does, then `run.json`, before the step is committed."""
+
+    description: dict[str, Any]
 
     def finalize(self, directory: epath.Path) -> None:
-        """Write the digests once the arrays of all processes are complete."""
+        """Write the description, with the size and sha256 of each file of the arrays."""
         super().finalize(directory)
-        digests = {
-            str(path.relative_to(directory)): (path.stat().length, _file_digest(path))
+        files = {
+            str(path.relative_to(directory)): [path.stat().length, _file_digest(path)]
             for path in _files(directory)
         }
-        (directory / DIGESTS).write_text(json.dumps(digests))
+        content = self.description | {"files": files}
+        run = {"sha256": json_digest(content), "content": content}
+        (directory / RUN).write_text(json.dumps(run))
+
+
+@ocp.args.register_with_handler(DescribingHandler, for_save=True, for_restore=True)
+class DescribedSave(ocp.args.StandardSave):
+    """The arrays that a `DescribingHandler` saves."""
 
 
 @contextlib.contextmanager
@@ -265,9 +265,12 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
             damaged.append(step)
             continue
         check_one_run(directory, saved.settings, (older for older in steps if older < step))
-        if distributed.is_main():
-            for name in map(str, damaged):
-                _move_aside(directory, name)
+        for name in map(str, damaged if distributed.is_main() else ()):
+            aside = directory / DAMAGED / name
+            if aside.exists():
+                aside.rmtree()
+            aside.parent.mkdir(exist_ok=True)
+            (directory / name).rename(aside)
         return saved
     raise InputError(
         f"{directory}: all of its checkpoints are damaged ({', '.join(map(str, steps))}); "
@@ -280,9 +283,9 @@ def read_step(directory: epath.PathLike, step: int) -> Saved:
     path = epath.Path(directory) / str(step)
     try:
         with _orbax_quiet(), _as_damage(path):
-            settings, progress, arrays = _read_description(path)
-            _check_arrays(settings, progress, arrays)
-            _check_digests(path / ARRAYS)
+            settings, progress, content = _read_description(path)
+            _check_arrays(settings, progress, content["arrays"])
+            _check_files(path, content["files"])
     except DamagedError:
         raise
     except InputError as error:
@@ -309,12 +312,12 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
 
 
 def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
-    """Return settings, progress, and dtype and shape of each array."""
+    """Return settings, progress and the whole description."""
     for path in (*_files(step), *_files(step.parent / START)):
         # A FIFO, which would never end, is a file for epath; an object store has none.
         if os.path.exists(path) and not os.path.isfile(path):
             raise ValueError(f"{path.relative_to(step.parent)} is not a regular file")
-    content = verified(json.loads((step / RUN / "metadata").read_text()))
+    content = verified(json.loads((step / RUN).read_text()))
     version = content.get("format")
     if type(version) is not int or version != FORMAT:
         raise InputError(
@@ -324,7 +327,7 @@ def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[
     progress = progress_from_json(content["progress"])
     if str(progress.step) != step.name:
         raise ValueError(f"it is of step {progress.step}")
-    return settings_from_json(content["settings"], step.parent / START), progress, content["arrays"]
+    return settings_from_json(content["settings"], step.parent / START), progress, content
 
 
 def verified(read: dict[str, Any]) -> dict[str, Any]:
@@ -345,10 +348,8 @@ def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[
             f"its config has {count:,} parameters, but its arrays have only {numbers:,} numbers; "
             "restore the directory from a copy"
         )
-    expected = {
-        name: _described(_key_data(leaf))
-        for name, leaf in named_leaves(_shapes(settings, progress))
-    }
+    leaves = named_leaves(_shapes(settings, progress))
+    expected = {name: _described(leaf) for name, leaf in leaves.items()}
     for name, description in expected.items():
         if described.get(name) != description:
             raise InputError(
@@ -361,39 +362,37 @@ def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[
         )
 
 
-def _check_digests(arrays: epath.Path) -> None:
+def _check_files(step: epath.Path, files: dict[str, list[Any]]) -> None:
     """Compare the digests of this process' share of the files, before orbax reads any of them."""
-    files = sorted(json.loads((arrays / DIGESTS).read_text()).items())
-    for name, (size, digest) in files[jax.process_index() :: jax.process_count()]:
-        path = arrays / name
+    for name, (size, digest) in sorted(files.items())[jax.process_index() :: jax.process_count()]:
+        path = step / name
         if not path.is_file() or path.stat().length != size:  # before a long file is read
-            raise ValueError(f"{ARRAYS}/{name} is missing or of another size")
+            raise ValueError(f"{name} is missing or of another size")
         if _file_digest(path) != digest:
-            raise ValueError(f"{ARRAYS}/{name}: its sha256 differs")
+            raise ValueError(f"{name}: its sha256 differs")
 
 
-def named_leaves(checkpoint: RunCheckpoint) -> list[tuple[str, Any]]:
-    """Return every array of a checkpoint with its path, in the order of the tree's leaves."""
-    names = []
-    for part in ("state", "best_params"):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part)):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            names.append((f"{part}/{name}", leaf))
-    return names
+def named_leaves(checkpoint: RunCheckpoint) -> dict[str, Any]:
+    """Return every array of a checkpoint by its path, in order; of random keys, their words."""
+    return {
+        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": _key_data(leaf)
+        for part in ("state", "best_params")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part))
+    }
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
     """Return the checkpoint with shapes and dtypes in the place of arrays."""
-    state = jax.eval_shape(lambda: init_state(settings.config, settings.training_config))
+    state = state_shapes(settings.config, settings.training_config)
     return RunCheckpoint(progress, state, None if progress.best_step is None else state.params)
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _key_data(leaf: Any) -> Any:
-    """Return an array or its shape; of random keys, their words."""
+    """Return an array, its shape or its sharding; of random keys, those of their words."""
     if not _is_key(leaf):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -418,14 +417,6 @@ def _files(directory: epath.Path) -> Iterator[epath.Path]:
 def _file_digest(path: epath.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _move_aside(directory: epath.Path, step: str) -> None:
-    aside = directory / DAMAGED / step
-    if aside.exists():
-        aside.rmtree()
-    aside.parent.mkdir(exist_ok=True)
-    (directory / step).rename(aside)
 
 
 @contextlib.contextmanager

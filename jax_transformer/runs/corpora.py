@@ -20,6 +20,7 @@ from jax_transformer.text.prepare import (
     corpus_task,
     dry_run,
     prepared_corpus,
+    without_duplicates,
 )
 from jax_transformer.text.store import held_out, trained_tokenizer, with_known_facts
 from jax_transformer.tokenizers import Tokenizer
@@ -38,61 +39,37 @@ class Files(NamedTuple):
 
 
 class TextSettings(NamedTuple):
-    """Which text a run trains on.
-
-    Attributes:
-        files: The files; see `check_files`.
-        weights: Of the source files, how often their pairs are drawn; None reads the files as one
-            text.
-        valid_pairs: Pairs to hold out of the training text if there are no validation files; None
-            holds out 5 % of them, at least 1 and at most 1,000.
-        seed: Which pairs are held out, and which ones train the tokenizer.
-        vocab_size: Entries of the tokenizer that is trained, where the run has none.
-        tokenizer_pairs: Most pairs that it is trained on.
-        filters: Which pairs are kept.
-        drop_duplicates: Whether a pair that repeats an earlier one is dropped.
-        store: The folder that keeps what was prepared.
-    """
+    """Which text a run trains on."""
 
     files: Files
-    weights: tuple[float, ...] | None
-    valid_pairs: int | None
-    seed: int
-    vocab_size: int
-    tokenizer_pairs: int
+    weights: tuple[float, ...] | None  # how often the pairs of each source file are drawn
+    valid_pairs: int | None  # to hold out of the training text; None: 5 %, from 1 to 1,000
+    seed: int  # chooses the pairs that are held out, and those that train the tokenizer
+    vocab_size: int  # of the tokenizer that is trained, where the run has none
+    tokenizer_pairs: int  # most pairs that it is trained on
     filters: Filters
     drop_duplicates: bool
-    store: Path
+    store: Path  # the folder that keeps what was prepared
 
 
 class Preparation(NamedTuple):
-    """The text of a run before it is encoded.
+    """The text of a run before it is encoded."""
 
-    Attributes:
-        training: The training texts; several where they have weights.
-        held_out: Numbers of pairs of the first one that are left out, ascending.
-    """
-
-    training: list[Text | TextFiles]
-    held_out: Int64[np.ndarray, "_"]
+    training: list[Text | TextFiles]  # several where they have weights
+    held_out: Int64[np.ndarray, "_"]  # pairs of the first text that are left out, ascending
     validation: Text
     tokenizer: Tokenizer
 
 
 class Corpora(NamedTuple):
-    """The text of a run as token ids.
-
-    Attributes:
-        report: One line for each text, for the reader.
-        sha256: Digest of the text, the filters and the tokenizer, as 64 hex digits.
-    """
+    """The text of a run as token ids."""
 
     training: Corpus
     validation: Corpus
     validation_text: Text
     tokenizer: Tokenizer
-    report: tuple[str, ...]
-    sha256: str
+    report: tuple[str, ...]  # one line for each text, for the reader
+    sha256: str  # of the text, the filters and the tokenizer
 
 
 def check_files(
@@ -169,9 +146,10 @@ def encode_corpora(
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
     Overlong training pairs are dropped; so are those held out of them. A text that has not the
-    sha256 of the run that is resumed is refused before it is encoded.
+    sha256 of the run that is resumed is refused before its duplicates are searched and before it
+    is encoded.
     """
-    tasks = _tasks(preparation, settings, console)
+    tasks = _tasks(preparation, settings)
     max_length, text = settings.filters.max_length, preparation.validation
     validation = encode_text(text, preparation.tokenizer, max_length)
     overlong = validation.counts.dropped["dropped as too long"]
@@ -180,12 +158,12 @@ def encode_corpora(
             f"max_length={max_length} is too short for {overlong:,} of "
             f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
-    fitting = text
-    if overlong:
-        fitting = _without_overlong(text, preparation.tokenizer, max_length)
+    fitting = _without_overlong(text, preparation.tokenizer, max_length) if overlong else text
     sha256 = digest([[task.key for task in tasks], settings.weights, fitting.sha256])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
+    if settings.drop_duplicates:
+        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
     training = [prepared_corpus(settings.store, task, console) for task in tasks]
     origin = ""
     if len(preparation.held_out):
@@ -202,20 +180,20 @@ def try_corpora(
     preparation: Preparation, settings: TextSettings, console: Console
 ) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(preparation, settings, console)
+    tasks = _tasks(preparation, settings)
+    if settings.drop_duplicates:
+        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
     return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 
 
-def _tasks(preparation: Preparation, settings: TextSettings, console: Console) -> list[Task]:
+def _tasks(preparation: Preparation, settings: TextSettings) -> list[Task]:
     return [
         corpus_task(
-            settings.store,
             text,
             preparation.tokenizer,
             settings.filters,
             {} if place else {"held out for validation": preparation.held_out},
             settings.drop_duplicates,
-            console,
         )
         for place, text in enumerate(preparation.training)
     ]

@@ -1,9 +1,9 @@
 """Translates, shows and scores the validation text of a run; writes the model and pictures."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -11,13 +11,14 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.runs.curves import draw_curves
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import MODEL
+from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.translation import alignment_plot, model_folder, scores
 from jax_transformer.translation.model_folder import TrainedModel
@@ -26,6 +27,11 @@ from jax_transformer.translation.translate import translate
 GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
 SAMPLES = 5  # translations that are shown at an evaluation
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
+AXES = {  # of the curves: label of each panel, from the top, and the values that it draws
+    "loss, nats a target token": ("loss", "validation_loss"),
+    "learning rate": ("learning_rate",),
+    "BLEU of the validation text": ("validation_bleu",),
+}
 
 
 @dataclasses.dataclass
@@ -33,24 +39,15 @@ class Evaluation:
     """Translates the validation text with the parameters of a run, greedily.
 
     The other generation defaults are those of the run's model.
-
-    Attributes:
-        settings: The settings of the run.
-        text: The validation text.
-        tokenization: sacrebleu's tokenization for BLEU.
-        exact: Whether the share of exact matches is shown instead of BLEU and chrF.
-        console: Shows some translations and the scores.
-        mesh: The devices of the run.
-        shown_step: The step whose translations were shown last; None before.
     """
 
     settings: RunSettings
     text: Text
-    tokenization: str
-    exact: bool
+    tokenization: str  # sacrebleu's, for BLEU
+    exact: bool  # whether the share of exact matches is shown instead of BLEU and chrF
     console: Console
     mesh: Mesh
-    shown_step: int | None = None
+    shown_step: int | None = None  # the step whose translations were shown last
 
     def measure(self, step: int, params: Params) -> dict[str, float]:
         """Show translations and scores of the parameters; return the BLEU for the log."""
@@ -60,7 +57,9 @@ class Evaluation:
         model = trained_model(self.settings, params)
         hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
         translations = [best.text for best, *_ in hypotheses]
-        self._show_samples(translations)
+        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
+        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
+            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
         self.shown_step = step
         bleu = scores.bleu(translations, self.text.targets, self.tokenization)
         if self.exact:
@@ -80,8 +79,9 @@ class Evaluation:
         model = trained_model(self.settings, best.params)
         model_folder.write(output / MODEL, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
-        self._draw(output / CURVES, self._draw_curves)
-        self._draw(output / ATTENTION, functools.partial(self._draw_attention, model))
+        log = output / METRICS_FILE
+        self._draw(output / CURVES, lambda picture: draw_curves(picture, read_metrics(log)))
+        self._draw(output / ATTENTION, lambda picture: self._draw_attention(model, picture))
         if self.shown_step != best.step:
             self.measure(best.step, best.params)
 
@@ -92,15 +92,33 @@ class Evaluation:
         except (InputError, OSError) as error:
             self.console.print(f"WARNING: {picture} is not drawn ({error})")
 
-    def _draw_curves(self, picture: Path) -> None:
-        draw_curves(picture, read_metrics(picture.with_name(METRICS_FILE)))
-
     def _draw_attention(self, model: TrainedModel, picture: Path) -> None:
         some = self.text.sources[: alignment_plot.MAX_LINES]
         alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
         alignment_plot.draw(picture, alignments, overwrite=True)
 
-    def _show_samples(self, translations: list[str]) -> None:
-        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
-        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
-            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
+
+def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
+    """Draw the reports of `read_metrics` as .png, .pdf or .svg; an existing file is replaced."""
+    # A figure without pyplot needs no window and leaves no global state.
+    from matplotlib.figure import Figure
+
+    known = set().union(*reports)
+    drawn = {label: names for label, names in AXES.items() if known.intersection(names)}
+    if not drawn:
+        raise InputError("there is no report of a loss")
+    figure = Figure(figsize=(8, 2.5 * len(drawn)), layout="constrained")
+    panels = figure.subplots(len(drawn), sharex=True, squeeze=False)[:, 0]
+    for panel, (label, names) in zip(panels, drawn.items(), strict=True):
+        for name in names:
+            points = [(report["step"], report[name]) for report in reports if name in report]
+            if points:
+                mark = "o-" if name.startswith("validation") else "-"
+                panel.plot(*zip(*points, strict=True), mark, label=name, markersize=3)
+        panel.set_ylabel(label)
+        panel.grid(alpha=0.3)
+        if len(panel.lines) > 1:
+            panel.legend()
+    panels[-1].set_xlabel("step")
+    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+        figure.savefig(scratch)

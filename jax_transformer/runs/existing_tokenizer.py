@@ -8,12 +8,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
-from jax_transformer.tokenizers import (
-    Tokenizer,
-    parse_byte_pair,
-    read_files,
-    separate,
-)
+from jax_transformer.tokenizers import Tokenizer, parse_byte_pair, read_files, separate
 from jax_transformer.tokenizers.readers.library import read_usual_names
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from jax_transformer.translation.model_folder import load_tokenizer
@@ -23,11 +18,9 @@ SENTENCEPIECE_FILE = "source.spm"
 
 
 def run_tokenizer(source: Path | None, target: Path | None) -> Tokenizer | None:
-    """Return the tokenizer of a run; None if the run trains one.
+    """Return the tokenizer of a run from files or folders; None if the run trains one.
 
-    Args:
-        source: File or folder of the tokenizer of both sides, or of the sources.
-        target: File or folder of the tokenizer of the targets.
+    The target is that of a second tokenizer, of the targets, where there are two.
     """
     if source is None and target is not None:
         raise InputError(
@@ -40,13 +33,11 @@ def run_tokenizer(source: Path | None, target: Path | None) -> Tokenizer | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer in a file or a folder.
+    """Return the tokenizer in a file or a folder; weights are not read.
 
-    Args:
-        path: A tokenizer.json, of this library or any other of the `tokenizers` library whose
-            special tokens have usual names; a folder with such a file; the folder of a model of
-            this library or of a known family of Hugging Face; or a folder with source.spm,
-            target.spm and vocab.json. Weights are not read.
+    The file is a tokenizer.json whose special tokens have usual names. The folder has such a file,
+    or source.spm, target.spm and vocab.json, or is that of a model of this library or of a known
+    family of Hugging Face.
     """
     if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
         return _read_file(path.parent, path.name)

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from jax_transformer.model.parameters import undivided
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.checkpoints import RunCheckpoints, Saved, steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
-from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite, write_nonfinite
 from jax_transformer.runs.progress import Progress
 from jax_transformer.runs.signals import Stopped, StopRequest
 from jax_transformer.runs.state import (
@@ -37,12 +35,13 @@ from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.storage.folder import CHECKPOINTS
+from jax_transformer.storage.reading import MAX_RECORDS, read_json
+from jax_transformer.storage.writing import replace_file
 from jax_transformer.text.batches import Batch, padding_share
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
 from jax_transformer.training.step import (
     EvaluationStep,
@@ -53,6 +52,7 @@ from jax_transformer.training.step import (
     sharded_train_step,
 )
 
+NONFINITE_FILE = "nonfinite_batches.json"
 STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need not wait
 
 
@@ -60,43 +60,28 @@ STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need
 class Run:
     """A training run and where it is kept.
 
-    Attributes:
-        directory: Where checkpoints, log and the record of non-finite batches are written.
-        settings: The model, how it is trained, and the data.
-        resumed: The checkpoint to continue from; None starts a new run.
-        stop: Asks the run to stop after the current step.
-        measure: Called at each evaluation with the step and the parameters; returns names and
-            values for the log beside the loss, "validation_bleu" if that selects the best.
-        tensorboard: Whether the log is written for TensorBoard as well.
-        mesh: The devices. They are no part of the run, which may be resumed on others.
-        lost_after: With several processes, the seconds without a step after which they end.
-        params: Parameters of a new run, float32 and on the host; None draws them.
+    At each evaluation `measure` is called with the step and the parameters. It returns names and
+    values for the log beside the loss, "validation_bleu" if that selects the best. The mesh is no
+    part of the run, which may be resumed on other devices.
     """
 
     directory: Path
     settings: RunSettings
-    resumed: Saved | None = None
+    resumed: Saved | None = None  # None starts a new run
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
     measure: Callable[[int, Params], dict[str, float]] | None = None
     tensorboard: bool = False
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
-    lost_after: int = 120
-    params: Params | None = None
+    lost_after: int = 120  # seconds without a step after which several processes end
+    params: Params | None = None  # of a new run, float32 and on the host; None draws them
 
 
 class Best(NamedTuple):
-    """The best evaluation of a run.
+    """The best evaluation of a run."""
 
-    Attributes:
-        params: The parameters that were evaluated, whole and on the host.
-        step: Number of steps made by then.
-        score: The validation loss without dropout, in nats a target token; or BLEU with its sign
-            reversed, as `select_by` says.
-    """
-
-    params: Params
+    params: Params  # whole and on the host
     step: int
-    score: float
+    score: float  # as `RunProgress.best_score`
 
 
 class _Services(NamedTuple):
@@ -110,17 +95,11 @@ class _Services(NamedTuple):
 
 
 class _Ending(NamedTuple):
-    """How the loop ended.
+    """How the loop ended."""
 
-    Attributes:
-        checkpoint: The run after the last step.
-        saved_step: The step of the last checkpoint that was handed to the writer.
-        loss_is_finite: False if a validation loss that was not finite ended the loop.
-    """
-
-    checkpoint: RunCheckpoint
-    saved_step: int
-    loss_is_finite: bool
+    checkpoint: RunCheckpoint  # after the last step
+    saved_step: int  # of the last checkpoint that was handed to the writer
+    loss_is_finite: bool  # False if a validation loss that was not finite ended the loop
 
 
 def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
@@ -135,7 +114,10 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     start = _start(run)
     layout = epoch_layout(training, run.settings.training_config)
     console.print(_epoch_report(training, run, layout))
-    steps = _compile_and_time(start.state, layout, run, console)
+    started = time.monotonic()
+    with console.status("compiling"), run.stop.during("the compilation and one step"):
+        steps = _compile_steps(start.state, layout, run)
+    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
     with _open_services(run, start.progress, validation, console) as services:
         services.checkpoints.save(start)
         ending = _train_steps(run, start, steps, training, layout, services)
@@ -163,14 +145,18 @@ def _train_steps(
     """Make the remaining steps, with reports, evaluations and checkpoints between them."""
     training_config = run.settings.training_config
     saved_step = checkpoint.progress.step
-    for position, batch in _remaining_batches(training, run, layout, checkpoint.progress):
-        if _out_of_patience(checkpoint.progress, training_config):
+    remaining = max(training_config.steps - saved_step, 0)
+    batches = _batches(training, run, layout, checkpoint.progress)
+    for position, batch in itertools.islice(batches, remaining):
+        patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
+        if patience is not None and since_best >= patience:
             break
         state, metrics = steps[batch.src.shape](checkpoint.state, batch)
         progress = checkpoint.progress.after_step(position, metrics)
         checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
 
-        evaluating = _evaluation_is_due(progress, training_config)
+        last = progress.step == training_config.steps
+        evaluating = last or progress.step % training_config.evaluation_interval == 0
         reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
         if reporting:
             checkpoint = checkpoint._replace(progress=_report(progress, services))
@@ -179,7 +165,9 @@ def _train_steps(
             checkpoint, loss = _evaluate(run, checkpoint, services)
             if not math.isfinite(loss):
                 return _Ending(checkpoint, saved_step, loss_is_finite=False)
-        stopping = _stop_is_agreed(run, reporting)
+        # Several processes ask each other only after a report, when the host waits for the device.
+        asking = reporting or jax.process_count() == 1
+        stopping = asking and distributed.agreed_signal(run.stop.signal)
         if evaluating or stopping:
             with services.watchdog.paused():
                 services.checkpoints.save(checkpoint)
@@ -291,59 +279,55 @@ def _open_services(
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
     logged = progress.step - len(progress.window)
+    directory = None
+    if distributed.is_main():  # which alone writes a log
+        directory = run.directory
+        directory.mkdir(parents=True, exist_ok=True)
     with (
         RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
-        contextlib.closing(_log(run, logged, console)) as log,
+        contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
         Progress(console, progress.step, settings.training_config.steps) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
     ):
+        if log.is_damaged:
+            console.print(
+                f"WARNING: {run.directory / METRICS_FILE}: reports up to step {logged:,} are "
+                "missing or damaged; the log and the curves go on without them"
+            )
         yield _Services(checkpoints, log, shown, watchdog, validation_loss)
 
 
-def _log(run: Run, step: int, console: Console) -> MetricsLog:
-    """Open the run's log; only the main process writes one."""
-    if not distributed.is_main():
-        return MetricsLog(None)
-    run.directory.mkdir(parents=True, exist_ok=True)
-    log = MetricsLog(run.directory, step, run.tensorboard)
-    if log.is_damaged:
-        console.print(
-            f"WARNING: {run.directory / METRICS_FILE}: reports up to step {step:,} are missing or "
-            "damaged; the log and the curves go on without them"
-        )
-    return log
-
-
-def _evaluation_is_due(progress: RunProgress, training_config: TrainingConfig) -> bool:
-    last = progress.step == training_config.steps
-    return last or progress.step % training_config.evaluation_interval == 0
-
-
-def _out_of_patience(progress: RunProgress, training_config: TrainingConfig) -> bool:
-    patience = training_config.patience
-    return patience is not None and progress.evaluations_since_best >= patience
-
-
-def _stop_is_agreed(run: Run, reporting: bool) -> signal.Signals | None:
-    """Return the signal after which all processes stop, at this same step."""
-    # Several processes ask each other only after a report, when the host waits for the device.
-    if reporting or jax.process_count() == 1:
-        return distributed.agreed_signal(run.stop.signal)
-    return None
-
-
-def _refuse_nonfinite(run: Run, progress: RunProgress, training: Corpus) -> None:
-    """Stop a run whose latest steps were not finite, and record their batches."""
+def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
+    """Stop a run whose latest steps were not finite; record their batches and training pairs."""
     if len(progress.nonfinite) < MOST_NONFINITE:
         return
-    batches = (*progress.skipped, *progress.nonfinite)
+    path, training_config = run.directory / NONFINITE_FILE, run.settings.training_config
     if distributed.is_main():
-        write_nonfinite(run.directory, batches, training, run.settings.training_config)
+        layout = epoch_layout(corpus, training_config)
+        batches = []
+        for position in (*progress.skipped, *progress.nonfinite):
+            plan = plan_window(corpus, training_config, layout, position.epoch, position.window)
+            pairs = plan[position.batch].members.tolist()
+            batches.append(position._asdict() | {"pairs": pairs})
+        replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())
     raise InputError(
         f"step {progress.step:,}: {len(progress.nonfinite)} steps in a row were not finite; their "
-        f"batches are in {run.directory / NONFINITE_FILE}, and a resumed run skips them; if others "
-        "follow, use a lower learning rate"
+        f"batches are in {path}, and a resumed run skips them; if others follow, use a lower "
+        "learning rate"
     )
+
+
+def read_nonfinite(directory: Path) -> tuple[Position, ...]:
+    """Return the batches that an earlier run has recorded; none if there is no file."""
+    path = directory / NONFINITE_FILE
+    if not path.exists():
+        return ()
+    try:
+        batches = read_json(path, MAX_RECORDS)["batches"]
+        names = Position._fields
+        return tuple(Position(*(int(batch[name]) for name in names)) for batch in batches)
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: is damaged ({error}); repair or delete it") from error
 
 
 def _mean_loss(params: Params, batches: Iterable[Batch], evaluate: EvaluationStep) -> float:
@@ -364,14 +348,6 @@ def _epoch_report(corpus: Corpus, run: Run, layout: EpochLayout) -> str:
     )
 
 
-def _remaining_batches(
-    corpus: Corpus, run: Run, layout: EpochLayout, progress: RunProgress
-) -> Iterator[tuple[Position, Batch]]:
-    """Return the batches of the remaining steps."""
-    remaining = run.settings.training_config.steps - progress.step
-    return itertools.islice(_batches(corpus, run, layout, progress), max(remaining, 0))
-
-
 def _batches(
     corpus: Corpus, run: Run, layout: EpochLayout, progress: RunProgress
 ) -> Iterator[tuple[Position, Batch]]:
@@ -387,16 +363,6 @@ def _batches(
             position = Position(epoch, window, number)
             if position not in progress.skipped:
                 yield position, batch
-
-
-def _compile_and_time(
-    state: TrainState, layout: EpochLayout, run: Run, console: Console
-) -> dict[tuple[int, int], TrainStep]:
-    started = time.monotonic()
-    with console.status("compiling"), run.stop.during("the compilation and one step"):
-        steps = _compile_steps(state, layout, run)
-    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
-    return steps
 
 
 def _compile_steps(

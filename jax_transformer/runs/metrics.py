@@ -2,7 +2,7 @@
 
 Each line is an object with "step" and some of these values: "loss", "learning_rate",
 "tokens_per_second" and "rejected", the steps since the last report that left the parameters
-unchanged (earlier versions wrote "left_out"); "validation_loss" and "validation_bleu".
+unchanged; "validation_loss" and "validation_bleu".
 """
 
 import contextlib
@@ -22,21 +22,12 @@ class MetricsLog:
     """Writes metrics.jsonl, and beside it, if wanted, a folder that TensorBoard reads.
 
     A resumed run repeats the steps after its checkpoint: their lines are dropped first, so that
-    each step is reported once.
-
-    Attributes:
-        is_damaged: Whether reports of the steps made so far were missing or could not be read when
-            the log was opened. They are dropped.
+    each step is reported once. `is_damaged` says whether reports of the steps made so far were
+    missing or could not be read.
     """
 
     def __init__(self, directory: Path | None, step: int = 0, tensorboard: bool = False) -> None:
-        """Open the log in a directory that exists.
-
-        Args:
-            directory: Where the log is written; None writes none.
-            step: Steps made so far; lines of later ones are dropped.
-            tensorboard: Whether to write events as well.
-        """
+        """Open the log after `step` steps, in a directory that exists; None writes no log."""
         self._events, self._file, self._path = None, None, None
         self.is_damaged = False
         if directory is None:
@@ -49,16 +40,12 @@ class MetricsLog:
         reports, whole = _read(path)
         kept = [entry for entry in reports if entry["step"] <= step]
         # The last step of a checkpoint was reported before the checkpoint was written.
-        self.is_damaged = not whole or (step > 0 and step not in {one["step"] for one in kept})
+        self.is_damaged = not whole or (step > 0 and all(entry["step"] != step for entry in kept))
         replace_file(path, "".join(map(_line, kept)).encode())
         self._path, self._file = path, path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: float | int) -> None:
-        """Append one report; the file has it when this returns.
-
-        Raises:
-            InputError: The file cannot be written, as on a full disk.
-        """
+        """Append one report; the file has it when this returns."""
         if self._file is not None:
             with faults_named(self._path, "cannot be written", OSError):
                 self._file.write(_line({"step": step} | values))
@@ -77,24 +64,17 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the reports of a file, the oldest first; lines that cannot be read are left out.
-
-    Returns:
-        The reports; none if there is no file.
-    """
+    """Return the reports of a file, the oldest first; lines that cannot be read are left out."""
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the reports, and whether every line could be read.
-
-    The last line may have been cut off: a process that is killed while it writes leaves it.
-    """
+    """Return the reports, and whether every line but the last, which a kill cuts off, is one."""
     if not path.exists():
         return [], True
-    *lines, last = read_bytes(path, "is no readable log", MAX_RECORDS).split(b"\n")
-    reports = [_report(line) for line in (*lines, last)]
-    return [one for one in reports if one is not None], None not in reports[:-1]
+    lines = read_bytes(path, "is no readable log", MAX_RECORDS).split(b"\n")
+    reports = [_report(line) for line in lines]
+    return [report for report in reports if report is not None], None not in reports[:-1]
 
 
 def _report(line: bytes) -> dict[str, Any] | None:

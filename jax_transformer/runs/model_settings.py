@@ -49,19 +49,17 @@ def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
         raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
     if vocab_size > MOST_IDS:
         raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
-    return _resolved(model, BYTE_PAIR_IDS, (vocab_size, vocab_size))
+    return _resolved(model, BYTE_PAIR_IDS | dict.fromkeys(VOCABULARY_SIZES, vocab_size))
 
 
 def model_config(
     model: Mapping[str, Any], tokenizer: Tokenizer | TransformerConfig
 ) -> TransformerConfig:
-    """Return the shape of the model; vocabulary sizes and special ids are the tokenizer's.
+    """Return the shape of the model, with vocabulary sizes and special ids of a tokenizer.
 
     A model that has its tokenizer already gives its config instead.
     """
-    sizes = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
-    ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-    return _resolved(model, ids, sizes)
+    return _resolved(model, {name: getattr(tokenizer, name) for name in DECIDED})
 
 
 def check_same_model(
@@ -88,11 +86,8 @@ def check_same_model(
             )
 
 
-def _resolved(
-    model: Mapping[str, Any], special_ids: Mapping[str, int], sizes: tuple[int, int]
-) -> TransformerConfig:
-    decided = dict(zip(VOCABULARY_SIZES, sizes, strict=True))
-    decided |= {name: special_ids[name] for name in SPECIAL_IDS}
+def _resolved(model: Mapping[str, Any], by_tokenizer: Mapping[str, int]) -> TransformerConfig:
+    decided = {name: by_tokenizer[name] for name in DECIDED}
     for name, value in decided.items():
         if model.get(name, value) != value:
             remedy = " or set vocab_size" if name in VOCABULARY_SIZES else ""

@@ -3,11 +3,11 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.runs.checkpoints import locked
+from jax_transformer.runs.checkpoints import HALF_WRITTEN, locked
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
 from jax_transformer.storage.faults import check_path, faults_named
 from jax_transformer.storage.folder import (
@@ -19,15 +19,12 @@ from jax_transformer.storage.folder import (
 )
 from jax_transformer.storage.writing import WRITING
 
-HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a checkpoint that is not whole
-
 
 def check_output(directory: Path, overwrite: bool) -> None:
     """Refuse a directory that a new run may not write to; changes nothing.
 
     An empty directory is free, and so is one whose run ended before its first checkpoint and its
-    first evaluation: the same command may start again. An existing model may be replaced with
-    `overwrite`.
+    first evaluation: the same command may start again.
     """
     check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
@@ -48,16 +45,18 @@ def check_output(directory: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def claimed(directory: Path) -> Iterator[None]:
-    """Create a directory if it does not exist, and keep other runs out of it.
+def claimed(directory: Path, check: Callable[[], None], new: bool = False) -> Iterator[None]:
+    """Create a directory unless it exists, keep other runs out of it, and `check` it after that.
 
-    If the run is refused before its first checkpoint and its first evaluation, a directory that was
-    created here is removed again.
+    Another run may have come first. If this one is refused before its first checkpoint and its
+    first evaluation, a directory that was created here, or is `new`, is removed again.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    missing = [directory, directory.parent] if new else missing
     with faults_named(directory, "cannot be written; name another output", OSError):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
+        check()
         try:
             yield
         except InputError:

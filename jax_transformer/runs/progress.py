@@ -9,15 +9,15 @@ from rich.progress import Progress as Bar
 
 from jax_transformer.training.step import Metrics
 
-SHORTEST = 1e-6  # seconds that some steps take at least, where the clock has not moved on
+SHORTEST = 1e-6  # seconds that some steps take at least, where the clock does not move on
+LONGEST = 10**9  # seconds that are shown as left at most
 SECONDS_PER_LINE = 10  # between two lines of progress, where there is no terminal
 
 
 class Progress:
     """Shows step, loss, learning rate, target tokens/s (without padding) and the time left.
 
-    A live bar on a terminal; elsewhere a line every `SECONDS_PER_LINE`. On leaving the context, one
-    line about the whole run.
+    On leaving the context it shows one line about the whole run.
     """
 
     def __init__(self, console: Console, first: int, steps: int) -> None:
@@ -41,56 +41,54 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
         if self._tokens:
+            minutes = max(time.monotonic() - self._started, 0) / 60
             self._console.print(
-                f"trained for {(time.monotonic() - self._started) / 60:.1f} minutes, at "
+                f"trained for {minutes:.1f} minutes, at "
                 f"{self._tokens / self._seconds:,.0f} target tokens/s between the evaluations"
             )
 
     def report(self, step: int, metrics: list[Metrics]) -> dict[str, float]:
-        """Show the steps since the last report: their mean loss and their speed.
+        """Show the steps since the last report; return their numbers for the log.
 
-        Returns:
-            The same numbers for the log: loss, learning_rate, tokens_per_second and rejected. There
-            is no loss if every step was rejected.
+        There is no loss if every step was rejected.
         """
         now = time.monotonic()
         seconds = max(now - self._window_started, SHORTEST)
-        tokens = sum(int(one.target_tokens) for one in metrics)
-        accepted = [one for one in metrics if one.finite and not one.spike]
-        self._report_rejected(step, metrics)
+        tokens = sum(int(each.target_tokens) for each in metrics)
+        accepted = [each for each in metrics if each.finite and not each.spike]
+        nonfinite = sum(not each.finite for each in metrics)
+        rejected = len(metrics) - len(accepted)
+        if rejected:
+            self._console.print(
+                f"step {step:,}: {rejected} of the last {len(metrics)} steps rejected: loss or "
+                f"gradient not finite ({nonfinite}), spike of the loss ({rejected - nonfinite})"
+            )
         values = {
             "learning_rate": float(metrics[-1].learning_rate),
             "tokens_per_second": tokens / seconds,
-            "rejected": len(metrics) - len(accepted),
+            "rejected": rejected,
         }
         shown_loss = "unknown (all steps rejected)"
         if accepted:
-            total = sum(float(one.loss) * int(one.target_tokens) for one in accepted)
-            values["loss"] = total / max(sum(int(one.target_tokens) for one in accepted), 1)
+            counts = [int(each.target_tokens) for each in accepted]
+            losses = map(lambda each, count: float(each.loss) * count, accepted, counts)
+            values["loss"] = sum(losses) / max(sum(counts), 1)
             shown_loss = f"{values['loss']:.3f}"
-        seconds_per_step = (now - self._started) / (step - self._first)
-        left = timedelta(seconds=round(seconds_per_step * (self._steps - step)))
+        seconds_per_step = max(now - self._started, 0) / (step - self._first)
+        left = timedelta(seconds=round(min(seconds_per_step * (self._steps - step), LONGEST)))
         line = (
             f"step {step:,}/{self._steps:,}  loss {shown_loss}  learning rate "
             f"{values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s  "
             f"{left} left"
         )
         self._bar.update(self._task, completed=step, description=line)
-        if not self._console.is_terminal and now - self._line_shown >= SECONDS_PER_LINE:
+        waits = 0 <= now - self._line_shown < SECONDS_PER_LINE
+        if not self._console.is_terminal and not waits:
             self._console.print(line)
             self._line_shown = now
         self._window_started = now
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
         return values
-
-    def _report_rejected(self, step: int, metrics: list[Metrics]) -> None:
-        nonfinite = sum(not one.finite for one in metrics)
-        spikes = sum(bool(one.finite and one.spike) for one in metrics)
-        if nonfinite or spikes:
-            self._console.print(
-                f"step {step:,}: {nonfinite + spikes} of the last {len(metrics)} steps rejected: "
-                f"loss or gradient not finite ({nonfinite}), spike of the loss ({spikes})"
-            )
 
     def report_validation(self, step: int, loss: float) -> None:
         """Show a validation loss; the time of the evaluation does not count for the next steps."""

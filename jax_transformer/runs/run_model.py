@@ -24,15 +24,7 @@ def read_initial_model(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> tuple[TrainedModel, Origin | None, tuple[str, ...]]:
-    """Read the model that a run starts from: one of this library or of Hugging Face.
-
-    Args:
-        folder: The folder of the model.
-        ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
-            ignored.
-        source_lang: Code of the language of the sources, for a model with language codes; None is
-            the one that the folder names.
-        target_lang: Code of the language of the targets; None is the one that the folder names.
+    """Read the model that a run starts from, of this library or of Hugging Face.
 
     Returns:
         The model, whose parameters are float32 and on the host; the Hugging Face folder that it
@@ -53,9 +45,11 @@ def read_initial_model(
             f"{fault.detail}".rstrip()
         ) from error
     for name in SPECIAL_IDS:
-        found, wanted = getattr(model.tokenizer, name), getattr(model.config, name)
-        if found != wanted:
-            raise InputError(f"{folder}: the tokenizer has {name}={found}, but the model {wanted}")
+        of_tokenizer, of_model = getattr(model.tokenizer, name), getattr(model.config, name)
+        if of_tokenizer != of_model:
+            raise InputError(
+                f"{folder}: the tokenizer has {name}={of_tokenizer}, but the model {of_model}"
+            )
     report = []
     if is_huggingface(folder):
         origin, left = read_huggingface_origin(folder)

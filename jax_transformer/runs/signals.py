@@ -1,4 +1,4 @@
-"""Signals: one that stops a training run lets it save, the second one ends it at once."""
+"""Signals: in a training run the first one lets it save; elsewhere Ctrl-C ends the process."""
 
 import contextlib
 import os
@@ -12,12 +12,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop.
-
-    Attributes:
-        signal: The signal that was received; None before.
-        current_work: What the run finishes before it stops, for the acknowledgement.
-    """
+    """Whether a signal has asked the run to stop, and what the run finishes before."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -34,11 +29,7 @@ class StopRequest:
 
 
 class Stopped(Exception):
-    """A run has saved itself and stopped, because a signal asked it to.
-
-    Attributes:
-        exit_code: The exit code of the program: 128 plus the number of the signal.
-    """
+    """A run has saved itself and stopped, because a signal asked it to."""
 
     def __init__(self, message: str, number: signal.Signals) -> None:
         super().__init__(message)
@@ -50,13 +41,8 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
     """Note the first SIGTERM or SIGINT within this context; a second one ends the process.
 
     Python runs a signal handler in the main thread, and only when that returns from XLA, which may
-    take many seconds. A thread therefore acknowledges the first signal and obeys the second one
-    at once.
-
-    To be entered in the main thread: Python allows no other thread to set signal handlers.
-
-    Args:
-        acknowledge: Shows one line when the first signal arrives; called in another thread.
+    take many seconds. A thread therefore acknowledges the first signal, with one line, and obeys
+    the second one at once. To be entered in the main thread, which alone may set handlers.
     """
     request = StopRequest()
 
@@ -96,10 +82,7 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
 def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
     """Call a function with the number of each signal as it arrives, in another thread.
 
-    The handlers of the signals are called as well, later. To be entered in the main thread.
-
-    Args:
-        answer: Called with the number of a signal that has a handler of Python's.
+    Handlers of Python's are called as well, later. To be entered in the main thread.
     """
 
     def watch() -> None:
@@ -119,3 +102,37 @@ def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
         writer.close()
         watching.join()
         reader.close()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, with one line and exit code 130.
+
+    Python's KeyboardInterrupt is not enough: jaxlib drops it in a callback and makes an ImportError
+    of it while its modules start, and compiled code delays it. What is being written must survive
+    a kill at any moment anyway; the next call removes what is half written.
+
+    Where SIGINT is ignored, as in the background of a shell, or has another handler than Python's
+    own, nothing changes.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    with received_signals(_leave):
+        before = signal.signal(signal.SIGINT, _wait)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int) -> None:
+    if number == signal.SIGINT:
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
+        os._exit(128 + signal.SIGINT)
+
+
+def _wait(number: int, frame: FrameType | None) -> None:
+    """Do nothing, in the main thread, while `_leave` ends the process from another one."""

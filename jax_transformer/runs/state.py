@@ -12,6 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
+from jax_transformer.storage.declared import checked_fields
 from jax_transformer.storage.reading import MAX_TOKENIZER, with_tuples
 from jax_transformer.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.training.config import TrainingConfig
@@ -33,25 +34,17 @@ KEPT = "; a resumed run keeps it"  # ends the message about a setting that diffe
 
 
 class RunSettings(NamedTuple):
-    """The settings of a run; a resumed run must have the same.
+    """The settings of a run; `check_same` compares those of a resumed run with these.
 
-    Attributes:
-        config: The shape of the model.
-        training_config: How it is trained; `MAY_CHANGE` names the fields that may differ.
-        tokenizer: The vocabulary.
-        data_sha256: Digest of the text, of what is kept of it, and of the tokenizer.
-        arguments: Everything else that the program needs to start again, as JSON; not compared.
-        generation: Generation defaults of the model, from the model that the run starts from; None
-            for those of the models that this library trains. Not compared.
-        origin: The Hugging Face folder that the model comes from; None if there is none. Not
-            compared.
+    Of a model that the run starts from, `generation` has the generation defaults (None: those of
+    the models that this library trains), and `origin` the Hugging Face folder that it comes from.
     """
 
     config: TransformerConfig
     training_config: TrainingConfig
     tokenizer: Tokenizer
-    data_sha256: str
-    arguments: dict[str, Any]
+    data_sha256: str  # of the text, of what is kept of it, and of the tokenizer
+    arguments: dict[str, Any]  # what else the program needs to start again, as JSON
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
 
@@ -67,26 +60,16 @@ class Position(NamedTuple):
 class RunProgress(NamedTuple):
     """The progress of a run, beside the arrays of its state.
 
-    Attributes:
-        step: Batches tried; rejected steps count, skipped batches do not.
-        next: The first batch that has not been tried.
-        rejected: Steps that left the state unchanged: not finite, or a spike.
-        nonfinite: The batches of the latest steps in a row that were not finite, at most
-            `MOST_NONFINITE`.
-        skipped: Batches that must not be tried.
-        window: Batch and metrics of each step that is not reported yet.
-        best_score: The lowest validation loss, or the highest BLEU with its sign reversed, as
-            `select_by` says; None before the first evaluation.
-        best_step: The step of that evaluation.
-        evaluations_since_best: Evaluations after it.
+    The best score is the lowest validation loss, in nats a target token, or the highest BLEU with
+    its sign reversed, as `select_by` says; None before the first evaluation.
     """
 
-    step: int = 0
-    next: Position = Position(0, 0, 0)
-    rejected: int = 0
-    nonfinite: tuple[Position, ...] = ()
-    skipped: tuple[Position, ...] = ()
-    window: tuple[tuple[Position, Metrics], ...] = ()
+    step: int = 0  # batches tried; rejected steps count, skipped batches do not
+    next: Position = Position(0, 0, 0)  # the first batch that has not been tried
+    rejected: int = 0  # steps that left the state unchanged: not finite, or a spike
+    nonfinite: tuple[Position, ...] = ()  # latest batches in a row, at most MOST_NONFINITE
+    skipped: tuple[Position, ...] = ()  # batches that must not be tried
+    window: tuple[tuple[Position, Metrics], ...] = ()  # steps that are not reported yet
     best_score: float | None = None
     best_step: int | None = None
     evaluations_since_best: int = 0
@@ -123,20 +106,14 @@ class RunProgress(NamedTuple):
 
 
 class RunCheckpoint(NamedTuple):
-    """A run at one moment: everything that changes while it trains.
-
-    Attributes:
-        progress: The plain numbers.
-        state: The arrays that a step changes.
-        best_params: The parameters of the best evaluation; None before the first.
-    """
+    """A run at one moment: everything that changes while it trains."""
 
     progress: RunProgress
     state: TrainState
-    best_params: Params | None
+    best_params: Params | None  # of the best evaluation; None before the first
 
 
-def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
+def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
     """Refuse to resume a run under settings that differ from its own.
 
     Settings that only decide steps after this one may differ.
@@ -144,23 +121,23 @@ def check_same(saved: RunSettings, given: RunSettings, step: int) -> None:
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
         may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
-    for settings in (saved, given):
+    for settings in (saved, named):
         training = settings.training_config
         if training.cooldown_steps and step > training.steps - training.cooldown_steps:
             may_change -= {"steps", "cooldown_steps"}
     for part in ("config", "training_config"):
-        old, new = (dataclasses.asdict(getattr(one, part)) for one in (saved, given))
+        old, new = (dataclasses.asdict(getattr(settings, part)) for settings in (saved, named))
         for name in old:
             if name not in may_change:
                 check_equal(name, old[name], new[name])
-    check_equal("tokenizer's sha256", saved.tokenizer.digest(), given.tokenizer.digest())
-    check_equal("text's sha256", saved.data_sha256, given.data_sha256)
+    check_equal("tokenizer's sha256", saved.tokenizer.digest(), named.tokenizer.digest())
+    check_equal("text's sha256", saved.data_sha256, named.data_sha256)
 
 
-def check_equal(name: str, saved: Any, given: Any) -> None:
+def check_equal(name: str, saved: Any, named: Any) -> None:
     """Refuse a value that differs from the run's."""
-    if saved != given:
-        raise InputError(f"{name}={given!r} is not the run's, which has {saved!r}{KEPT}")
+    if saved != named:
+        raise InputError(f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}")
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:
@@ -190,10 +167,6 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
 
     `start` is the folder of the `start_files`.
     """
-    known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    for name, value in read["training_config"].items():
-        if name not in known:
-            raise InputError(f"{name}={value!r} is not a setting of this version of the library")
     contents = {name: _read(start / name) for name in read["tokenizer"]["files"]}
     tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:
@@ -205,7 +178,7 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
             raise ValueError("the origin's sha256 differs")
     return RunSettings(
         TransformerConfig.from_dict(read["config"]),
-        TrainingConfig(**with_tuples(read["training_config"])),
+        TrainingConfig(**checked_fields(TrainingConfig, read["training_config"])),
         tokenizer,
         read["data_sha256"],
         read["arguments"],

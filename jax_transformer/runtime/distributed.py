@@ -17,6 +17,7 @@ from typing import NoReturn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jaxtyping import Bool
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.runtime.watchdog import Watchdog
@@ -40,27 +41,22 @@ def initialize(
     """Join the processes of a run, before JAX uses a device. A single process does nothing.
 
     `jax.distributed.initialize` aborts the process with a stack trace when it fails. This function
-    therefore checks first what can be checked.
+    therefore checks first what can be checked. If the first three are None and Slurm, Open MPI or
+    a TPU slice has started several tasks, JAX finds the values.
 
     Args:
-        coordinator: host:port of process 0; the port must be free there. If all three are None and
-            Slurm, Open MPI or a TPU slice has started several tasks, JAX finds the values.
+        coordinator: host:port of process 0; the port must be free there.
         num_processes: Number of processes.
         process_id: Number of this process, from 0.
         start_timeout: Seconds within which all processes must have joined.
         lost_after: Seconds of silence after which a process counts as lost.
-
-    Raises:
-        InputError: Some of the three are missing or out of range, the port is taken, or process 0
-            cannot be reached.
     """
     named = {
         "coordinator": coordinator,
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    if not 1 <= lost_after <= MOST:
-        raise InputError(f"lost_after={shorten(lost_after)} must be from 1 to {MOST}")
+    _check_range("lost_after", lost_after, 1, MOST)
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
         if not _launched_together():
@@ -70,11 +66,8 @@ def initialize(
         raise InputError(f"{missing[0]}=None: name all of {', '.join(named)}, or none")
     else:
         host, port = _checked_address(coordinator)
-        if not 1 <= num_processes <= MOST:
-            raise InputError(f"num_processes={shorten(num_processes)} must be from 1 to {MOST}")
-        if not 0 <= process_id < num_processes:
-            last = num_processes - 1
-            raise InputError(f"process_id={shorten(process_id)} must be from 0 to {last}")
+        _check_range("num_processes", num_processes, 1, MOST)
+        _check_range("process_id", process_id, 0, num_processes - 1)
         if num_processes == 1:
             return
         started = time.monotonic()
@@ -123,24 +116,26 @@ def check_agreement(facts: dict[str, str]) -> None:
     if _alone():
         return
     # Names first: processes that gather arrays of different shapes would wait forever.
-    for names, values in (("names of facts", ["\n".join(facts)]), (facts, list(facts.values()))):
-        digests = [hashlib.sha256(value.encode()).digest() for value in values]
-        own = np.frombuffer(b"".join(digests), np.uint8).reshape(len(values), -1)
-        everybody = multihost_utils.process_allgather(own)  # [processes, facts, 32]
-        differing = np.any(everybody != everybody[0], axis=2)
-        if not differing.any():
-            continue
-        if isinstance(names, str):
-            raise InputError("the processes run different versions of the library; use one")
-        differences = "; ".join(
-            f"{name} on process {', '.join(map(str, np.flatnonzero(column)))}"
-            for name, column in zip(names, differing.T, strict=True)
-            if column.any()
-        )
+    if _differing(["\n".join(facts)]).any():
+        raise InputError("the processes run different versions of the library; use one")
+    differences = [
+        f"{name} on process {', '.join(map(str, np.flatnonzero(column)))}"
+        for name, column in zip(facts, _differing([*facts.values()]).T, strict=True)
+        if column.any()
+    ]
+    if differences:
         raise InputError(
-            f"not the same as on process 0: {differences}; start all processes with the same "
-            "settings, files and version"
+            f"not the same as on process 0: {'; '.join(differences)}; start all processes with the "
+            "same settings, files and version"
         )
+
+
+def _differing(values: list[str]) -> Bool[np.ndarray, "processes values"]:
+    """Return which values of each process differ from those of process 0."""
+    digests = b"".join(hashlib.sha256(value.encode()).digest() for value in values)
+    local = np.frombuffer(digests, np.uint8).reshape(len(values), -1)
+    gathered = multihost_utils.process_allgather(local)  # [processes, values, 32]
+    return np.any(gathered != gathered[0], axis=2)
 
 
 def library_digest() -> str:
@@ -154,8 +149,7 @@ def library_digest() -> str:
 def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
     """Return the signal that any of the processes has received, the same on all of them.
 
-    All processes must call this after the same step. It waits for the device, so call it where the
-    host waits anyway.
+    All processes must call this after the same step. It waits for the device.
     """
     if _alone():
         return received
@@ -164,10 +158,7 @@ def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
 
 
 def to_host(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
-    """Return a copy of the whole array, on whatever devices its parts are.
-
-    All processes must call this for an array that is spread over them; each gets the whole array.
-    """
+    """Return a copy of the whole array; all processes call this if it is spread over them."""
     is_local = not isinstance(array, jax.Array) or (
         array.is_fully_addressable or array.is_fully_replicated
     )
@@ -178,10 +169,9 @@ def from_main(content: bytes | None) -> bytes:
     """Return the content, at most 2 GiB, of the main process, on every process, bit for bit."""
     if _alone():
         return content
-    own = np.frombuffer(content, np.uint8) if is_main() else None
-    size = multihost_utils.broadcast_one_to_all(np.int32(len(own) if is_main() else 0))
-    blank = np.zeros(int(size), np.uint8)
-    return multihost_utils.broadcast_one_to_all(blank if own is None else own).tobytes()
+    size = multihost_utils.broadcast_one_to_all(np.int32(len(content) if is_main() else 0))
+    array = np.frombuffer(content, np.uint8) if is_main() else np.zeros(int(size), np.uint8)
+    return multihost_utils.broadcast_one_to_all(array).tobytes()
 
 
 def any_process(flag: bool) -> bool:
@@ -192,9 +182,9 @@ def any_process(flag: bool) -> bool:
 
 
 def step_watchdog(lost_after: int) -> Watchdog:
-    """Return the watchdog of the steps of a run; in a single process it watches nothing.
+    """Return the watchdog of the steps of a run, which never end if another process hangs.
 
-    If another process is stopped or hangs, a step never ends. It waits for `lost_after` seconds.
+    In a single process it watches nothing.
     """
     if _alone():
         return Watchdog(None, "")
@@ -233,6 +223,11 @@ def fail(error: Exception) -> NoReturn:
     os._exit(1)
 
 
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InputError(f"{name}={shorten(value)} must be from {least} to {most}")
+
+
 def _alone() -> bool:
     return not jax.distributed.is_initialized()
 
@@ -243,9 +238,8 @@ def _name() -> str:
 
 def _launched_together() -> bool:
     tasks = [os.environ.get(name, "1") for name in LAUNCHERS]
-    return any(number.isdecimal() and int(number) > 1 for number in tasks) or "," in (
-        os.environ.get(TPU_HOSTS, "")
-    )
+    several_tasks = any(number.isdecimal() and int(number) > 1 for number in tasks)
+    return several_tasks or "," in os.environ.get(TPU_HOSTS, "")
 
 
 def _checked_address(coordinator: str) -> tuple[str, int]:

@@ -17,8 +17,7 @@ def use_one_heap() -> bool:
     """Let every thread that starts later allocate from one heap; return whether it does.
 
     By default glibc gives a thread its own heap, which unmaps each freed part whatever the settings
-    say. A thread keeps the heap that it has, and a new thread takes over the heap of one that has
-    ended. Call this before the process starts its first thread. It changes glibc on Linux only.
+    say, and which the thread or a later one keeps. Call this before the first thread starts.
     """
     return _mallopt((M_ARENA_MAX, 1))
 
@@ -28,8 +27,7 @@ def keep_freed_memory() -> bool:
 
     On a CPU, XLA allocates the temporary memory of a step at every call. By default glibc returns
     so large a block to the system each time, and the system must clear its pages again. Kept in one
-    heap the block stays mapped, and the process holds the largest amount that it ever needed. It
-    works for the threads that `use_one_heap` covers.
+    heap the block stays mapped, and the process holds the largest amount that it ever needed.
     """
     return use_one_heap() and _mallopt((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST))
 
@@ -62,13 +60,7 @@ def total_memory() -> int | None:
 
 
 def check_memory(needed: int, what: str, remedy: str) -> None:
-    """Refuse what cannot fit into the memory of this machine, before any of it is allocated.
-
-    Args:
-        needed: Bytes that are needed at least.
-        what: What needs them, for the message.
-        remedy: What to change.
-    """
+    """Refuse what needs more bytes than this machine has, before any of it is allocated."""
     total = total_memory()
     if total is not None and needed > total:
         raise InputError(

@@ -32,8 +32,7 @@ def make_mesh(sizes: str | None = None, devices: Sequence[jax.Device] | None = N
         devices: The devices to use; None is all devices.
 
     Raises:
-        InputError: An axis is unknown or named twice, a size is no number from 1 (or -1), or the
-            sizes do not take all of the devices.
+        InputError: The sizes name no axes, or do not take all of the devices.
     """
     devices = jax.devices() if devices is None else devices
     if not sizes:
@@ -103,9 +102,8 @@ def map_rows_and_heads(
     """Return a function's result, of which each device computes its own rows and heads.
 
     XLA cannot split a kernel that is written by hand: without this, each device would gather all
-    rows. Rows are split over data and fsdp, heads over tensor, where these divide them. Without a
-    mesh of `make_mesh`, the function is called on the arrays as they are. It takes the arrays in
-    order, and no row and no head of its result depends on another.
+    rows. Rows are split over data and fsdp, heads over tensor, where these divide them. The
+    function takes the arrays in order; no row and no head of its result depends on another.
     """
     mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
     if not has_our_axes(mesh):
@@ -113,9 +111,10 @@ def map_rows_and_heads(
     rows, heads = by_rows_and_heads[0].shape[:2]
     row_axes = ROW_AXES if rows % _size(mesh, ROW_AXES) == 0 else None
     head_axis = "tensor" if heads % _size(mesh, "tensor") == 0 else None
-    both, one = PartitionSpec(row_axes, head_axis), PartitionSpec(row_axes)
-    specs = (both,) * len(by_rows_and_heads) + (one,) * len(by_rows)
-    return jax.shard_map(function, in_specs=specs, out_specs=both, check_vma=False)(*arrays)
+    rows_and_heads = PartitionSpec(row_axes, head_axis)
+    specs = [rows_and_heads] * len(by_rows_and_heads) + [PartitionSpec(row_axes)] * len(by_rows)
+    split = jax.shard_map(function, in_specs=(*specs,), out_specs=rows_and_heads, check_vma=False)
+    return split(*arrays)
 
 
 def divides_rows_alone(rows: int) -> bool:
@@ -129,9 +128,8 @@ def map_own_rows(
 ) -> tuple[Sums, Rows]:
     """Return (shares, rows) of a function that each device computes for its own rows.
 
-    XLA would add up the devices' shares of each sum where the function computes it. Here the
-    shares stay apart, along a new first axis, and are added up where the caller does so. Each
-    device has `whole` whole; `divides_rows_alone` is true of the rows.
+    XLA would add up the devices' shares of each sum where the function computes it. Here they stay
+    apart, along a new first axis, for the caller. `divides_rows_alone` is true of the rows.
     """
 
     def on_device(*arrays: Whole | Shaped[Array, "own_rows *_"]) -> tuple[Sums, Rows]:
@@ -154,17 +152,16 @@ def draw_rows(
 ) -> Shaped[Array, "rows *shape"]:
     """Return random numbers of a shape, of which each device draws those of its own rows.
 
-    XLA does not split its RngBitGenerator: without this, each device would draw all rows. Without a
-    mesh of `make_mesh`, and where data and fsdp do not divide the rows, it is `draw(key, shape)`.
-    Each device folds its place among the rows into the key.
+    XLA does not split its RngBitGenerator: without this, each device would draw all rows. Each
+    device folds its place among the rows into the key, where data and fsdp divide the rows.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not has_our_axes(mesh) or shape[0] % _size(mesh, ROW_AXES):
         return draw(key, shape)
-    own = (shape[0] // _size(mesh, ROW_AXES), *shape[1:])
+    local_shape = (shape[0] // _size(mesh, ROW_AXES), *shape[1:])
 
     def on_device(key: PRNGKeyArray) -> Shaped[Array, "own_rows *shape"]:
-        return draw(jax.random.fold_in(key, jax.lax.axis_index(ROW_AXES)), own)
+        return draw(jax.random.fold_in(key, jax.lax.axis_index(ROW_AXES)), local_shape)
 
     rows = PartitionSpec(ROW_AXES)
     return jax.shard_map(on_device, in_specs=PartitionSpec(), out_specs=rows, check_vma=False)(key)
@@ -173,8 +170,8 @@ def draw_rows(
 def constrain(x: Shaped[Array, "*shape"], axes: str | tuple[str, ...]) -> Shaped[Array, "*shape"]:
     """Return `x` with its first dimension split over mesh axes, and the others not split.
 
-    The mesh is the current mesh of `jax.set_mesh`. Without a mesh of `make_mesh` this function is
-    the identity. Where the axes do not divide the first dimension, XLA chooses its sharding.
+    Without a mesh of `make_mesh` it is the identity. Where the axes do not divide the first
+    dimension, XLA chooses its sharding.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not has_our_axes(mesh):

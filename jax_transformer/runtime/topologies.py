@@ -1,8 +1,8 @@
 """The devices of a TPU slice or of a host with GPUs, to compile for them where there are none.
 
-The compiler for TPUs is in libtpu, a library that works without a TPU; that for GPUs is described
-in `gpu_topologies`. A program is lowered and compiled for shapes that are sharded over these
-devices; it cannot be run.
+The compiler for TPUs is in libtpu, that for GPUs in JAX's plugin for CUDA (the extra "cuda"); both
+work without a device. A program is lowered and compiled for shapes that are sharded over these
+devices; it cannot be run. XLA estimates the time of a GPU's kernels, those of cuDNN apart.
 """
 
 import importlib.util
@@ -17,23 +17,15 @@ from jax.experimental import topologies
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.devices import DEVICES, Device
-from jax_transformer.runtime.gpu_topologies import GPUS, gpu_compiler_options, gpu_devices
 
 
 class Generation(NamedTuple):
-    """How slices of a generation of TPUs are cut.
+    """How slices of a generation of TPUs are cut."""
 
-    Attributes:
-        dimensions: Dimensions of a slice, as in 2x4.
-        whole_host: Most chips of a slice on a single host.
-        most: Chips of the largest slice (Google Cloud, "TPU versions").
-        chip_config: What libtpu calls a chip whose two TensorCores are one device; None where a
-            chip is one device by itself.
-    """
-
-    dimensions: int
-    whole_host: int
-    most: int
+    dimensions: int  # of a slice, as in 2x4
+    whole_host: int  # most chips of a slice on a single host
+    most: int  # chips of the largest slice (Google Cloud, "TPU versions")
+    # What libtpu calls a chip whose two TensorCores are one device; None where a chip is one.
     chip_config: str | None = None
 
 
@@ -45,7 +37,6 @@ GENERATIONS = {
 }
 
 HOST = (2, 2, 1)  # chips of one of several hosts, along each dimension, in every generation
-
 # What libtpu looks for on a TPU's host. Without these values it asks a server of Google Cloud, and
 # only one process at a time may load it.
 ENVIRONMENT = {
@@ -56,6 +47,7 @@ ENVIRONMENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
+PLUGINS, CUDA = "jax_plugins", "jax_plugins.xla_cuda13"
 EXAMPLES = "v4:2x2x1, v5e:1x1, v5e:2x4, v5p:2x2x1, v6e:2x4 and H100:8"
 
 # "(26.84G) exceeds available HBM (15.75G)" or "Used 20.30G of 15.75G hbm".
@@ -63,13 +55,57 @@ OVERFLOW = r"\b([\d.]+)([KMGT])\b"
 UNITS = {unit: 2.0**power for unit, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))}
 
 
-class OutOfMemory(Exception):
-    """A program needs more memory than the device has.
+class Gpu(NamedTuple):
+    """A GPU as XLA describes it (xla/backends/gpu/target_config/specs)."""
 
-    Attributes:
-        needed: Bytes that XLA could not do without.
-        available: Bytes of the device that a program may use.
-    """
+    capability: int  # compute capability, whose minor part is 0
+    cores: int
+    units: int  # float32 units of a core
+    gigahertz: float
+    bytes_of_memory: int
+    bytes_per_second: int
+    bytes_of_cache: int  # of level 2
+    shared_bytes: int  # of a core
+    shared_bytes_of_block: int
+
+
+GPUS = {
+    "A100": Gpu(8, 108, 64, 1.41, 85100068864, 2039040000000, 41943040, 167936, 166912),
+    "H100": Gpu(9, 132, 128, 1.98, 84942979072, 3352320000000, 52428800, 233472, 232448),
+    "H200": Gpu(9, 132, 128, 1.98, 151397597184, 4800000000000, 52428800, 233472, 232448),
+    "B200": Gpu(10, 148, 128, 1.965, 191514411008, 7672320000000, 132644864, 233472, 232448),
+}
+# The versions are those of CUDA and cuDNN that a program is compiled for.
+TARGET = """
+gpu_device_info {{
+  cuda_compute_capability {{ major: {0.capability} }}
+  core_count: {0.cores}
+  fpus_per_core: {0.units}
+  clock_rate_ghz: {0.gigahertz}
+  device_memory_size: {0.bytes_of_memory}
+  memory_bandwidth: {0.bytes_per_second}
+  l2_cache_size: {0.bytes_of_cache}
+  shared_memory_per_core: {0.shared_bytes}
+  shared_memory_per_block_optin: {0.shared_bytes_of_block}
+  shared_memory_per_block: 49152
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+device_description_str: "NVIDIA {1}"
+runtime_version {{ major: 13 minor: 0 }}
+dnn_version_info {{ major: 9 minor: 10 }}
+"""
+
+
+class OutOfMemory(Exception):
+    """A program needs more memory than the device has: bytes needed and available to it."""
 
     def __init__(self, message: str, needed: float, available: float) -> None:
         super().__init__(message)
@@ -86,7 +122,16 @@ def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.sta
 
     It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
     """
-    options = gpu_compiler_options(name) if is_gpu(name) else None
+    options = None
+    if is_gpu(name):
+        options = {
+            # XLA cannot time alternatives here: it takes cuBLAS's products, of which it has a table
+            # of times, and not Triton's, of which it would take a slow default.
+            "xla_gpu_enable_triton_gemm": False,
+            # XLA writes its estimates into the compiled text; for sm_80 it has none, and fails.
+            "xla_gpu_collect_cost_model_stats": not name.startswith("A100"),
+            "xla_gpu_disable_gpuasm_optimizations": True,  # of code that is not run
+        }
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -114,11 +159,10 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
             number, as in "H100:8".
 
     Raises:
-        InputError: The name is unknown, slices of the generation have other dimensions, there is
-            no such slice, or libtpu is not installed; or as `gpu_devices`.
+        InputError: There is no such slice or GPU, or its compiler is not installed.
     """
     if is_gpu(name):
-        return gpu_devices(name)
+        return _gpu_devices(name)
     generation, sizes = _parse(name)
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
@@ -139,6 +183,23 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
     except jax.errors.JaxRuntimeError as error:
         line = " ".join(str(error).split())
         raise InputError(f"topology={name!r} cannot be made ({line}); try {EXAMPLES}") from error
+
+
+def _gpu_devices(name: str) -> Sequence[jax.Device]:
+    """Return NVIDIA GPUs of one host, as in "H100:8"."""
+    word, _, count = name.partition(":")
+    if not re.fullmatch("[1-8]", count, re.ASCII):
+        raise InputError(
+            f"topology={name!r} must be {word} and a number from 1 to 8, as in {word}:8"
+        )
+    if importlib.util.find_spec(PLUGINS) is None or importlib.util.find_spec(CUDA) is None:
+        raise InputError(
+            f"topology={name!r} needs JAX's plugin for CUDA, which is not installed: "
+            'pip install "jax-transformer[cuda]"'
+        )
+    return topologies.get_topology_desc(
+        platform="cuda", target_config=TARGET.format(GPUS[word], word), topology=f"1x1x{count}"
+    ).devices
 
 
 def data_sheet(name: str) -> Device:

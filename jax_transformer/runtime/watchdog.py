@@ -9,32 +9,24 @@ from collections.abc import Iterator
 
 
 class Watchdog:
-    """Ends the process with exit code 1 if `alive` is not called for some time; a context.
+    """Ends the process with one line and exit code 1 if `alive` is not called for some time.
 
     A main thread that waits for a device or for another process runs no Python and cannot give up
-    by itself. A thread of the watchdog ends the process instead.
+    by itself. A thread of this context ends the process instead. None seconds watch nothing.
     """
 
     def __init__(self, seconds: float | None, message: str) -> None:
-        """Store the limit; the context starts the watching.
-
-        Args:
-            seconds: Longest time between two calls of `alive`; None watches nothing.
-            message: The line on standard error when the process is ended.
-        """
         self._seconds, self._message = seconds, message
         self._deadline = float("inf")
         self._ended = threading.Event()
 
     def __enter__(self) -> "Watchdog":
-        """Start to watch; the time starts here."""
         self.alive()
         if self._seconds is not None:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop watching."""
         self._ended.set()
 
     def alive(self) -> None:

@@ -57,15 +57,13 @@ class Task(NamedTuple):
 
 
 def corpus_task(
-    store: Path,
     text: Text | TextFiles,
     tokenizer: Tokenizer,
     filters: Filters,
     left_out: dict[str, Int64[np.ndarray, "_"]],
     drop_duplicates: bool,
-    console: Console,
 ) -> Task:
-    """Return a corpus to prepare; finds its duplicates in `store`, if these are dropped."""
+    """Return a corpus to prepare; `without_duplicates` then finds the pairs that are dropped."""
     recipe = {
         "format": FORMAT,
         "text": text.sha256,
@@ -77,13 +75,17 @@ def corpus_task(
         },
         "drop_duplicates": drop_duplicates,
     }
-    key = digest(recipe)
-    if drop_duplicates and not (corpus_folder(store, key) / MANIFEST).exists():
-        scratch = store / "duplicates" / key
-        with locked(scratch, console), one_line_faults(scratch):
-            repeated = repeated_pairs(text.blocks(BLOCK_PAIRS), scratch)
-        left_out = {**left_out, "dropped as duplicates": repeated}
-    return Task(text, left_out, filters, tokenizer, key)
+    return Task(text, left_out, filters, tokenizer, digest(recipe))
+
+
+def without_duplicates(store: Path, task: Task, console: Console) -> Task:
+    """Return a task that leaves out its duplicates; a prepared corpus needs no search for them."""
+    if (corpus_folder(store, task.key) / MANIFEST).exists():
+        return task
+    scratch = store / "duplicates" / task.key
+    with locked(scratch, console):
+        repeated = repeated_pairs(task.text.blocks(BLOCK_PAIRS), scratch)
+    return task._replace(left_out=task.left_out | {"dropped as duplicates": repeated})
 
 
 def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:

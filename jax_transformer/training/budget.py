@@ -42,42 +42,23 @@ WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide
 MASK = 1  # bytes of an element of a dropout mask
 
 
-class Size(NamedTuple):
-    """A model of Vaswani et al. 2017, table 3.
-
-    Attributes:
-        fields: Where it differs from the preset's fields, which are those of the base model.
-        steps: For how many steps the paper trains it (section 5.2).
-    """
-
-    fields: dict[str, int]
-    steps: int
-
-
+# The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
+# those of the base model, and for how many steps the paper trains them (section 5.2).
 SIZES = {
-    "base": Size({}, 100_000),
-    "big": Size({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
+    "base": ({}, 100_000),
+    "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The size of a training step.
+    """The size of a training step; fields of the same names as in `TrainingConfig` are those."""
 
-    Attributes:
-        rows: Rows of the global batch; padded to a multiple of the mesh's data * fsdp.
-        length: Length of a source and of a target, in tokens.
-        compute_dtype: As `TrainingConfig.compute_dtype`.
-        mesh: Sizes of the mesh's axes, as in "data=8,fsdp=4".
-        freeze: As `TrainingConfig.freeze`: frozen parameters have no gradients and no moments.
-        scan_layers: As `TrainingConfig.scan_layers`.
-    """
-
-    rows: int
-    length: int
+    rows: int  # of the global batch; padded to a multiple of the mesh's data * fsdp
+    length: int  # of a source and of a target, in tokens
     compute_dtype: str = "bfloat16"
-    mesh: str = "data=1"
-    freeze: tuple[str, ...] = ()
+    mesh: str = "data=1"  # sizes of the axes, as in "data=8,fsdp=4"
+    freeze: tuple[str, ...] = ()  # frozen parameters have no gradients and no moments
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
@@ -91,30 +72,20 @@ class Workload:
 class Budget(NamedTuple):
     """The cost of a training step; bytes are those of one device.
 
-    Attributes:
-        num_parameters: Parameters of the model; a shared table counts once.
-        num_devices: Devices of the mesh.
-        rows: Rows of the global batch, after padding.
-        parameters: Bytes of the parameters, float32.
-        gradients: Bytes of the gradients of the trained parameters, in the compute dtype.
-        adam_moments: Bytes of Adam's moments of the trained parameters, float32.
-        loss: Bytes of the loss: where it is computed in parts, the logits of one part and the
-            float32 sum of the gradients of the last product; else 0, and the logits are kept.
-        activations: Bytes kept for the backward pass, for each value of `TrainingConfig.remat`.
-        flops: FLOPs of the matrix products of a step on all devices, as if nothing were frozen.
-        flops_per_token: FLOPs for each target token, padding included.
+    Where the loss is computed in parts, `loss` has the logits of one part and the float32 sum of
+    the gradients of the last product; else it is 0, and the logits are among the activations.
     """
 
-    num_parameters: int
-    num_devices: int
-    rows: int
-    parameters: float
-    gradients: float
-    adam_moments: float
-    loss: float
-    activations: dict[str, float]
-    flops: float
-    flops_per_token: float
+    num_parameters: int  # a shared table counts once
+    num_devices: int  # of the mesh
+    rows: int  # of the global batch, after padding
+    parameters: float  # bytes, float32
+    gradients: float  # bytes of the trained parameters', in the compute dtype
+    adam_moments: float  # bytes of the trained parameters', float32
+    loss: float  # bytes
+    activations: dict[str, float]  # bytes kept for the backward pass, for each value of remat
+    flops: float  # of the matrix products on all devices, as if nothing were frozen
+    flops_per_token: float  # for each target token, padding included
 
     def total(self, remat: str) -> float:
         """Return all bytes on a device."""
@@ -151,14 +122,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         logits = rows_on_device * math.ceil(workload.length / parts) * config.tgt_vocab_size
         head = config.d_model * config.tgt_vocab_size
         loss = BYTES[workload.compute_dtype] * logits + 4 * head
-    per_row = activations_per_row(
-        config,
-        workload.length,
-        workload.compute_dtype,
-        mesh.shape["tensor"],
-        workload.scan_layers,
-        parts,
-    )
+    per_row = activations_per_row(config, workload, mesh.shape["tensor"], parts)
     flops = step_flops(config, rows, workload.length)
     return Budget(
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -175,12 +139,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
 
 
 def activations_per_row(
-    config: TransformerConfig,
-    length: int,
-    compute_dtype: str,
-    tensor: int,
-    scan_layers: bool = False,
-    loss_parts: int = 1,
+    config: TransformerConfig, workload: Workload, tensor: int, loss_parts: int = 1
 ) -> dict[str, float]:
     """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
 
@@ -190,6 +149,7 @@ def activations_per_row(
     are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
     width, heads = config.d_model, config.num_heads * config.head_dim / tensor
+    length, size = workload.length, BYTES[workload.compute_dtype]
     scores, inner = config.num_heads * length / tensor, config.d_ff / tensor
     products = inner * (2 if config.gated_feed_forward else 1)
 
@@ -198,7 +158,7 @@ def activations_per_row(
         sublayers = (attentions + 1) * width
         dots = sublayers + 3 * attentions * heads + products  # the products with kernels
         everything = dots + attentions * (scores + heads)
-        if scan_layers:
+        if workload.scan_layers:
             everything += sublayers + attentions * scores + inner
         residual_masks = MASK * sublayers * (config.dropout > 0)
         masks = attentions * scores * (config.attention_dropout_rate > 0)
@@ -209,7 +169,6 @@ def activations_per_row(
             "dots": size * dots + residual_masks,
         }
 
-    size = BYTES[compute_dtype]
     encoder, decoder = layer(1), layer(2)
     logits = config.tgt_vocab_size / tensor if loss_parts == 1 else width
     ends = size * (2 * width + logits) + MASK * 2 * width * (config.dropout > 0)
@@ -230,9 +189,9 @@ def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConf
 def compile_step(
     config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
 ) -> jax.stages.Compiled:
-    """Compile `training.step.sharded_train_step` for a slice of TPUs or GPUs; nothing is run.
+    """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows that training adds.
 
-    The compute dtype is that of `training_config`. Rows are added as training adds them.
+    The compute dtype is that of `training_config`. Nothing is run.
     """
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
     config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
@@ -282,34 +241,34 @@ def show(config: TransformerConfig, workload: Workload, steps: int, utilisation:
     check_whole_number("steps", steps, least=1)
     if not 0 < utilisation <= 1:
         raise InputError(f"utilisation={utilisation} must be above 0 and at most 1")
-    found = budget(config, workload)
+    cost = budget(config, workload)
     memory = Table(
         "on each device",
-        *(f"remat {remat}" for remat in found.activations),
-        title=f"{found.num_parameters:,} parameters; {found.rows} x {workload.length} tokens a "
-        f"side in {workload.compute_dtype} on {found.num_devices} devices ({workload.mesh})",
+        *(f"remat {remat}" for remat in cost.activations),
+        title=f"{cost.num_parameters:,} parameters; {cost.rows} x {workload.length} tokens a "
+        f"side in {workload.compute_dtype} on {cost.num_devices} devices ({workload.mesh})",
     )
     for name in ("parameters", "gradients", "adam_moments", "loss"):
-        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(found, name))] * 3)
-    memory.add_row("activations", *map(gigabytes, found.activations.values()))
-    memory.add_row("total", *(gigabytes(found.total(remat)) for remat in found.activations))
+        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(cost, name))] * 3)
+    memory.add_row("activations", *map(gigabytes, cost.activations.values()))
+    memory.add_row("total", *(gigabytes(cost.total(remat)) for remat in cost.activations))
     time = Table(
-        f"{found.num_devices} x",
+        f"{cost.num_devices} x",
         "a step",
         f"{steps:,} steps",
         "target tokens/s",
         "fits with remat",
-        title=f"{found.flops:.3g} FLOPs a step, {found.flops_per_token / 1e6:,.0f} million a "
+        title=f"{cost.flops:.3g} FLOPs a step, {cost.flops_per_token / 1e6:,.0f} million a "
         f"target token; by data sheet, at {utilisation:.0%} of the peak",
     )
     for name, device in DEVICES.items():
-        seconds = found.seconds(device, utilisation)
-        fitting = [remat for remat in found.activations if found.total(remat) <= device.memory]
+        seconds = cost.seconds(device, utilisation)
+        fitting = [remat for remat in cost.activations if cost.total(remat) <= device.memory]
         time.add_row(
             name,
             f"{seconds * 1000:,.1f} ms",
             f"{steps * seconds / 3600:,.2f} h",
-            f"{found.rows * workload.length / seconds:,.0f}",
+            f"{cost.rows * workload.length / seconds:,.0f}",
             ", ".join(fitting) or "no",
         )
     return Group(memory, time)
@@ -348,8 +307,7 @@ def _abstract_mesh(sizes: str) -> AbstractMesh:
 def check_training(config: TransformerConfig, training_config: TrainingConfig) -> None:
     """Refuse a training whose state and activations the memory of this machine cannot hold.
 
-    It refuses nothing on an accelerator, which does so by itself, nor with several processes, each
-    of which may hold a part.
+    An accelerator refuses by itself, and each of several processes may hold a part.
     """
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return

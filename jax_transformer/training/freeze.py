@@ -15,21 +15,14 @@ NEAREST = 3  # names that a refusal proposes
 
 
 def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """Return the names of the parameters that no pattern matches, in the same order.
-
-    Args:
-        names: Paths of the parameters, for example "encoder/layers_0/self_attention/query/kernel".
-        patterns: Patterns of `fnmatch`; "*" also matches "/".
-    """
+    """Return the paths of parameters that no pattern of `fnmatch` matches; "*" matches "/" too."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             nearest = difflib.get_close_matches(pattern, names, NEAREST, cutoff=0.0)
             raise InputError(
                 f"freeze={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
             )
-    trained = [
-        name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+    trained = [name for name in names if not any(fnmatchcase(name, part) for part in patterns)]
     if not trained:
         stems = dict.fromkeys(f"{name.split('/')[0]}/*" for name in names)
         raise InputError(

@@ -18,10 +18,10 @@ from jax_transformer.training.config import TrainingConfig
 def fill_rows(
     plan: list[PlannedBatch], mesh: Mesh | AbstractMesh, num_microbatches: int
 ) -> list[PlannedBatch]:
-    """Return a plan whose numbers of rows are multiples of row shards times microbatches.
+    """Return a plan with the rows of `filled_rows`.
 
-    Rows of padding are added at the end and change nothing: they do not count in the loss, and the
-    dropout of an element depends on its own index and not on the number of rows.
+    The rows of padding at the end change nothing: they do not count in the loss, and the dropout
+    of an element depends on its own index and not on the number of rows.
     """
     return [
         planned._replace(rows=filled_rows(planned.rows, mesh, num_microbatches)) for planned in plan
@@ -29,7 +29,7 @@ def fill_rows(
 
 
 def filled_rows(rows: int, mesh: Mesh | AbstractMesh, num_microbatches: int) -> int:
-    """Return the rows of a batch after `fill_rows`."""
+    """Return the rows of a batch, up to a multiple of row shards times microbatches."""
     return rows + -rows % (row_shards(mesh) * num_microbatches)
 
 
@@ -41,10 +41,7 @@ def sharded_epoch(
     epoch: int,
     first: tuple[int, int],
 ) -> Iterator[tuple[int, int, Batch]]:
-    """Yield the batches of an epoch, sharded over the mesh, with their windows and numbers.
-
-    Arguments as `epoch_batches`. Each process reads only the rows that its own devices hold.
-    """
+    """Yield the batches of `epoch_batches`, sharded over the mesh: (window, number, batch)."""
     local_rows = cache(partial(_local_rows, mesh=mesh))
     parts = training_config.num_microbatches
 
@@ -60,10 +57,7 @@ def sharded_epoch(
 
 
 def sharded_batches(mesh: Mesh, corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
-    """Yield the planned batches in order, sharded over the mesh.
-
-    Each process builds only the rows that its own devices hold.
-    """
+    """Yield the planned batches in order, sharded over the mesh."""
     local_rows = [_local_rows(planned.rows, mesh) for planned in plan]
     parts = [take_rows(planned, rows) for planned, rows in zip(plan, local_rows, strict=True)]
     batches = training_batches(corpus, parts)

@@ -37,10 +37,6 @@ def batch_loss(
     """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
 
     The batch is one that `check_batch` accepts. A random key switches dropout on.
-
-    Raises:
-        InputError: The batch is packed, and the model takes vectors or its targets do not attend
-            to each other.
     """
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
@@ -187,7 +183,7 @@ def decode_packed(
     """Return what `decode` returns for a packed batch; each pair has what it has alone.
 
     Attention stays inside a segment: a target segment attends to the source segment of the same
-    number. Positions start at 0 in each segment. Arguments and errors as `batch_loss`.
+    number. Positions start at 0 in each segment.
     """
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))

@@ -86,16 +86,7 @@ def scale_by_adam(training_config: TrainingConfig) -> optax.GradientTransformati
     """
     beta1, beta2 = training_config.adam_beta1, training_config.adam_beta2
     epsilon = training_config.adam_epsilon
-    moments = refusable(
-        optax.scale_by_adam(
-            b1=beta1,
-            b2=beta2,
-            eps=epsilon,
-            eps_root=0.0,
-            mu_dtype=None,  # the first moment is as precise as the parameters
-            nesterov=False,
-        )
-    )
+    moments = refusable(optax.scale_by_adam(beta1, beta2, epsilon))
 
     def update(
         gradients: Params,

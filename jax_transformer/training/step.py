@@ -34,24 +34,14 @@ SPIKE_WINDOW = 32  # losses whose median a spike is measured against
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the random key of its dropout.
+    """Everything that a step changes, and the random key of its dropout."""
 
-    Attributes:
-        params: The model's parameters, the frozen ones included.
-        optimizer_state: The optimizer's moments of the trained parameters.
-        step: Number of steps made.
-        key: Random key of the run; step n drops with `fold_in(key, n)`.
-        ema: The exponential moving average (EMA) of the trained parameters; None where the run has
-            none.
-        recent_losses: The finite losses of the last steps, where spikes are rejected; NaN for
-            steps not made yet.
-    """
-
-    params: Params
-    optimizer_state: optax.OptState
-    step: Int[Array, ""]
-    key: PRNGKeyArray
-    ema: Params | None = None
+    params: Params  # the frozen ones included
+    optimizer_state: optax.OptState  # of the trained parameters
+    step: Int[Array, ""]  # number of steps made
+    key: PRNGKeyArray  # of the run; step n drops with `fold_in(key, n)`
+    ema: Params | None = None  # exponential moving average (EMA) of the trained parameters
+    # The finite losses of the last steps, where spikes are rejected; NaN for steps not made yet.
     recent_losses: Float[Array, " window"] | None = None
 
     @property
@@ -61,33 +51,21 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Measurements of one step, kept on the device.
+    """Measurements of one step, kept on the device."""
 
-    Attributes:
-        loss: The objective, in nats a target token.
-        target_tokens: Target tokens that are not padding.
-        learning_rate: The learning rate of the step.
-        finite: Whether loss and gradient were finite; if not, the state did not change.
-        spike: Whether the loss was so far above recent losses that the state did not change.
-    """
-
-    loss: Float[Array, ""]
-    target_tokens: Int[Array, ""]
+    loss: Float[Array, ""]  # in nats a target token
+    target_tokens: Int[Array, ""]  # without padding
     learning_rate: Float[Array, ""]
-    finite: Bool[Array, ""]
-    spike: Bool[Array, ""] | bool = False
+    finite: Bool[Array, ""]  # loss and gradient; if not, the state did not change
+    spike: Bool[Array, ""] | bool = False  # so far above recent losses that it did not either
 
 
 def init_state(
     config: TransformerConfig, training_config: TrainingConfig, params: Params | None = None
 ) -> TrainState:
-    """Return the state before the first step.
+    """Return the state before the first step; `seed` decides all random numbers.
 
-    The settings' `seed` decides all random numbers. Parameters to start from are float32; None
-    draws them.
-
-    Raises:
-        InputError: As `freeze.trained_names`.
+    Parameters to start from are float32; None draws them.
     """
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     if params is None:
@@ -133,7 +111,11 @@ def train_step(
     loss, gradients = _loss_and_gradients(
         state.params, batch, dropout_key, config, training_config, execution
     )
-    finite = jnp.isfinite(loss) & _squarable(gradients)
+    # Whether the squares, which Adam needs, are finite too. The sum of magnitudes answers in one
+    # pass; XLA would keep squares in memory for the moments.
+    magnitude = optax.tree.norm(gradients, ord=1)
+    squarable = magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
+    finite = jnp.isfinite(loss) & squarable
     recent, spike = state.recent_losses, jnp.array(False)
     if training_config.spike_factor is not None:
         spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
@@ -144,7 +126,11 @@ def train_step(
         gradients, state.optimizer_state, old, accepted=accepted
     )
     new = optax.apply_updates(old, updates)
-    ema = _update_ema(state, new, training_config.ema_decay)
+    ema = None
+    if training_config.ema_decay is not None:
+        # With a constant decay, the initial parameters would dominate the EMA for a long time.
+        decay = jnp.minimum(training_config.ema_decay, (1 + state.step) / (10 + state.step))
+        ema = optax.incremental_update(new, state.ema, 1 - decay)
     new, step, ema = jax.tree.map(
         partial(jnp.where, accepted), (new, state.step + 1, ema), (old, state.step, state.ema)
     )
@@ -217,27 +203,6 @@ def make_train_step(
     return step
 
 
-def _squarable(gradients: Params) -> Bool[Array, ""]:
-    """Return whether all gradients and their squares, which Adam needs, are finite.
-
-    The sum of magnitudes answers in one pass; XLA would keep squares in memory for the moments.
-    """
-    magnitude = optax.tree.norm(gradients, ord=1)
-    return magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
-
-
-def _update_ema(state: TrainState, trained: Params, decay: float | None) -> Params | None:
-    """Return the EMA of the trained parameters after a step.
-
-    The decay at step n is (1 + n) / (10 + n), at most `decay`: with a constant decay, the initial
-    parameters would dominate the EMA for a long time.
-    """
-    if decay is None:
-        return None
-    decay = jnp.minimum(decay, (1 + state.step) / (10 + state.step))
-    return optax.incremental_update(trained, state.ema, 1 - decay)
-
-
 def _loss_and_gradients(
     params: Params,
     batch: Batch,
@@ -249,7 +214,6 @@ def _loss_and_gradients(
     """Return the loss of a batch and its gradient for the parameters that are trained."""
     # A batch of padding alone has loss 0.
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
-
     smoothing = training_config.label_smoothing
     execution = dataclasses.replace(
         execution, remat=training_config.remat, scan_layers=training_config.scan_layers
@@ -289,12 +253,10 @@ def _cast(params: Params, config: TransformerConfig, training_config: TrainingCo
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
-    """Return the batch as [parts, rows, length], with rows of padding at the end.
+    """Return the batch as [parts, rows, length], with rows of padding at the end."""
 
-    A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
-    and every part has rows of every device of the mesh.
-    """
-
+    # A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
+    # and every part has rows of every device of the mesh.
     def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
         missing = -len(ids) % parts
         ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
@@ -337,10 +299,7 @@ def sharded_init_state(
     training_config: TrainingConfig,
     params: Params | None = None,
 ) -> TrainState:
-    """Return `init_state`, with each shard computed on the device that holds it.
-
-    Parameters to start from are whole and on the host; None draws them.
-    """
+    """Return `init_state`, with each shard computed on the device that holds it."""
     make = partial(init_state, config, training_config)
     places = state_shardings(mesh, config, training_config)
     if params is not None:

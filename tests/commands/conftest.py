@@ -5,10 +5,12 @@ import io
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from jax_transformer.commands import main as cli
+from jax_transformer.runs import evaluation
 from tests.commands.training import FILES, arguments, program, write_corpus
 
 
@@ -35,6 +37,13 @@ def first_run(tmp_path_factory):
 def finished(first_run, corpus):
     """A copy of that run in the working directory."""
     return Path(shutil.copytree(first_run[0] / "model", "model"))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Leave out the pictures, which take most of the time of a tiny run."""
+    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
+    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
 
 
 @pytest.fixture

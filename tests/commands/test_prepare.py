@@ -1,13 +1,11 @@
 """`jax-transformer prepare`: what it keeps, `jax-transformer train` does not do again."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
-from jax_transformer.runs import evaluation
 from jax_transformer.text import prepare as text_prepare
 from jax_transformer.text import store
 from jax_transformer.tokenizers import train_byte_pair
@@ -35,6 +33,7 @@ def prepared_files():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("no_pictures")
 def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     options = arguments(corpus, *OPTIONS)
     prepare(*options)
@@ -47,8 +46,6 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
 
     monkeypatch.setattr(text_prepare, "prepare", None)  # nothing is encoded again
     monkeypatch.setattr(store, "train_byte_pair", None)
-    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
-    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
     program(*options, "--output=model")
     assert printed[0] in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in prepared_files()} == kept

@@ -26,6 +26,8 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -402,6 +404,38 @@ def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):
         assert Path("new").exists() is existing
         Path("new/model").mkdir(parents=True, exist_ok=True)
         Path("new/model/settings.yaml").write_text("")  # of an earlier run
+
+
+def test_an_output_that_another_run_has_taken_in_the_meantime_is_kept(
+    first_run, corpus, monkeypatch
+):
+    prepare = train.prepare
+
+    def overtaken(*options):
+        shutil.copytree(first_run[0] / "model", "model")
+        return prepare(*options)
+
+    monkeypatch.setattr(train, "prepare", overtaken)
+    with pytest.raises(SystemExit, match="model: exists already"):
+        program(*arguments(corpus, "--output=model"))
+    assert Path("model/run/12").is_dir()
+
+
+def test_a_run_that_another_process_went_on_with_is_refused(finished, monkeypatch):
+    prepare = train.prepare
+
+    def overtaken(*options):
+        shutil.copytree("model/run/12", "model/run/15")
+        return prepare(*options)
+
+    monkeypatch.setattr(train, "prepare", overtaken)
+    with pytest.raises(SystemExit, match="model: another process went on with it; resume again"):
+        program("--output=model", "--resume", "--steps=17")
+
+
+def test_two_runs_that_start_at_once_without_an_output_take_two(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [train.first_free_run() for _ in range(2)] == [Path("runs/0"), Path("runs/1")]
 
 
 @pytest.mark.exhaustive

@@ -27,6 +27,8 @@ from tests.convert.test_toy_family import TOY
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
 SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]
 RATE = ["--schedule=constant", "--learning-rate=0.01", "--warmup-steps=1"]
@@ -43,13 +45,6 @@ def same_model(one, other):
     ]
     equal = all(np.array_equal(*map(np.asarray, pair)) for pair in leaves)
     return equal and described[0] == described[1]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Leave out the pictures, which take most of the time of a tiny run."""
-    monkeypatch.setattr(evaluation, "draw_curves", mock.Mock())
-    monkeypatch.setattr(evaluation.alignment_plot, "draw", mock.Mock())
 
 
 @pytest.fixture
@@ -152,7 +147,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
         same = np.array_equal(np.asarray(leaf).astype(np.float32), after[name])
         assert same == frozen, name
     assert f"{trained:,} of {sum(leaf.size for leaf in before.values()):,} parameters" in shown
-    saved = read_step(Path("one/run"), 4).checkpoint
+    saved = read_step(Path("one/run"), 4).read()
     moments = flatten(saved.state.optimizer_state[0].mu)
     assert {name.split("/")[0] for name in moments} == {"decoder"}
 
@@ -175,7 +170,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
     program("--output=killed", "--resume")
     assert "resumed at step 2 of 4" in capsys.readouterr().out
     assert same_model("killed", "one")
-    runs = [read_step(Path(folder, "run"), 4).checkpoint for folder in ("killed", "one")]
+    runs = [read_step(Path(folder, "run"), 4).read() for folder in ("killed", "one")]
     assert same_bits(*runs)
 
 

@@ -22,6 +22,7 @@ from jax_transformer.translation.model_folder import load
 from tests.commands.training import arguments, program, refusal
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     capsys.readouterr()
     program("--output=model", "--resume", "--steps=17")
@@ -35,6 +36,7 @@ def test_resume_needs_nothing_but_the_directory(finished, monkeypatch, capsys):
     assert set(steps) == {5, 10, 12, 15, 17}
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.exhaustive
 def test_a_finished_run_is_finished_again(finished, monkeypatch, capsys):
     before = load(finished)
@@ -130,6 +132,7 @@ def test_a_resumed_run_keeps_the_folder_of_its_encoded_text(finished, monkeypatc
     assert resumed(None) == default_store() != usual
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.exhaustive
 def test_bleu_that_selects_stays_as_it_is(corpus, monkeypatch, capsys):
     program(*arguments(corpus, "--output=model", "--select-by=bleu", "--steps=1"))
@@ -179,10 +182,11 @@ def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
     assert sorted(path.name for path in Path("model/run").iterdir()) == ["12", "start"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.exhaustive
 def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
-    (finished / "run/12/arrays/_METADATA").unlink()
+    (finished / "run/12/_METADATA").unlink()
     program("--output=model", "--resume")
     shown = capsys.readouterr().out
-    assert "WARNING: model/run/12 is damaged (ValueError: arrays/_METADATA is missing or" in shown
+    assert "WARNING: model/run/12 is damaged (ValueError: _METADATA is missing or" in shown
     assert "resumed at step 10 of 12" in shown

@@ -1,5 +1,6 @@
 """Checkpoints of a run: back bit for bit, there only when complete, other runs refused."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -11,10 +12,10 @@ import pytest
 
 from benchmarks.kill_resume import named_arrays
 from jax_transformer import InputError
-from jax_transformer.runs.averaging import average_run
+from jax_transformer.commands.average import average_run
 from jax_transformer.runs.checkpoints import (
     FORMAT,
-    DigestingHandler,
+    DescribingHandler,
     RunCheckpoints,
     restore,
     steps_in,
@@ -23,22 +24,10 @@ from jax_transformer.runs.checkpoints import (
 from jax_transformer.runs.state import check_same
 from jax_transformer.storage.digests import json_digest
 from jax_transformer.tokenizers import train_byte_pair
-from tests.runs.runs import (
-    make_checkpoint,
-    make_settings,
-    quiet,
-    same_bits,
-    save,
-)
+from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
-MAY_CHANGE = (
-    "steps",
-    "cooldown_steps",
-    "patience",
-    "evaluation_interval",
-    "keep_checkpoints",
-    "remat",
-)
+MAY_CHANGE = {"steps", "cooldown_steps", "patience", "evaluation_interval", "keep_checkpoints"}
+MAY_CHANGE |= {"remat"}
 
 
 @pytest.mark.parametrize("step", [0, 8])
@@ -46,14 +35,14 @@ def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
     expected = make_checkpoint(settings, step)
     save(tmp_path / "run", settings, [step])
     restored = restore(tmp_path / "run", quiet())
-    assert same_bits(restored.checkpoint, expected)
-    structures = [jax.tree.structure(one[1:]) for one in (restored.checkpoint, expected)]
+    assert same_bits(restored.read(), expected)
+    structures = [jax.tree.structure(one[1:]) for one in (restored.read(), expected)]
     assert structures[0] == structures[1]
-    assert restored.checkpoint.state.key.dtype == expected.state.key.dtype
-    assert repr(restored.checkpoint.progress._replace(window=())) == repr(
+    assert restored.read().state.key.dtype == expected.state.key.dtype
+    assert repr(restored.progress._replace(window=())) == repr(
         expected.progress._replace(window=())
     )
-    windows = zip(restored.checkpoint.progress.window, expected.progress.window, strict=True)
+    windows = zip(restored.progress.window, expected.progress.window, strict=True)
     for (position, metrics), (expected_position, expected_metrics) in windows:
         assert position == expected_position
         np.testing.assert_array_equal(np.float32(metrics), np.float32(expected_metrics))
@@ -69,8 +58,8 @@ def test_frozen_parameters_are_saved_once(settings, tmp_path):
     save(tmp_path / "run", settings._replace(training_config=frozen), [8])
     restored = restore(tmp_path / "run", quiet())
     assert restored.settings.training_config == frozen
-    assert same_bits(restored.checkpoint, expected)
-    parts = [name.split("/")[:-1] for name in named_arrays(restored.checkpoint)]
+    assert same_bits(restored.read(), expected)
+    parts = [name.split("/")[:-1] for name in named_arrays(restored.read())]
     with_encoder = {"/".join(part[: part.index("encoder")]) for part in parts if "encoder" in part}
     assert with_encoder == {"state/params", "best_params"}  # neither moments nor EMA
 
@@ -82,32 +71,20 @@ def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
         checkpoints.save(checkpoint)
         for leaf in jax.tree.leaves(checkpoint.best_params):
             leaf[...] = 0  # as the next step reuses its memory
-    restored = restore(tmp_path, quiet()).checkpoint.best_params
+    restored = restore(tmp_path, quiet()).read().best_params
     assert all(map(np.array_equal, *map(jax.tree.leaves, (restored, expected))))
-
-
-@pytest.mark.exhaustive
-def test_the_disk_holds_no_more_than_is_kept(settings, tmp_path):
-    for number in range(3):  # what killed runs leave
-        (tmp_path / f"{999 + number}.orbax-checkpoint-tmp" / "arrays").mkdir(parents=True)
-        save(tmp_path, settings, range(10 * number + 5, 10 * number + 10))
-        left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == [*sorted(map(str, range(10 * number + 7, 10 * number + 10))), "start"]
-    print(
-        f"100 saves, 10 temporary directories: {len(left) - 1} checkpoints left, 0 temporary ones"
-    )
 
 
 def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypatch):
     written, going_on = threading.Event(), threading.Event()
-    finalize = DigestingHandler.finalize
+    finalize = DescribingHandler.finalize
 
     def waits(self, path):
         written.set()  # all arrays are: no file appears or disappears under the copy
         assert going_on.wait(60)
         finalize(self, path)
 
-    monkeypatch.setattr(DigestingHandler, "finalize", waits)
+    monkeypatch.setattr(DescribingHandler, "finalize", waits)
     with RunCheckpoints(directory, settings) as checkpoints:
         checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
         assert written.wait(60)
@@ -117,7 +94,7 @@ def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypat
         checkpoints.wait()
         assert steps_in(directory) == [4, 8, 12]
     assert any("tmp" in path.name for path in killed.iterdir())
-    assert restore(killed, quiet()).checkpoint.progress.step == 8
+    assert restore(killed, quiet()).progress.step == 8
 
 
 OTHER = {
@@ -157,10 +134,8 @@ def other_training_configs():
 
 
 def test_only_settings_that_decide_no_step_made_may_change(settings):
-    tried, caught = 0, 0
     for name, changed in other_training_configs():
         given = settings._replace(training_config=changed)
-        tried += 1
         if name in MAY_CHANGE:
             check_same(settings, given, step=8)
             continue
@@ -168,9 +143,6 @@ def test_only_settings_that_decide_no_step_made_may_change(settings):
         with pytest.raises(InputError) as refused:
             check_same(settings, given, step=8)
         assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
-        caught += 1
-    assert caught == tried - len(MAY_CHANGE)
-    print(f"{tried} training settings changed: {caught} refused, {tried - caught} may change")
 
 
 def test_with_cosine_the_steps_decide_the_learning_rate(settings):
@@ -208,7 +180,7 @@ def test_another_model_vocabulary_or_text_is_refused(settings):
 
 def rewritten(directory, change):
     """Change the description of a step and make its digest right again."""
-    path = directory / "run" / "metadata"
+    path = directory / "run.json"
     read = json.loads(path.read_text())
     change(read["content"])
     read["sha256"] = json_digest(read["content"])
@@ -260,7 +232,7 @@ def other_runs(settings):
 def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
     changed = dataclasses.replace(settings.training_config, steps=50)
     save(directory, settings._replace(training_config=changed), [12])  # the same run, longer
-    assert restore(directory, quiet()).checkpoint.progress.step == 12
+    assert restore(directory, quiet()).progress.step == 12
     for number, (message, other) in enumerate(other_runs(settings).items()):
         for step in (10, 13):
             save(tmp_path / f"{number} {step}", other, [step])
@@ -270,28 +242,21 @@ def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
                     read()
                 assert f"({message}" in str(error.value)
             shutil.rmtree(directory / str(step))
-    assert average_run(directory).steps == (4, 8, 12)
+    assert average_run(directory)[-1] == (4, 8, 12)
 
 
 def test_every_flipped_bit_of_a_description_is_found(directory):
     """Without the shapes of the arrays, which are most of it."""
-    read = json.loads((directory / "8/run/metadata").read_text())
+    read = json.loads((directory / "8/run.json").read_text())
     content = read["content"]
     content["arrays"] = {}
     text = json.dumps({"sha256": json_digest(content), "content": content}).encode()
-    tried = wrong = 0
+    assert len(text) > 1_250
     for bit in range(8 * len(text)):
         damaged = bytearray(text)
         damaged[bit // 8] ^= 1 << bit % 8
-        tried += 1
-        try:
-            found = verified(json.loads(damaged.decode()))
-        except (ValueError, LookupError):  # to `read_step`, every error is damage
-            continue
-        wrong += found != content
-    print(f"{tried:,} flipped bits of a description: {wrong} wrongly accepted")
-    assert tried > 10_000
-    assert wrong == 0
+        with contextlib.suppress(ValueError, LookupError):  # to `read_step`, any error is damage
+            assert verified(json.loads(damaged.decode())) == content
 
 
 def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):
@@ -316,11 +281,11 @@ def test_opening_what_is_no_directory_is_an_error(settings, tmp_path):
 
 
 def test_one_process_at_a_time_writes_to_a_run(settings, directory):
-    temporary = directory / "12.orbax-checkpoint-tmp"
+    temporary = directory / "99.orbax-checkpoint-tmp"
     with RunCheckpoints(directory, settings):
         temporary.mkdir()  # what the first process is writing
         with pytest.raises(InputError, match="another process is training this run"):
             save(directory, settings, [12])
         assert temporary.exists()
     save(directory, settings, [12])
-    assert steps_in(directory) == [4, 8, 12]
+    assert sorted(path.name for path in directory.iterdir()) == ["12", "4", "8", "start"]

@@ -120,6 +120,16 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
     assert encode(settings).sha256 != first.sha256
 
 
+def test_the_text_of_another_run_is_refused_before_its_duplicates_are_searched(
+    settings, monkeypatch
+):
+    settings = settings._replace(drop_duplicates=True)
+    corpora = read_corpora(settings, None, QUIET)
+    monkeypatch.setattr(prepared_store, "repeated_pairs", lambda *_: pytest.fail("searched"))
+    with pytest.raises(InputError, match="text's sha256="):
+        encode_corpora(corpora, settings, QUIET, "0" * 64)
+
+
 def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
     digests = set()
     for unknown in "♠♣":

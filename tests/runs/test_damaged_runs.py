@@ -16,7 +16,7 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.runs.checkpoints import (
-    DigestingHandler,
+    DescribingHandler,
     RunCheckpoints,
     _orbax_quiet,
     restore,
@@ -54,7 +54,7 @@ def test_every_damage_of_the_newest_step_is_found_and_the_one_before_taken(
         directory = Path(shutil.copytree(saved, tmp_path / "run"))
         damage(directory / path.relative_to(saved))
         shown = quiet()
-        restored = restore(directory, shown).checkpoint
+        restored = restore(directory, shown).read()
         step, lines = restored.progress.step, shown.file.getvalue()
         tried += 1
         if step == 4:
@@ -70,9 +70,9 @@ def test_every_damage_of_the_newest_step_is_found_and_the_one_before_taken(
         shutil.rmtree(directory)
     assert capfd.readouterr().err == ""  # no library complains beside the one line
     print(f"{tried} damages: {caught} caught, {harmless} harmless, {wrong} wrongly accepted")
-    assert tried > 40
+    assert tried > 25
     assert wrong == 0
-    assert harmless <= 4 * 3  # orbax's three marks of completeness, and its date
+    assert harmless <= 3  # orbax's mark of completeness
 
 
 DAMAGES = {
@@ -80,10 +80,10 @@ DAMAGES = {
     "file of a terabyte": lambda step: os.truncate(_newest_array(step), 2**40),
     "file deleted": lambda step: _newest_array(step).unlink(),
     "bit flipped": lambda step: _flip(_newest_array(step)),
-    "_METADATA gone": lambda step: (step / "arrays" / "_METADATA").unlink(),
-    "number changed": lambda step: _count_fewer(step / "run" / "metadata"),
-    "description gone": lambda step: shutil.rmtree(step / "run"),
-    "FIFO in place of the description": lambda step: _fifo(step / "run" / "metadata"),
+    "_METADATA gone": lambda step: (step / "_METADATA").unlink(),
+    "number changed": lambda step: _count_fewer(step / "run.json"),
+    "description gone": lambda step: (step / "run.json").unlink(),
+    "FIFO in place of the description": lambda step: _fifo(step / "run.json"),
     "FIFO in place of an array": lambda step: _fifo(_newest_array(step)),
     "of another step": lambda step: (shutil.rmtree(step), shutil.copytree(step.parent / "0", step)),
     "empty directory": lambda step: (shutil.rmtree(step), step.mkdir()),
@@ -91,7 +91,7 @@ DAMAGES = {
 
 
 def _newest_array(step):
-    return max((step / "arrays" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    return max((step / "d").iterdir(), key=lambda path: path.stat().st_size)
 
 
 def _count_fewer(path):
@@ -117,12 +117,12 @@ def test_a_run_goes_on_from_the_step_before_a_damaged_one(settings, directory, d
     (directory / "007").mkdir()  # no step's name
     (directory / "9").mkdir()  # and beside it an empty step that is newer still
     shown = quiet()
-    assert restore(directory, shown).checkpoint.progress.step == 4
+    assert restore(directory, shown).progress.step == 4
     assert len(shown.file.getvalue().splitlines()) == 2
     assert sorted(path.name for path in (directory / "damaged").iterdir()) == ["8", "9"]
     save(directory, settings, [8, 12])
     assert steps_in(directory) == [4, 8, 12]
-    assert same_bits(restore(directory, shown).checkpoint, make_checkpoint(settings, 12))
+    assert same_bits(restore(directory, shown).read(), make_checkpoint(settings, 12))
 
 
 def test_a_fifo_among_the_files_of_the_start_is_refused(directory):
@@ -133,7 +133,7 @@ def test_a_fifo_among_the_files_of_the_start_is_refused(directory):
 
 def test_where_no_step_is_whole_the_run_is_refused_and_nothing_is_moved(directory):
     for step in (0, 4, 8):
-        (directory / str(step) / "arrays" / "_METADATA").unlink()
+        (directory / str(step) / "_METADATA").unlink()
     with pytest.raises(InputError, match=r"all of its checkpoints are damaged \(0, 4, 8\)"):
         restore(directory, quiet())
     assert steps_in(directory) == [0, 4, 8]
@@ -151,7 +151,7 @@ def raising(number):
 
 POINTS = {
     "the arrays": (ocp.StandardCheckpointHandler, "finalize"),
-    "the digests": (DigestingHandler, "finalize"),
+    "the digests": (DescribingHandler, "finalize"),
     "the commit": (os, "rename"),
 }
 
@@ -171,14 +171,14 @@ def test_a_save_that_fails_is_an_error_and_leaves_the_steps_before(
     assert os.strerror(number) in str(failed.value)
     assert "\n" not in str(failed.value)
     assert not caplog.records  # nor do orbax's threads complain
-    assert same_bits(restore(directory, quiet()).checkpoint, make_checkpoint(settings, 8))
+    assert same_bits(restore(directory, quiet()).read(), make_checkpoint(settings, 8))
     save(directory, settings, [12])
     assert steps_in(directory) == [4, 8, 12]
 
 
 def test_the_next_save_tells_of_the_one_that_failed(settings, directory, monkeypatch):
     with RunCheckpoints(directory, settings) as checkpoints, monkeypatch.context() as broken:
-        broken.setattr(DigestingHandler, "finalize", raising(errno.EIO))
+        broken.setattr(DescribingHandler, "finalize", raising(errno.EIO))
         checkpoints.save(make_checkpoint(settings, 12))
         with pytest.raises(InputError, match=r"could not be written .*Input/output error"):
             checkpoints.save(make_checkpoint(settings, 16))
@@ -205,7 +205,7 @@ def test_a_write_that_the_system_cuts_off_is_one_line(tmp_path, capfd, monkeypat
             save_in_small_files(tmp_path, wide)
         time.sleep(0.2)  # until the other writes of tensorstore have ended
     assert capfd.readouterr().err == ""
-    assert same_bits(restore(tmp_path, quiet()).checkpoint, make_checkpoint(wide, 0))
+    assert same_bits(restore(tmp_path, quiet()).read(), make_checkpoint(wide, 0))
 
 
 def save_in_small_files(directory, settings):
@@ -250,4 +250,4 @@ def test_a_directory_that_cannot_be_written_is_an_error(settings, directory):
 
         with pytest.raises(InputError, match="Permission denied"), read_only(directory):
             save_and_wait()
-    assert same_bits(restore(directory, quiet()).checkpoint, make_checkpoint(settings, 8))
+    assert same_bits(restore(directory, quiet()).read(), make_checkpoint(settings, 8))

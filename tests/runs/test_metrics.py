@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.runs.curves import draw_curves
+from jax_transformer.runs.evaluation import draw_curves
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, MetricsLog, read_metrics
 
 LOSSES = [0.1 + 0.2, 1e-300, 3.0]

@@ -1,5 +1,6 @@
 """Two processes train one run; killed, it goes on in a single one as if they had never been."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -79,15 +80,29 @@ except Exception as error:
 """
 
 
-def start(worker, log, *arguments, devices=1):
+@contextlib.contextmanager
+def two_workers(worker, directory, *arguments, devices=1):
+    """Start two processes with a log each; kill them at the end, whatever happens."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        [sys.executable, "-c", worker, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        stdout=log,
-        stderr=log,
-    )
+    coordinator, started = f"localhost:{free_port()}", []
+    logs = [directory / f"{index}.log" for index in range(2)]
+    try:
+        for index, log in enumerate(logs):
+            named = (coordinator, index, *arguments)
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", worker, *map(str, named)],
+                    cwd=ROOT,
+                    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+                    stdout=file,
+                    stderr=file,
+                )
+            started.append(process)
+        yield started, logs
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +110,13 @@ def runs(unbroken, tmp_path_factory):
     """A run of two processes that were killed, resumed in one process; and the unbroken run."""
     directory = tmp_path_factory.mktemp("runs")
     together = directory / "together"
-    coordinator = f"localhost:{free_port()}"
-    with (directory / "log").open("wb") as log:
-        workers = [start(WORKER, log, coordinator, index, together, STEPS) for index in range(2)]
-        try:
-            deadline = time.monotonic() + 200
-            while max(steps_in(together / loop.CHECKPOINTS), default=0) < KILLED_AT:
-                said = (directory / "log").read_text(errors="replace")
-                assert all(worker.poll() is None for worker in workers), said
-                assert time.monotonic() < deadline, said
-                time.sleep(0.01)
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
+    with two_workers(WORKER, directory, together, STEPS) as (workers, logs):
+        deadline = time.monotonic() + 200
+        while max(steps_in(together / loop.CHECKPOINTS), default=0) < KILLED_AT:
+            shown = [log.read_text(errors="replace") for log in logs]
+            assert all(worker.poll() is None for worker in workers), shown
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.01)
     killed_at = max(steps_in(together / loop.CHECKPOINTS))
     assert killed_at < STEPS
     train_or_resume(together, Task(STEPS))
@@ -144,20 +152,9 @@ def test_a_process_makes_the_rows_that_its_devices_hold(tmp_path):
         ("tensor=6", [0, 1, 2, 3, 4, 5], (1, 1)),
     ]
     asked = json.dumps([mesh[:2] for mesh in meshes])
-    coordinator = f"localhost:{free_port()}"
-    logs = [tmp_path / f"{index}.log" for index in range(2)]
-    workers = []
-    try:
-        for index, log in enumerate(logs):
-            with log.open("wb") as file:
-                workers.append(start(MAKER, file, coordinator, index, asked, devices=3))
-        assert [worker.wait(timeout=100) for worker in workers] == [0, 0], [
-            log.read_text() for log in logs
-        ]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    with two_workers(MAKER, tmp_path, asked, devices=3) as (workers, logs):
+        codes = [worker.wait(timeout=100) for worker in workers]
+    assert codes == [0, 0], [log.read_text() for log in logs]
     for index, log in enumerate(logs):
         told = [json.loads(line) for line in log.read_text().splitlines()]
         wanted = [mesh for mesh in meshes for _ in ("buckets", "packed")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 from benchmarks.kill_resume import (
     ROOT,
@@ -29,17 +27,14 @@ from benchmarks.kill_resume import (
 )
 from jax_transformer import InputError
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import DigestingHandler, restore, steps_in
-from jax_transformer.runs.nonfinite import NONFINITE_FILE, read_nonfinite
+from jax_transformer.runs.checkpoints import DescribingHandler, restore, steps_in
+from jax_transformer.runs.loop import NONFINITE_FILE, read_nonfinite
 from jax_transformer.runs.signals import stop_requests
 from jax_transformer.runs.state import Position
 from jax_transformer.text.batches import make_batch
 from jax_transformer.text.plan import plan_epoch
 from tests.runs.conftest import STEPS
-
-
-def quiet():
-    return Console(file=io.StringIO(), soft_wrap=True)
+from tests.runs.runs import quiet
 
 
 def newest(directory):
@@ -145,9 +140,7 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     settings, training, held_out = tiny_task(Task(STEPS))
     config = dataclasses.replace(settings.training_config, evaluation_interval=10)
     settings = settings._replace(training_config=config)
-    bad = tuple(
-        Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5)
-    )  # steps 11 to 20
+    bad = tuple(Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5))  # 11 to 20
     poison(monkeypatch, bad, settings, training)
     run = loop.Run(tmp_path, settings)
     with pytest.raises(InputError, match=r"step 20: 10 steps in a row were not finite; .* skips"):
@@ -161,12 +154,11 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
     before = newest(tmp_path)
     assert before.progress.step == 10
     loop.train(dataclasses.replace(run, resumed=before), training, held_out, quiet())
-    progress, state, _ = newest(tmp_path).checkpoint
+    progress, state, _ = newest(tmp_path).read()
     assert progress.skipped == bad == read_nonfinite(tmp_path)
     assert (progress.step, progress.rejected) == (STEPS, 0)
     assert progress.next == Position(9, 0, 5)  # 10 steps of epochs 0 and 1, 30 from epoch 4 on
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
-    print(f"{len(bad)} poisoned batches: back to step 10, {len(progress.skipped)} skipped, finite")
 
 
 @pytest.mark.exhaustive
@@ -202,8 +194,6 @@ def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
     assert rates[0] == rates[1]
     assert max(rates[0].values()) == rates[0][edge]
     assert losses(tmp_path) == losses(unbroken)
-    difference = max(abs(rates[0][step] - rates[1][step]) for step in rates[0])
-    print(f"resumed at step {edge}, the end of the warm-up: learning rates differ by {difference}")
 
 
 @pytest.mark.exhaustive
@@ -231,7 +221,7 @@ def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(STEPS))
-    finalize, calls = DigestingHandler.finalize, []
+    finalize, calls = DescribingHandler.finalize, []
 
     def fails_at_the_third(self, directory):
         calls.append(time.monotonic())
@@ -239,7 +229,7 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         finalize(self, directory)
 
-    monkeypatch.setattr(DigestingHandler, "finalize", fails_at_the_third)
+    monkeypatch.setattr(DescribingHandler, "finalize", fails_at_the_third)
     with pytest.raises(InputError, match=r"could not be written .*No space .*; the ones before"):
         loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
     seconds = time.monotonic() - calls[2]

@@ -15,7 +15,7 @@ from benchmarks.attack.kills import in_child
 from jax_transformer.convert import to_huggingface, write_layout
 from jax_transformer.convert.huggingface import read_config
 from jax_transformer.convert.layouts import LAYOUTS
-from jax_transformer.runs.curves import draw_curves
+from jax_transformer.runs.evaluation import draw_curves
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.folder import staged
 from jax_transformer.storage.writing import replace_file

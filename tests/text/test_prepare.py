@@ -39,6 +39,7 @@ from jax_transformer.text.store import (
     read_entry,
     trained_tokenizer,
     with_known_facts,
+    without_duplicates,
 )
 from jax_transformer.tokenizers import LineError, to_text
 from tests.text.texts import FILTERS, TOKENIZER, contents, corpus, lines, quiet, task, write
@@ -244,7 +245,9 @@ def test_of_two_at_once_one_prepares_and_one_waits(
     def run():
         console = quiet()
         console.print = lambda line: (said.append(line), ready.set())
-        work = corpus_task(tmp_path, text, TOKENIZER, FILTERS, {}, drop_duplicates, console)
+        work = corpus_task(text, TOKENIZER, FILTERS, {}, drop_duplicates)
+        if drop_duplicates:
+            work = without_duplicates(tmp_path, work, console)
         corpora.append(prepared_corpus(tmp_path, work, console))
 
     monkeypatch.setattr(Text, "blocks", blocks)

@@ -27,24 +27,20 @@ from rich.console import Console
 from jax_transformer import generate
 from jax_transformer.commands import train
 from jax_transformer.kernels.dropout import dropout
+from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.state import RunSettings
-from jax_transformer.runtime.sharding import (
-    AXES,
-    AXIS_TYPES,
-    make_mesh,
-    replicated,
-    row_sharding,
-)
+from jax_transformer.runtime.sharding import AXES, AXIS_TYPES, make_mesh, replicated, row_sharding
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.mesh import fill_rows, sharded_batches, sharded_epoch
+from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.step import (
     init_state,
     sharded_init_state,
@@ -64,8 +60,9 @@ EIGHT = [
     if data * fsdp <= 8
 ]
 QUICK = "data=2,fsdp=1,tensor=2"
+LONG = ["data=8,fsdp=1,tensor=1", "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2"]
 FEWER = ["data=2,fsdp=1,tensor=1", "data=1,fsdp=2,tensor=2"]
-STEPS = 200
+STEPS, FEWER_STEPS = 200, 60  # on the meshes of LONG, and on others
 ROWS, PAIRS, LENGTH, VOCABULARY = 11, 43, 8, 40
 FLAGS = (
     f"--xla_force_host_platform_device_count=8 {QUICKLY} "
@@ -127,13 +124,13 @@ def losses_on(sizes, start, steps):
     return np.array(losses), len(batches[0].src)
 
 
-def compare_losses(meshes, steps):
+def compare_losses(meshes, steps, fewer_steps):
     """Return how far losses differ from those on one device: of the first step, and at worst."""
     start = jax.device_get(init_state(CONFIG, SETTINGS))
     one, rows = losses_on("data=1,fsdp=1,tensor=1", start, steps)
     found = {"one": {"rows": rows, "losses": [one[0], one[-1]]}}
     for sizes in meshes:
-        many, rows = losses_on(sizes, start, steps)
+        many, rows = losses_on(sizes, start, steps if sizes in LONG else fewer_steps)
         differences = np.abs(many / one[: len(many)] - 1)
         found[sizes] = {
             "rows": rows,
@@ -194,6 +191,38 @@ def compare_padding():
         "gradient": max(np.abs(a - b).max() for a, b in zip(*moments, strict=True)) / largest,
         "tokens": [int(one_metrics.target_tokens), int(many_metrics.target_tokens)],
     }
+
+
+def compare_parts():
+    """Return how far loss and gradient, with the loss in parts on eight devices, are from one's."""
+    encoded, found = corpus(), {}
+    params = jax.device_get(init_state(CONFIG, SETTINGS)).params
+
+    @partial(jax.jit, static_argnums=1)
+    def run(batch, execution):
+        def mean_loss(params):
+            total, count = batch_loss(params, batch, CONFIG, 0.1, execution=execution)
+            return total / count
+
+        return jax.value_and_grad(mean_loss)(params)
+
+    for batching in ("buckets", "packed"):
+        settings = dataclasses.replace(SETTINGS, batching=batching, pack_length=LENGTH)
+        plan = plan_epoch(encoded, settings, 0)[:1]
+        loss, gradient = run(make_batch(encoded, plan[0]), Execution())
+        largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient))
+        for sizes in ("data=8", "data=2,fsdp=4"):
+            mesh = make_mesh(sizes)
+            (spread,) = sharded_batches(mesh, encoded, fill_rows(plan, mesh, 1))
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                ours, many = run(spread, Execution(loss_parts=4))
+            leaves = zip(jax.tree.leaves(gradient), jax.tree.leaves(many), strict=True)
+            found[f"{batching} {sizes}"] = {
+                "rows": [plan[0].rows, len(spread.src)],
+                "loss": abs(ours / loss - 1),
+                "gradient": max(np.abs(a - np.asarray(b)).max() for a, b in leaves) / largest,
+            }
+    return found
 
 
 def compare_starts():
@@ -257,7 +286,7 @@ def compare_resumed(directory):
             again = loop._start(dataclasses.replace(run, resumed=saved, mesh=mesh))
             where = state_shardings(mesh, config, fixed)
             assert jax.tree.map(lambda leaf: leaf.sharding, again.state) == where
-            if not same_bits(again, saved.checkpoint):
+            if not same_bits(again, saved.read()):
                 unequal.append([steps, sizes, other])
     one, many = (read_metrics(directory / name / METRICS_FILE) for name in ("one", "many"))
     names = ("loss", "validation_loss")
@@ -320,9 +349,9 @@ def rematerialize():
 def main():
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}  # JAX has not looked at them yet
     if sys.argv[1] == QUICK:
-        print(json.dumps(compare_losses([QUICK], 20), default=float))
+        print(json.dumps(compare_losses([QUICK], 20, 20), default=float))
         return
-    report = {"losses": compare_losses((*FEWER, *EIGHT), STEPS)}
+    report = {"losses": compare_losses((*FEWER, *EIGHT), STEPS, FEWER_STEPS)}
     print(CONTROL, file=sys.stderr, flush=True)
     rematerialize()
     # From here on: what comes from a cache has no log.
@@ -330,6 +359,7 @@ def main():
     compilation_cache.reset_cache()
     report["masks"] = compare_masks()
     report["padding"] = compare_padding()
+    report["parts"] = compare_parts()
     report["starts"] = compare_starts()
     with tempfile.TemporaryDirectory() as directory:
         report["resumed"] = compare_resumed(Path(directory))
@@ -384,7 +414,7 @@ def test_losses_are_those_of_one_device(report):
     for sizes, found in losses.items():
         print(sizes, found)
         assert found["rows"] in (ROWS, 12, 16)
-        assert found["steps"] == 200
+        assert found["steps"] == (200 if sizes in LONG else 60)
         assert found["first"] <= 1e-6
         assert found["worst"] <= 1e-5
 
@@ -409,6 +439,15 @@ def test_padding_that_is_all_on_some_devices_changes_nothing(report):
     assert found["loss"] <= 1e-6
     assert found["gradient"] <= 1e-6
     assert found["tokens"][0] == found["tokens"][1] > 0
+
+
+@pytest.mark.exhaustive
+def test_the_loss_in_parts_of_rows_that_do_not_divide_is_that_of_one_device(report):
+    for figures in report["parts"].values():
+        print(figures)
+        assert figures["rows"][0] % 8 > 0 == figures["rows"][1] % 8
+        assert figures["loss"] <= 1e-6
+        assert figures["gradient"] <= 1e-6
 
 
 @pytest.mark.exhaustive

@@ -153,7 +153,7 @@ def test_microbatches_drop_each_its_own():
 
 
 # Ids of a source.
-NOT_FINITE = {"NaN loss": 3, "NaN gradient": 4, "infinite gradient": 5}
+NOT_FINITE = {"NaN loss": 3, "NaN gradient": 4, "infinite gradient": 5, "infinite square": 2}
 SPOILT_BY = NOT_FINITE | {"high loss": 6}
 
 
@@ -168,6 +168,7 @@ def spoilt_step():
         loss = jnp.where(has["NaN loss"], jnp.nan, loss * jnp.where(has["high loss"], 50, 1))
         added = jnp.where(has["infinite gradient"], jnp.inf, 0)
         added = jnp.where(has["NaN gradient"], jnp.nan, added)
+        added = jnp.where(has["infinite square"], 1e30, added)
         inner = gradients["decoder"]["layers_0"]["feed_forward"]["inner"]
         inner["bias"] = inner["bias"].at[1].add(added)
         return loss, gradients
@@ -180,7 +181,7 @@ def spoilt_step():
         return settings, make.lower(start(CONFIG, settings), batch()).compile()
 
 
-@pytest.mark.parametrize("bad", tiered(NOT_FINITE, quick=list(NOT_FINITE)[:1]))
+@pytest.mark.parametrize("bad", tiered(NOT_FINITE, quick=["NaN loss", "infinite square"]))
 def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad, spoilt_step):
     settings, make = spoilt_step
     good = [jax.tree.map(lambda ids: np.maximum(ids, 7), batch(seed)) for seed in range(3)]
@@ -270,21 +271,6 @@ def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
 
 
 @pytest.mark.exhaustive
-def test_a_seed_is_a_run():
-    def run(seed):
-        state = start(settings=dataclasses.replace(SETTINGS, seed=seed))
-        losses = []
-        for step in range(3):
-            state, metrics = train_step(state, batch(step), CONFIG, SETTINGS)
-            losses.append(metrics.loss)
-        return losses, state.params
-
-    first, again, other = run(seed=7), run(seed=7), run(seed=8)
-    assert leaves_equal(first, again)
-    assert not leaves_equal(first, other)
-
-
-@pytest.mark.exhaustive
 def test_every_step_drops_others():
     losses = set()
     for step in range(3):
@@ -298,24 +284,6 @@ def test_the_state_is_donated():
     state = start()
     train_step(state, batch(), CONFIG, SETTINGS)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("fresh_caches")
-def test_a_shape_is_compiled_once():
-    state, before = start(), train_step._cache_size()
-    for seed, length in enumerate([6, 5, 6, 5]):
-        state, _ = train_step(state, batch(seed, length=length), CONFIG, SETTINGS)
-    assert train_step._cache_size() - before == 2
-
-
-@pytest.mark.exhaustive
-def test_steps_learn_a_batch():
-    state, losses = start(NO_DROPOUT, PLAIN), []
-    for _ in range(60):
-        state, metrics = train_step(state, batch(), NO_DROPOUT, PLAIN)
-        losses.append(metrics.loss)
-    assert np.mean(losses[-5:]) < 0.3 * losses[0]
 
 
 @pytest.mark.exhaustive

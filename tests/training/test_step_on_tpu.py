@@ -7,12 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compiled import (
-    parse,
-    report,
-    scheduled,
-    wide_arrays,
-)
+from benchmarks.compiled import parse, report, scheduled, wide_arrays
 from jax_transformer.config import TransformerConfig
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
