@@ -60,7 +60,9 @@ class Origin:
             # The names become paths when the model is written as a Hugging Face folder.
             sound = name.isprintable() and name not in ("", ".", "..", CONFIG_FILE, WEIGHTS_FILE)
             if not sound or "/" in name or "\\" in name or name.endswith(WEIGHTS):
-                raise InputError(f"{ORIGIN_FILE}: {name[:60]!r} is no file to carry over")
+                raise InputError(
+                    f"{ORIGIN_FILE}: the name {name[:60]!r} is not that of a file to carry over"
+                )
         return origin
 
 

@@ -216,11 +216,11 @@ REFUSED = {
     ),
     "triangle's numbers": (
         f'{BUFFER}kind = "triangle"\nshape = [2, 2]\ndtype = "bool"\nvalues = [1]\n',
-        "buffer 1 ('p'): values=(1,) must be two numbers",
+        "values=(1,) must be two numbers - at `$.buffers[0]`",
     ),
     "range's type": (
         f'{BUFFER}kind = "range"\nshape = [2]\ndtype = "object"\nvalues = [0, 1]\n',
-        "buffer 1 ('p'): kind='range', dtype='object': a buffer is a range or a triangle of bool",
+        "kind='range', dtype='object': a buffer is a range or a triangle of bool",
     ),
     "range's shape": (
         f'{BUFFER}kind = "range"\nshape = [100000, 100000]\ndtype = "int8"\nvalues = [0, 1]\n',

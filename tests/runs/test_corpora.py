@@ -125,7 +125,7 @@ def test_the_text_of_another_run_is_refused_before_its_duplicates_are_searched(
 ):
     settings = settings._replace(drop_duplicates=True)
     corpora = read_corpora(settings, None, QUIET)
-    monkeypatch.setattr(prepared_store, "repeated_pairs", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(preparing, "repeated_pairs", lambda *_: pytest.fail("searched"))
     with pytest.raises(InputError, match="text's sha256="):
         encode_corpora(corpora, settings, QUIET, "0" * 64)
 

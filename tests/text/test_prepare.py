@@ -32,6 +32,7 @@ from jax_transformer.text.prepare import (
     corpus_folder,
     corpus_task,
     prepared_corpus,
+    without_duplicates,
 )
 from jax_transformer.text.store import (
     chosen_pairs,
@@ -39,7 +40,6 @@ from jax_transformer.text.store import (
     read_entry,
     trained_tokenizer,
     with_known_facts,
-    without_duplicates,
 )
 from jax_transformer.tokenizers import LineError, to_text
 from tests.text.texts import FILTERS, TOKENIZER, contents, corpus, lines, quiet, task, write
