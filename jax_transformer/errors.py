@@ -1,6 +1,16 @@
-"""The error a caller can mend, and values in its message."""
+"""What a caller can mend: input that cannot be used, and a missing library of an extra."""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
 
 LONGEST_LINE = 1000  # characters of a message
+# Module that is imported: the extra of pyproject.toml that installs it.
+TRAIN = ("orbax", "etils", "grain", "tokenizers", "sentencepiece", "sacrebleu", "rich")
+TRAIN += ("matplotlib", "yaml", "tomli_w")
+EXTRA_OF = dict.fromkeys(TRAIN, "train")
+EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}
+EXTRA_OF |= {"flatbuffers": "export"}
 
 
 class InputError(ValueError):
@@ -41,3 +51,25 @@ def one_line(message: str, most: int = 500) -> str:
     line = " ".join(message[: 4 * most].split())
     line = line if line.isprintable() else ascii(line)[1:-1]
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+@contextlib.contextmanager
+def extras_named(user: str) -> Iterator[None]:
+    """Say what to install where an import fails; `user` is what needs the library."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRA_OF:
+            raise
+        raise ModuleNotFoundError(
+            f"{user} needs {module}, which is not installed: "
+            f'pip install "jax-transformer[{EXTRA_OF[module]}]"',
+            name=module,
+        ) from error
+
+
+def check_installed(module: str) -> None:
+    """Refuse to start where a library is missing that is imported only later."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)

@@ -10,7 +10,7 @@ import jax
 import pytest
 import torch
 
-from jax_transformer.runtime import sealed_cache
+from jax_transformer.commands import sealed_cache
 from tests.compilation import QUICKLY
 
 CACHE = {

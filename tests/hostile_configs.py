@@ -27,13 +27,13 @@ import numpy as np
 from benchmarks.attack.worker import memory
 from jax_transformer import TransformerConfig, convert, porting
 from jax_transformer.commands.convert import read_source
+from jax_transformer.config.presets import PRESETS
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.layout_file import read_layout, write_layout
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
-from jax_transformer.presets import PRESETS
 from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import json_digest

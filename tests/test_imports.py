@@ -15,10 +15,8 @@ PACKAGE = Path(jax_transformer.__file__).parent
 # From the bottom to the top. A room may import from itself and from rooms of lower lines.
 ROOMS = (
     ("errors",),
-    ("extras",),
-    ("storage",),
-    ("presets",),
     ("config",),
+    ("storage",),
     ("runtime",),
     ("kernels",),
     ("model",),

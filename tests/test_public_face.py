@@ -179,7 +179,7 @@ def test_a_call_that_needs_an_extra_names_it(monkeypatch):
 
 WITHOUT_EXTRAS = """
 import pydoc, sys
-from jax_transformer.extras import EXTRA_OF
+from jax_transformer.errors import EXTRA_OF
 sys.modules |= dict.fromkeys({*EXTRA_OF} - {"rich", "yaml", "orbax", "etils"})  # flax has these
 import jax_transformer
 for name in {*jax_transformer.__all__} - {"load"}:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
+from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.declared import checked
 
 REQUIRED = inspect.Parameter.empty
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_transformer.commands.command_line import call
-from jax_transformer.errors import InputError, shorten
-from jax_transformer.extras import EXTRA_OF, extras_named
+from jax_transformer.errors import EXTRA_OF, InputError, extras_named, shorten
 from jax_transformer.runs.signals import interruptible
 from jax_transformer.runtime.host_memory import use_one_heap
 

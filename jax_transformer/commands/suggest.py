@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from jax_transformer.convert import from_torch, write_layout
-from jax_transformer.errors import InputError
-from jax_transformer.extras import check_installed
+from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.layouts import layouts_of
 from jax_transformer.porting.record import Record, read_record, snippet

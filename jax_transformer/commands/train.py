@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.commands.train_arguments import (
     NO_START,
     TEXT_SIZES,
@@ -28,8 +29,7 @@ from jax_transformer.commands.train_arguments import (
     read_start,
 )
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
-from jax_transformer.extras import check_installed
+from jax_transformer.errors import InputError, check_installed
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
@@ -39,7 +39,6 @@ from jax_transformer.runs.output import check_output, claimed
 from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
-from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.faults import check_path

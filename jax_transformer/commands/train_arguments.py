@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from jax_transformer.commands.command_line import Parser, described, show_help
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import check_mapping, checked_fields, declarations
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
 from jax_transformer.runs.corpora import Files, TextSettings
@@ -21,8 +22,7 @@ from jax_transformer.runs.model_settings import (
 )
 from jax_transformer.runs.run_model import read_initial_model
 from jax_transformer.runs.state import RunSettings, check_equal
-from jax_transformer.storage.declared import checked_fields, declarations
-from jax_transformer.storage.yaml_file import read_mapping
+from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer
@@ -298,7 +298,7 @@ def named_settings(argv: Sequence[str]) -> NamedSettings:
         (nested[part_of[name]] if name in part_of else nested)[name] = value
     by_flag, by_file = _checked(nested, "", text=True), NamedSettings({}, {}, {})
     if path := by_flag.run.get("config"):
-        by_file = _checked(read_mapping(path), f"{path}: ")
+        by_file = _checked(check_mapping(read_yaml(path), f"{path}: "), f"{path}: ")
     named = NamedSettings(*(file | flag for file, flag in zip(by_file, by_flag, strict=True)))
     if wants_help:
         show_help(_parser(named.arguments()))

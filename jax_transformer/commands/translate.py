@@ -14,10 +14,10 @@ import jax
 from rich.console import Console
 
 from jax_transformer import __version__
+from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.runtime.compilation_cache import keep_compilations
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream

@@ -6,8 +6,7 @@ from pathlib import Path
 from jax_transformer.commands.convert import file_config, is_checkpoint, read_source
 from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
-from jax_transformer.errors import InputError
-from jax_transformer.extras import check_installed
+from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.compare import Comparison, compare_record
 from jax_transformer.porting.html_report import check_report, write_report
 from jax_transformer.porting.layouts import get_layout

@@ -26,8 +26,7 @@ from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
 from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
-from jax_transformer.errors import InputError, shorten
-from jax_transformer.extras import extras_named
+from jax_transformer.errors import InputError, extras_named, shorten
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError

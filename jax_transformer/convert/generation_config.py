@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import checked
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.declared import checked
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Integer
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
+from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_length
-from jax_transformer.storage.declared import checked
 
 LARGEST_ALPHA = 10.0  # 6,000**10 is a float32, and its inverse too
 MOST_TOKENS = 2**30  # positions are int32

@@ -9,10 +9,10 @@ import numpy as np
 from etils import epath
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import checked_fields
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.storage.declared import checked_fields
 from jax_transformer.storage.reading import MAX_TOKENIZER, with_tuples
 from jax_transformer.tokenizers import Tokenizer, describe, from_description
 from jax_transformer.training.config import TrainingConfig

@@ -13,7 +13,6 @@ import yaml
 from msgspec import to_builtins
 
 from jax_transformer.errors import InputError, one_line, shorten
-from jax_transformer.storage.declared import check_mapping
 from jax_transformer.storage.reading import MAX_YAML, read_text
 
 LONGEST_NUMBER = 100  # characters
@@ -29,11 +28,6 @@ def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
         raise InputError(f"{path}: is not YAML (it is nested too deep)") from error
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: is not YAML ({one_line(str(error), 300)})") from error
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping from names in a YAML file."""
-    return check_mapping(read_yaml(path, "is not a YAML file of settings"), f"{path}: ")
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, no_type_check
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST
+from jax_transformer.config.declared import check_fields
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Remat
-from jax_transformer.storage.declared import check_fields
 
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0)]

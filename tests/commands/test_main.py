@@ -16,7 +16,7 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.extras import EXTRA_OF
+from jax_transformer.errors import EXTRA_OF
 from jax_transformer.runtime.topologies import ENVIRONMENT
 from tests.tiers import tiered
 
@@ -27,7 +27,7 @@ WITHOUT_EXTRAS = """
 import json, sys
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
-from jax_transformer.extras import EXTRA_OF
+from jax_transformer.errors import EXTRA_OF
 
 sys.modules.update(dict.fromkeys(EXTRA_OF))  # their import then fails, as where there are none
 cli.main(["--help"])

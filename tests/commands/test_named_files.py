@@ -21,7 +21,7 @@ from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest
 from jax_transformer.storage.weights.shards import read_weights
-from jax_transformer.storage.yaml_file import read_mapping
+from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.parallel_text import TextFiles, read_text
 from jax_transformer.text.prepare import open_folder
 from jax_transformer.text.store import with_known_facts
@@ -44,7 +44,7 @@ def unfinished_output(path):
 
 # By what a user calls it: the name of the file, and what reads it.
 READERS = {
-    "settings": ("settings.yaml", read_mapping),
+    "settings": ("settings.yaml", read_yaml),
     "settings of train": ("settings.yaml", lambda path: named_settings([f"--config={path}"])),
     "layout": ("layout.toml", read_layout),
     "config of convert": ("c.json", lambda path: file_config(Path("x.pt"), path, "reference")),

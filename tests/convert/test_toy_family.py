@@ -14,12 +14,12 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.commands import main as cli
+from jax_transformer.config.presets import PRESETS
 from jax_transformer.convert import Layout, Operation, Row, transpose
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import ACTIVATIONS, Family
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.presets import PRESETS
 from jax_transformer.storage import weights as files
 from jax_transformer.tokenizers import read_byte_pair, read_files
 from jax_transformer.tokenizers.readers.families import FamilyTokenizer

@@ -10,6 +10,8 @@ import pytest
 
 from jax_transformer import InputError, TransformerConfig, init_params
 from jax_transformer.config import LARGEST
+from jax_transformer.config.declared import declarations
+from jax_transformer.config.presets import PRESETS
 from jax_transformer.convert.table import flatten
 from jax_transformer.model.parameters import (
     PARAMETERS,
@@ -17,8 +19,6 @@ from jax_transformer.model.parameters import (
     parameter_shapes,
     parameters_of,
 )
-from jax_transformer.presets import PRESETS
-from jax_transformer.storage.declared import declarations
 
 SMALL = {
     "src_vocab_size": 17,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import checked, declarations
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.declared import checked, declarations
 
 if TYPE_CHECKING:
     from jax_transformer.tokenizers.readers.families import FamilyTokenizer

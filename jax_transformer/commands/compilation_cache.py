@@ -24,7 +24,7 @@ def keep_compilations() -> None:
         fault = "there is no home folder; set XDG_CACHE_HOME" if folder is None else _fault(folder)
         jax.config.update("jax_compilation_cache_dir", None if fault else str(folder))
     try:
-        from jax_transformer.runtime import sealed_cache
+        from jax_transformer.commands import sealed_cache
 
         sealed_cache.install()
     except (ImportError, AttributeError):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.storage.declared import checked, checked_fields
-from jax_transformer.storage.yaml_file import read_mapping, to_yaml
+from jax_transformer.config.declared import checked, checked_fields
+from jax_transformer.storage.yaml_file import read_yaml, to_yaml
 from jax_transformer.training.config import Count, TrainingConfig
 
 
@@ -23,7 +23,7 @@ class Settings:
 
 
 def read_settings(path, kind=Settings):
-    return kind(**checked_fields(kind, read_mapping(path), f"{path}: "))
+    return kind(**checked_fields(kind, read_yaml(path), f"{path}: "))
 
 
 def test_settings_come_back_from_their_file(tmp_path):
@@ -97,5 +97,5 @@ def test_what_cannot_be_meant_is_refused(tmp_path, text, message):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"none.yaml is not a YAML file of settings .*No such"):
+    with pytest.raises(InputError, match=r"none.yaml is not a YAML file .*No such"):
         read_settings(tmp_path / "none.yaml", Settings)

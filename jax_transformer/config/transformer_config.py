@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, no_type_check
 
 from msgspec import Meta
 
+from jax_transformer.config.declared import check_fields, check_name, checked, declarations
+from jax_transformer.config.presets import PRESETS
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.presets import PRESETS
-from jax_transformer.storage.declared import check_fields, check_name, checked, declarations
 
 LARGEST = 2**31 - 1  # of a whole number: lengths, ids and positions are int32 on a device
 MOST_LAYERS = 10_000  # of a stack; the deepest published models have 1,000

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer.runtime.compilation_cache import keep_compilations
-from jax_transformer.runtime.sealed_cache import SealedCache
+from jax_transformer.commands.compilation_cache import keep_compilations
+from jax_transformer.commands.sealed_cache import SealedCache
 from jax_transformer.storage.user_cache import user_cache
 
 KEY, PROGRAM = "jit_step-0123", np.random.default_rng(0).bytes(5_000)
@@ -137,8 +137,8 @@ def test_a_cache_that_is_no_absolute_path_is_ignored(monkeypatch, tmp_path, valu
 
 
 def test_with_another_jax_nothing_is_kept(folder, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "jax_transformer.runtime.sealed_cache")
-    monkeypatch.delattr("jax_transformer.runtime.sealed_cache")
+    monkeypatch.delitem(sys.modules, "jax_transformer.commands.sealed_cache")
+    monkeypatch.delattr("jax_transformer.commands.sealed_cache")
     monkeypatch.setitem(sys.modules, "jax._src.lru_cache", None)
     keep_compilations()
     assert jax.config.jax_compilation_cache_dir is None
