@@ -2,7 +2,7 @@
 
 from jax_transformer.decoding.cache import Cache, decode_step, init_cache, select_hypotheses
 from jax_transformer.decoding.generation import generate
-from jax_transformer.decoding.generation_config import GenerationConfig, check_generates
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import Hypotheses
 from jax_transformer.decoding.scoring import cross_attention_weights, score
 
@@ -10,7 +10,6 @@ __all__ = [
     "Cache",
     "GenerationConfig",
     "Hypotheses",
-    "check_generates",
     "cross_attention_weights",
     "decode_step",
     "generate",

@@ -15,7 +15,6 @@ from jax_transformer.decoding.generation_config import (
     EarlyStopping,
     GenerationConfig,
     Scalar,
-    check_generates,
 )
 from jax_transformer.decoding.greedy import greedy_search
 from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty
@@ -27,6 +26,7 @@ from jax_transformer.kernels.panels import arrange_for_steps, use_panels
 from jax_transformer.model import functional
 from jax_transformer.model.checks import (
     check_execution,
+    check_generates,
     check_id_batch,
     check_inputs,
     check_mask,

@@ -13,7 +13,7 @@ from msgspec import Meta
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_length
+from jax_transformer.model.checks import check_generates, check_length
 
 LARGEST_ALPHA = 10.0  # 6,000**10 is a float32, and its inverse too
 MOST_TOKENS = 2**30  # positions are int32
@@ -163,13 +163,6 @@ MODEL_OPTIONS = tuple(
     for option in fields(GenerationConfig)
     if option.name not in ("temperature", "top_k", "top_p")
 )
-
-
-def check_generates(config: TransformerConfig) -> None:
-    """Refuse a model without token embeddings or without an output projection."""
-    for name in ("token_embeddings", "output_projection"):
-        if getattr(config, name) == "none":
-            raise InputError(f"{name}='none': a model needs them to turn text into text")
 
 
 def _checked(option: Field, value: Any) -> Any:

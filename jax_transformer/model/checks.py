@@ -297,6 +297,13 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
         )
 
 
+def check_generates(config: TransformerConfig) -> None:
+    """Refuse a model without token embeddings or without an output projection."""
+    for name in ("token_embeddings", "output_projection"):
+        if getattr(config, name) == "none":
+            raise InputError(f"{name}='none': a model needs them to turn text into text")
+
+
 def check_config(config: Any) -> None:
     """Refuse what is not a `TransformerConfig`, whose fields are checked where it is made."""
     if not isinstance(config, TransformerConfig):

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding import check_generates
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_generates
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer
 from jax_transformer.tokenizers.readers.library import MOST_IDS
 
