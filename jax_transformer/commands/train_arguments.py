@@ -116,8 +116,8 @@ class Arguments:
             already.
         preset: The described implementation to train. It gives the fields of the model that are not
             named; sizes that it leaves open are those of the task. Only the presets of Hugging Face
-            families can be written as Hugging Face folders later, which CTranslate2 reads too:
-            marian, for example, and not the default. None with --init.
+            families can be written as Hugging Face folders later: marian, for example, and not the
+            default. None with --init.
         vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
             --init, the number of ids of the source's tokenizer.
         model: Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come
