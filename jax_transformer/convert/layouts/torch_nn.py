@@ -123,8 +123,10 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
 
     if type(module) is nn.Transformer:
         stacks = {"encoder": module.encoder, "decoder": module.decoder}
-    elif type(module) in (nn.TransformerEncoder, nn.TransformerDecoder):
-        stacks = {type(module).__name__.removeprefix("Transformer").lower(): module}
+    elif type(module) is nn.TransformerEncoder:
+        stacks = {"encoder": module}
+    elif type(module) is nn.TransformerDecoder:
+        stacks = {"decoder": module}
     else:
         raise InputError(_wrong_class(module))
     agreed: dict[str, Any] = {"num_encoder_layers": 1, "num_decoder_layers": 1}
