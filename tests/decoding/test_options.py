@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, generate
-from jax_transformer.decoding import GenerationConfig, check_generates, generation
+from jax_transformer.decoding import GenerationConfig, generation
+from jax_transformer.model.checks import check_generates
 from tests.decoding.plain import quick_generate, random_model
 from tests.decoding.reversing import sources
 from tests.models import SOURCE_LENGTH, random_params, random_tokens, small_config, unchecked

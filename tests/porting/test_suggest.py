@@ -15,7 +15,7 @@ from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
 from tests.porting.foreign_models import MODELS
 from tests.porting.renamed import KINDS, recorded, renamed
-from tests.tiers import tiered
+from tests.tiers import tiered, tiered_rows
 
 # Models whose answers are found from logits alone in a few seconds.
 LOGITS_ALONE = ("fused_columns", "clones", "wrapped")
@@ -199,10 +199,11 @@ def test_the_least_sure_question_decides_how_sure_a_tensor_is():
 
 # The layers of `kernels` are raw parameters in one module: names alone tell their vectors apart.
 STRUCTURED = [name for name in MODELS if name != "kernels"]
+# One kind of names for each model; `benchmarks.porting --names` tries all of each.
+RENAMED = [(name, KINDS[place % len(KINDS)]) for place, name in enumerate(STRUCTURED)]
 
 
-@pytest.mark.parametrize("kind", tiered(KINDS, ["misleading"]))
-@pytest.mark.parametrize("name", tiered(STRUCTURED, ["letters"]))
+@pytest.mark.parametrize(("name", "kind"), tiered_rows(RENAMED, lambda name, _: name == "letters"))
 def test_names_decide_nothing(name, kind):
     weights, record = renamed(name, kind)
     suggest(weights)  # is not refused
