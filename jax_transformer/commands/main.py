@@ -74,7 +74,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise InputError(
                 f"{shown} has {len(argument):,} characters; at most {LONGEST_ARGUMENT:,} are read"
             )
-        if not argument.isprintable() and any("\ud800" <= one <= "\udfff" for one in argument):
+        if not argument.isprintable() and any(
+            "\ud800" <= character <= "\udfff" for character in argument
+        ):
             raise InputError(f"{shown} is not UTF-8; rename the file that it names")
 
 

@@ -22,10 +22,10 @@ def prepare(*argv: str) -> None:
     if {"-h", "--help"} & set(argv):
         print(HELP)
         return
-    given = [argument for argument in argv if argument != DRY_RUN]
+    others = [argument for argument in argv if argument != DRY_RUN]
     # The report alone goes to standard output.
     console = Console(markup=False, highlight=False, soft_wrap=True, file=sys.stderr)
-    named = named_settings(given)
+    named = named_settings(others)
     start = read_start(named.arguments())
     arguments = named.arguments(start)
     check_start(arguments, start)

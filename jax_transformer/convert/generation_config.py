@@ -105,7 +105,7 @@ def generation_options(
     if hypotheses > beams:
         raise read.refusal("num_return_sequences", f"must be at most num_beams={beams}")
     penalty = read.value("repetition_penalty", Annotated[float, Meta(gt=0)], 1.0)
-    found = {
+    options = {
         "beam_size": beams,
         "num_hypotheses": hypotheses,
         "length_penalty": read.value("length_penalty", float, 1.0),
@@ -129,7 +129,7 @@ def generation_options(
     defaults = {option.name: option.default for option in dataclasses.fields(GenerationConfig)}
     # Without a length penalty, transformers has another default than this library.
     defaults["length_penalty"] = None
-    return {name: value for name, value in found.items() if value != defaults[name]}
+    return {name: value for name, value in options.items() if value != defaults[name]}
 
 
 class _Reader:

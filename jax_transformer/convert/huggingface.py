@@ -101,8 +101,8 @@ def load_folder(
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
     config, generation = languages.generating(config, generation, tokenizer, str(folder))
-    found, params = from_huggingface(folder)  # the weights decide a part of the config
-    return dataclasses.replace(found, bos_id=config.bos_id), params, tokenizer, generation
+    loaded, params = from_huggingface(folder)  # the weights decide a part of the config
+    return dataclasses.replace(loaded, bos_id=config.bos_id), params, tokenizer, generation
 
 
 def load_tokenizer(
@@ -128,10 +128,10 @@ def load_tokenizer(
     config = config_from_json(family, values)
     tokenizer = family.tokenizer_files.read(folder, config)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
-        found, wanted = getattr(tokenizer, name), getattr(config, name)
-        if found != wanted:
+        size, wanted = getattr(tokenizer, name), getattr(config, name)
+        if size != wanted:
             raise InputError(
-                f"{folder}: the tokenizer has {name}={found}, but config.json says {wanted}; use "
+                f"{folder}: the tokenizer has {name}={size}, but config.json says {wanted}; use "
                 "the tokenizer that the model was trained with"
             )
     if tokenizer.languages is not None and target_lang is None:

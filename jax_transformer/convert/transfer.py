@@ -57,11 +57,11 @@ def check_config(
     Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
     another.
     """
-    own, explicit = config.to_dict(), config.explicit()
+    now, explicit = config.to_dict(), config.explicit()
     differing = [
-        f"{name}={own.get(name, 'no such field')!r} (saved: {value!r})"
+        f"{name}={now.get(name, 'no such field')!r} (saved: {value!r})"
         for name, value in saved.items()
-        if name not in FREE_FIELDS and (name not in own or value not in (own[name], explicit[name]))
+        if name not in FREE_FIELDS and (name not in now or value not in (now[name], explicit[name]))
     ]
     if differing:
         raise ConfigMismatch(f"the config does not match {origin}: {'; '.join(differing)}")
@@ -185,13 +185,13 @@ def to_tensors(
     """
     check = _Check(Report(layout.name), dtype, allow_nonfinite)
     report = check.report
-    given = flatten(params)
-    config = _within(config, layout, given, "parameters", report)
+    leaves = flatten(params)
+    config = _within(config, layout, leaves, "parameters", report)
     pairs = expand(layout, config)
     shapes = parameter_shapes(config, layout.scope)
-    add_names(report, "missing", [path for path in shapes if path not in given], given)
-    add_names(report, "unexpected", [path for path in given if path not in shapes], shapes)
-    arrays = {p: check(p, given[p], shape) for p, shape in shapes.items() if p in given}
+    add_names(report, "missing", [path for path in shapes if path not in leaves], leaves)
+    add_names(report, "unexpected", [path for path in leaves if path not in shapes], shapes)
+    arrays = {p: check(p, leaves[p], shape) for p, shape in shapes.items() if p in leaves}
     for pair in pairs:
         parts = [arrays[path] for path in pair.paths if arrays.get(path) is not None]
         kinds = {str(part.dtype) for part in parts}
@@ -302,8 +302,8 @@ class _Check:
         for begin, rows in () if self.allow_nonfinite else pieces(array):
             finite = np.isfinite(rows)
             if not finite.all():
-                first, *rest = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
-                return (begin + int(first), *map(int, rest))[: array.ndim]
+                first, *others = np.unravel_index(np.argmin(finite), finite.shape) or (0,)
+                return (begin + int(first), *map(int, others))[: array.ndim]
         return None
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray | None:
@@ -388,7 +388,7 @@ def _compare_computed(
     buffer: Buffer, value: object, config: TransformerConfig, report: Report
 ) -> None:
     try:
-        found = as_numpy(value)
+        stored = as_numpy(value)
     except InputError as error:
         report.add("wrong dtype", buffer.foreign, str(error))
         return
@@ -396,21 +396,21 @@ def _compare_computed(
     # known without computing, one row too many shows it.
     expected = _claimed_shape(buffer, config)
     if expected is None:
-        rows = min(config.max_length, 1 + max(found.shape, default=0))
+        rows = min(config.max_length, 1 + max(stored.shape, default=0))
         config = dataclasses.replace(config, max_length=rows)
         expected = buffer.value(config).shape
-    if found.shape != expected:
-        detail = f"{list(found.shape)}, expected {list(expected)}"
+    if stored.shape != expected:
+        detail = f"{list(stored.shape)}, expected {list(expected)}"
         report.add("wrong shape", buffer.foreign, detail)
         return
-    if found.dtype.name not in FLOATS and found.dtype.kind not in "iub":
-        report.add("wrong dtype", buffer.foreign, f"{found.dtype}, expected real numbers")
+    if stored.dtype.name not in FLOATS and stored.dtype.kind not in "iub":
+        report.add("wrong dtype", buffer.foreign, f"{stored.dtype}, expected real numbers")
         return
-    exact, computed = found.astype(np.float64), buffer.value(config).astype(np.float64)
+    exact, computed = stored.astype(np.float64), buffer.value(config).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, as in a mask
         error = np.abs(np.where(exact == computed, 0, exact - computed))
     index = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-    if error[index] <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(found.dtype.name, 0):
+    if error[index] <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(stored.dtype.name, 0):
         report.add("computed", buffer.foreign, f"agrees within {error[index]:.2g}")
         return
     detail = f"is {exact[index]:.6g} at {[*map(int, index)]}, computed {computed[index]:.6g}"

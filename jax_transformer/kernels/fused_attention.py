@@ -177,8 +177,8 @@ def cudnn_attention(
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     causal = isinstance(mask, SegmentMask) and mask.causal
     if causal:
-        rest = dataclasses.replace(mask, causal=False)
-        even_mask = None if mask.keys is None else rest.dense(length, key.shape[2])
+        segments = dataclasses.replace(mask, causal=False)
+        even_mask = None if mask.keys is None else segments.dense(length, key.shape[2])
     if even_mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
         even_mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
     if even_mask is not None:

@@ -89,10 +89,10 @@ def check_key(name: str, key: Any) -> None:
         old_style = jax.eval_shape(jax.random.PRNGKey, 0)
         if (key.shape, key.dtype) == (old_style.shape, old_style.dtype):
             return
-        found = f"of dtype {key.dtype} and shape {key.shape}"
+        kind = f"of dtype {key.dtype} and shape {key.shape}"
     else:
-        found = f"of type {type(key).__qualname__}"
-    raise InputError(f"{name} {found} must be one random key, as jax.random.key(0) makes it")
+        kind = f"of type {type(key).__qualname__}"
+    raise InputError(f"{name} {kind} must be one random key, as jax.random.key(0) makes it")
 
 
 def check_whole_number(name: str, value: Any, least: int | None = None) -> None:

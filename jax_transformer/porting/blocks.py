@@ -102,11 +102,11 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     first: tuple[Unit, ...] = ()
     # Without the network: it was the query and output of a wide attention.
     for known in (network, None) if network else (None,):
-        groups, rest = _find(units, width, known)
+        groups, unplaced = _find(units, width, known)
         networks = sum(not group.is_attention for group in groups)
-        if not rest and networks == 1 and len(groups) in (2, 3):
+        if not unplaced and networks == 1 and len(groups) in (2, 3):
             return tuple(groups)
-        first = first or rest
+        first = first or unplaced
     shown = ", ".join(f"{unit.matrix} {list(unit.shape)}" for unit in (first or units)[:6])
     raise InputError(
         f"{len(first or units)} products of a layer do not form one feed-forward network and one "
@@ -124,8 +124,8 @@ def _find(
         return group if group and (network is None or group.is_attention) else None
 
     known = network.units if network else ()
-    groups, rest = _walk("", tuple(unit for unit in units if unit not in known), form)
-    return [*groups, *([network] if network else [])], rest
+    groups, unplaced = _walk("", tuple(unit for unit in units if unit not in known), form)
+    return [*groups, *([network] if network else [])], unplaced
 
 
 def _rectangular_network(units: Sequence[Unit], width: int) -> Group | None:
@@ -146,19 +146,19 @@ def _walk(before: str, units: tuple[Unit, ...], form: Form) -> tuple[list[Group]
     for unit in units:
         parts.setdefault(unit.matrix[len(before) :].partition(".")[0], []).append(unit)
     groups: list[Group] = []
-    rest: tuple[Unit, ...] = ()
+    unplaced: tuple[Unit, ...] = ()
     for part, members in parts.items():
         inside = f"{before}{part}."
         if len(members) > 1 and all(unit.matrix.startswith(inside) for unit in members):
-            found, left = _walk(inside, tuple(members), form)
-            groups += found
-            rest += left
+            inner, left = _walk(inside, tuple(members), form)
+            groups += inner
+            unplaced += left
         else:
-            rest += tuple(members)
-    if whole := form(rest):
+            unplaced += tuple(members)
+    if whole := form(unplaced):
         return [*groups, whole], ()
-    split, rest = _split(rest, form) if len(rest) > 2 else ([], rest)
-    return [*groups, *split], rest
+    split, unplaced = _split(unplaced, form) if len(unplaced) > 2 else ([], unplaced)
+    return [*groups, *split], unplaced
 
 
 def classify(units: Sequence[Unit], width: int) -> Group | None:
@@ -228,8 +228,8 @@ def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit
     formed = {stem: form(members) for stem, members in alike.items()}
     groups = [group for group in formed.values() if group]
     left = tuple(unit for unit in units if not formed[_stem(unit)])
-    if len(left) <= MOST_FREE and (found := _partition(left, form)) is not None:
-        return [*groups, *found], ()
+    if len(left) <= MOST_FREE and (parts := _partition(left, form)) is not None:
+        return [*groups, *parts], ()
     return groups, left
 
 
@@ -241,9 +241,9 @@ def _partition(units: tuple[Unit, ...], form: Form) -> list[Group] | None:
     for size in (4, 2, 3):
         for members in itertools.combinations(others, size - 1):
             if group := form((first, *members)):
-                rest = tuple(unit for unit in others if unit not in members)
-                if (found := _partition(rest, form)) is not None:
-                    return [group, *found]
+                unplaced = tuple(unit for unit in others if unit not in members)
+                if (parts := _partition(unplaced, form)) is not None:
+                    return [group, *parts]
     return None
 
 
@@ -265,18 +265,18 @@ def matrix_shape(unit: Unit, width: int) -> Shape | None:
 
 def vote(unit: Unit, yes: Iterable[str], no: Iterable[str]) -> int:
     """Return how many words of a unit's name are in the first set, less those in the second."""
-    found = words(unit.name)
-    return sum(word in set(yes) for word in found) - sum(word in set(no) for word in found)
+    spoken = words(unit.name)
+    return sum(word in set(yes) for word in spoken) - sum(word in set(no) for word in spoken)
 
 
 def _role(unit: Unit, roles: Sequence[str]) -> str:
     """Return the role that a name says, of some, or ""."""
     for part in reversed(unit.matrix.split(".")):
         spoken = {*words(part), "".join(words(part))}
-        found = {role for role in roles if spoken & ROLE_WORDS.get(role, set())}
-        found = found - {"output"} or found
-        if len(found) == 1:
-            return found.pop()
+        matching = {role for role in roles if spoken & ROLE_WORDS.get(role, set())}
+        matching = matching - {"output"} or matching
+        if len(matching) == 1:
+            return matching.pop()
     return ""
 
 

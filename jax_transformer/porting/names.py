@@ -113,13 +113,13 @@ def find_stacks(shapes: Mapping[str, Shape]) -> tuple[Stack, ...]:
     # model holds both stacks.
     candidates = sorted(repeated, key=lambda item: len(item[0]))
     candidates += sorted(single, key=lambda item: -len(item[0]))
-    found: list[Stack] = []
+    stacks: list[Stack] = []
     for before, layers in candidates:
-        inside = any(before.startswith(stack.before) for stack in found)
-        around = any(stack.before.startswith(before) for stack in found)
+        inside = any(before.startswith(stack.before) for stack in stacks)
+        around = any(stack.before.startswith(before) for stack in stacks)
         if not inside and not around and (stack := _as_stack(before, layers)):
-            found.append(stack)
-    return tuple(sorted(found, key=lambda stack: natural_key(stack.before)))
+            stacks.append(stack)
+    return tuple(sorted(stacks, key=lambda stack: natural_key(stack.before)))
 
 
 def _as_stack(before: str, layers: Mapping[int, Mapping[str, Shape]]) -> Stack | None:

@@ -138,7 +138,7 @@ def foreign_modules(
         if not isinstance(buffer.value, FixedBuffer)
     ]
     indices = {name: index for index, name in enumerate(order)}
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     taken = set()
     # A module that is a whole layer or stack is compared as that, not as its last block.
     for place in sorted(order, key=lambda place: (not _is_layer(place), "." in place)):
@@ -150,10 +150,10 @@ def foreign_modules(
                 later = any(indices.get(tensor.place, 0) > indices[place] for tensor in inside)
                 if module in recorded and not later:
                     if module not in taken:
-                        found.setdefault(place, []).append(module)
+                        modules.setdefault(place, []).append(module)
                         taken.add(module)
                     break
-    return found
+    return modules
 
 
 def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:

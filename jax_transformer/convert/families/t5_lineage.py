@@ -152,15 +152,15 @@ def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
         Row(f"{stack}.block.{{i}}.{bias}", f"{path}/relative_attention_bias/embedding"),
         Row(f"{stack}.final_layer_norm.weight", f"{stack}/norm/scale"),
     ]
-    for number, (own, name) in enumerate(attentions.items()):
+    for number, (block, name) in enumerate(attentions.items()):
         for projection in ("query", "key", "value", "output"):
             tensor = f"{foreign}.{number}.{name}.{projection[0]}.weight"
-            rows.append(Row(tensor, f"{path}/{own}/{projection}/kernel", transpose))
+            rows.append(Row(tensor, f"{path}/{block}/{projection}/kernel", transpose))
         rows.append(
-            Row(f"{foreign}.{number}.layer_norm.weight", f"{path}/{own}_residual/norm/scale")
+            Row(f"{foreign}.{number}.layer_norm.weight", f"{path}/{block}_residual/norm/scale")
         )
     foreign, path = f"{foreign}.{len(attentions)}", f"{path}/feed_forward"
-    for name, own, gated in (
+    for name, block, gated in (
         ("wi", "inner", False),
         ("wi_0", "gate", True),
         ("wi_1", "inner", True),
@@ -168,5 +168,5 @@ def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
     ):
         when = None if gated is None else ("gated_feed_forward", gated)
         tensor = f"{foreign}.DenseReluDense.{name}.weight"
-        rows.append(Row(tensor, f"{path}/{own}/kernel", transpose, when=when))
+        rows.append(Row(tensor, f"{path}/{block}/kernel", transpose, when=when))
     return [*rows, Row(f"{foreign}.layer_norm.weight", f"{path}_residual/norm/scale")]

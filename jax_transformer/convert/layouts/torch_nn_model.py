@@ -96,7 +96,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     parts = _parts(module, prefix)
     tables, positions = _tables(parts, d_model)
     head = _head(parts, tables, d_model)
-    found, token_rows = _tokens(parts, tables, head)
+    token_fields, token_rows = _tokens(parts, tables, head)
     learned, position_rows = _learned_positions(positions, d_model, fields)
     rows = (*transformer(prefix).rows, *token_rows, *position_rows)
     used = {row.foreign for row in rows}
@@ -112,7 +112,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
             f"the module has {computed['positions']!r} positions beside the learned ones of "
             f"{positions[0].names[0]}; the model has one kind"
         )
-    config = _config(body_fields, found | {"positions": "none"} | learned | computed, fields)
+    config = _config(body_fields, token_fields | {"positions": "none"} | learned | computed, fields)
     layout = Layout(type(module).__name__, rows, tuple(buffers))
     return ModuleDescription(config, _with_copies(module, layout, config))
 
@@ -228,15 +228,15 @@ def _tokens(
     rows = [
         Row(part.names[0], f"{name}/embedding") for part, name in zip(tables, names, strict=False)
     ]
-    found: dict[str, Any] = {"token_embeddings": ("none", "shared", "separate")[len(tables)]}
+    fields: dict[str, Any] = {"token_embeddings": ("none", "shared", "separate")[len(tables)]}
     sizes = [len(part.tensor) for part in tables or [head] if part]
     if sizes:
-        found |= {"src_vocab_size": sizes[0], "tgt_vocab_size": sizes[-1]}
+        fields |= {"src_vocab_size": sizes[0], "tgt_vocab_size": sizes[-1]}
     padding = {getattr(owner, "padding_idx", None) for part in tables for owner in part.owners}
     if len(padding - {None}) == 1:
-        found["pad_id"] = (padding - {None}).pop()
+        fields["pad_id"] = (padding - {None}).pop()
     if head is None:
-        return found | {"output_projection": "none", "output_bias": False}, rows
+        return fields | {"output_projection": "none", "output_bias": False}, rows
     tied = any(part is head for part in tables)
     if tied and head is not tables[-1]:
         raise InputError(f"{head.names[0]} of the source is tied to the head, not the target's")
@@ -250,8 +250,11 @@ def _tokens(
     bias = head.owner(nn.Linear).bias
     names = (part.names[0] for part in parts if part.tensor is bias)
     rows += [Row(name, "output_projection/bias") for name in names]
-    found |= {"output_projection": "tied" if tied else "linear", "output_bias": bias is not None}
-    return found, rows
+    fields |= {
+        "output_projection": "tied" if tied else "linear",
+        "output_bias": bias is not None,
+    }
+    return fields, rows
 
 
 def _axes(shape: tuple[int, ...], d_model: int) -> tuple[int | str, ...] | None:
@@ -319,8 +322,8 @@ def _buffers(
     if len(kinds) > 1:
         named = ", ".join(f"{name} holds {kind!r}" for kind, name in kinds.items())
         raise InputError(f"{named}; the model has one kind of positions")
-    found = {"positions": next(iter(kinds)), "max_length": min(lengths)} if kinds else {}
-    return found, buffers
+    computed_fields = {"positions": next(iter(kinds)), "max_length": min(lengths)} if kinds else {}
+    return computed_fields, buffers
 
 
 def _constant(array: np.ndarray) -> Callable[[TransformerConfig], np.ndarray]:
@@ -355,11 +358,11 @@ def _sinusoid(array: np.ndarray, axes: tuple[int | str, ...], d_model: int) -> s
 
 
 def _config(
-    body: Mapping[str, Any], found: Mapping[str, Any], fields: Mapping[str, Any]
+    body: Mapping[str, Any], module_fields: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> TransformerConfig:
     """Return the config of a body and the parts around it, with the fields of the caller."""
     around = ("embedding_scale", "embedding_dropout")  # of the body alone, "none"
-    known = {**body, **{name: getattr(TransformerConfig, name) for name in around}, **found}
+    known = {**body, **{name: getattr(TransformerConfig, name) for name in around}, **module_fields}
     positions = known["positions"]
     free = {*UNTOLD} - ({"max_length"} if positions == "learned" else set())
     # What `forward` may do or leave undone, whatever parts the module has.

@@ -50,14 +50,14 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
         if not os.path.lexists(folder / shard):
             raise WeightFileError(f"{folder / first}: the shard {shard} is missing; fetch it again")
     for shard, names in shards.items():
-        found = formats.read(folder / shard)
+        tensors_of_shard = formats.read(folder / shard)
         for differing, fault in (
-            (names - found.keys(), "is in the index, but not in this shard"),
-            (found.keys() - names, "is not of this shard, by the index"),
+            (names - tensors_of_shard.keys(), "is in the index, but not in this shard"),
+            (tensors_of_shard.keys() - names, "is not of this shard, by the index"),
         ):
             if differing:
                 raise WeightFileError(f"{folder / shard}: {shorten(min(differing))} {fault}")
-        tensors.update(found)
+        tensors.update(tensors_of_shard)
     return tensors
 
 

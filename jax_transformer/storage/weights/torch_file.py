@@ -216,14 +216,14 @@ def _state_dict(path: Path, loaded: object, key: str | None) -> dict[Any, Any]:
     """Return the saved dict of tensors, or the dict under `key`."""
     if not isinstance(loaded, dict):
         raise WeightFileError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors")
-    found = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in loaded.items())
+    names = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in loaded.items())
     if key is not None:
         if not isinstance(loaded.get(key), dict):
-            raise WeightFileError(f"{path} has no dict under key={key!r}; it holds {found[:500]}")
+            raise WeightFileError(f"{path} has no dict under key={key!r}; it holds {names[:500]}")
         return _state_dict(path, loaded[key], None)
     if not all(type(value).__name__ in ("Tensor", "Parameter") for value in loaded.values()):
         raise WeightFileError(
-            f"{path} holds more than tensors: {found[:500]}; name the state_dict among them by key="
+            f"{path} holds more than tensors: {names[:500]}; name the state_dict among them by key="
         )
     return loaded
 
