@@ -196,7 +196,6 @@ def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
     assert losses(tmp_path) == losses(unbroken)
 
 
-@pytest.mark.exhaustive
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(400))
     config = dataclasses.replace(settings.training_config, patience=3)

@@ -116,6 +116,8 @@ def test_batches_and_their_members_are_shuffled(encoded):
     lengths = [planned.length for planned in plan]
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
     assert any(planned.members.tolist() != sorted(planned.members) for planned in plan)
+    later = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=1)
+    assert lengths != [planned.length for planned in later]  # each epoch has another order
 
 
 def test_few_shapes_serve_every_epoch(encoded):
