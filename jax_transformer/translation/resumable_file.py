@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -97,6 +98,10 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError(
             f"{part}: is in the way, and not an unfinished output, because {state.name} is "
             "missing; move it, or name another output"
+        )
+    if has_state and not stat.S_ISREG(os.lstat(state).st_mode):
+        raise InputError(
+            f"{state}: is in the way, and not a regular file; move it, or name another output"
         )
     if has_state and not has_part:  # of a process that was killed at its end, or a user's file
         _read_state(state, "is in the way", "move it, or name another output")

@@ -105,6 +105,17 @@ def test_what_has_the_name_of_a_state_and_is_none_is_kept(path, make, options):
         path.write_text("finished\n")
 
 
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("a")])
+def test_a_file_of_the_user_beside_what_is_no_state_is_kept(path, make, options):
+    part = Path(f"{path}.part")
+    part.write_text("of the user\n")
+    make(Path(f"{path}.part.json"))
+    with pytest.raises(InputError, match=r"output\.part\.json: is in the way"):
+        write(path, **options)
+    assert part.read_text() == "of the user\n"
+
+
 @pytest.mark.parametrize("name", ["output", "output.part", "output.part.json", "link"])
 def test_an_input_that_would_be_written_is_refused(path, name):
     source = path.with_name(name)
