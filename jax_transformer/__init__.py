@@ -27,6 +27,7 @@ Training:
 
 Models on disk, and errors:
 
+    Translator               text to text: a trained model as a function of strings
     load                     a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
     InputError               what cannot be used, and the remedy, in one line
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.training.objective import cross_entropy as cross_entropy
     from jax_transformer.training.step import make_train_step as make_train_step
     from jax_transformer.translation.model_folder import load as load
+    from jax_transformer.translation.translator import Translator as Translator
 
 __version__ = "0.1.0"
 _NAMES_IN = {
@@ -77,6 +79,7 @@ _NAMES_IN = {
     "training.objective": "cross_entropy",
     "training.step": "make_train_step",
     "translation.model_folder": "load",
+    "translation.translator": "Translator",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 __all__ = list(_MODULE_OF)
@@ -96,4 +99,4 @@ def __dir__() -> list[str]:
     from importlib.util import find_spec
 
     names = {*globals(), *__all__}  # `help` imports each of them
-    return sorted(names if find_spec("tokenizers") else names - {"load"})
+    return sorted(names if find_spec("tokenizers") else names - {"load", "Translator"})

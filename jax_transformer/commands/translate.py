@@ -20,6 +20,7 @@ from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
@@ -65,7 +66,7 @@ def translate(
 
     Args:
         folder: Folder of a trained model, or a Hugging Face folder of a family that this library
-            knows.
+            knows; or the name of such a model on the Hugging Face hub (the extra [hub]).
         input: Text to translate, plain or gzip, or a FIFO; if None, standard input.
         output: File to write; until it is finished, its name ends in .part. If None, standard
             output.
@@ -119,6 +120,7 @@ def translate(
             text = open(text.fileno(), "rb", closefd=False)  # noqa: SIM115
         elif input is not None and not pausing:
             files.enter_context(text)
+        folder = local_folder(folder)
         model = load(
             folder,
             ignore_generation_config=ignore_generation_config,
@@ -169,7 +171,8 @@ def translate(
                 _write(translated, file.write, file.commit, scores)
         if alignments is not None:
             best = list(translate_lines(model, first, **chosen, mesh=devices))
-            drawn = alignment_plot.alignments(model, first, best)
+            most = alignment_plot.MAX_LINES
+            drawn = alignment_plot.alignments(model, first, best, most)
             alignment_plot.draw(alignments, drawn, overwrite)
 
 

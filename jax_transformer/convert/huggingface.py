@@ -89,8 +89,8 @@ def load_folder(
 
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate` (see `generation_config.generation_options`). Where the code
-        of the target starts the decoder, it is the config's `bos_id`.
+        of `jax_transformer.generate` (see `generation_config.generation_options`). With language
+        codes, `languages.generating` gives those that the tokenizer's target needs.
     """
     folder = Path(folder)
     options = {"ignore_generation_config": ignore_generation_config}
@@ -100,9 +100,8 @@ def load_folder(
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
-    config, generation = languages.generating(config, generation, tokenizer, str(folder))
-    loaded, params = from_huggingface(folder)  # the weights decide a part of the config
-    return dataclasses.replace(loaded, bos_id=config.bos_id), params, tokenizer, generation
+    config, params = from_huggingface(folder)  # the weights decide a part of the config
+    return config, params, tokenizer, generation
 
 
 def load_tokenizer(

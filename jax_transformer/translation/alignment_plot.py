@@ -3,14 +3,14 @@
 import importlib.util
 import os
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import check_path, faults_named
@@ -21,6 +21,7 @@ from jax_transformer.translation.translate import Translation
 MAX_LINES = 6  # lines in one picture
 MAX_TOKENS = 60  # tokens of a line or of a translation in a picture
 WORD_BEGINNING = "▁"  # drawn for the space that a token begins with
+ROWS = 8  # lines whose weights are computed together
 CELL = 0.25  # side of one weight, in inches
 
 
@@ -54,38 +55,51 @@ def check_picture(path: Path, overwrite: bool) -> None:
 
 
 def alignments(
-    model: TrainedModel, lines: Sequence[str], translations: Sequence[Sequence[Translation]]
-) -> list[Alignment]:
-    """Return the alignments of the first `MAX_LINES` lines with text with their translations."""
+    model: TrainedModel,
+    lines: Sequence[str],
+    translations: Sequence[Sequence[Translation]],
+    most: int | None = None,
+) -> list[Alignment | None]:
+    """Return the alignment of each line with its best translation; None for a blank one.
+
+    Args:
+        most: Lines with text that are aligned, the first ones; None is all.
+    """
     config, params, tokenizer, _ = model
-    shown = [index for index, line in enumerate(lines) if line.strip()][:MAX_LINES]
-    if not shown:
-        return []
-    sources = tokenizer.encode_source([lines[index] for index in shown], config.max_length)
-    targets = [translations[index][0].tokens.tolist() for index in shown]
-    src, tgt = (
-        np.array([*zip_longest(*ids, fillvalue=config.pad_id)]).T for ids in (sources, targets)
-    )
-    weights = cross_attention_weights(params, config, src, tgt).mean(axis=(1, 2))
-    return [
-        Alignment(
-            index + 1,
-            [text.replace(" ", WORD_BEGINNING) for text in tokenizer.source_texts(source)],
-            [text.replace(" ", WORD_BEGINNING) for text in tokenizer.target_texts(target)],
-            of_line[: len(target), : len(source)],
-        )
-        for index, source, target, of_line in zip(
-            shown, sources, targets, jax.device_get(weights), strict=True
-        )
-    ]
+    aligned: list[Alignment | None] = [None] * len(lines)
+    filled = [index for index, best in enumerate(translations) if best[0].tokens.size][:most]
+    # Few rows at a time, of few shapes: each layer and head has a weight for each pair of tokens.
+    for first in range(0, len(filled), ROWS):
+        shown = filled[first : first + ROWS]
+        sources = tokenizer.encode_source([lines[index] for index in shown], config.max_length)
+        targets = [translations[index][0].tokens.tolist() for index in shown]
+        src, tgt = (_padded(ids, config) for ids in (sources, targets))
+        weights = cross_attention_weights(params, config, src, tgt).mean(axis=(1, 2))
+        rows = zip(shown, sources, targets, jax.device_get(weights), strict=False)
+        for index, source, target, of_line in rows:
+            aligned[index] = Alignment(
+                index + 1,
+                [text.replace(" ", WORD_BEGINNING) for text in tokenizer.source_texts(source)],
+                [text.replace(" ", WORD_BEGINNING) for text in tokenizer.target_texts(target)],
+                of_line[: len(target), : len(source)],
+            )
+    return aligned
 
 
-def draw(path: Path, alignments: Sequence[Alignment], overwrite: bool = False) -> None:
+def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> Int[np.ndarray, "rows _"]:
+    """Return ids as an array whose length is a power of two where the model takes that."""
+    longest = max(map(len, rows))
+    length = max(longest, min(1 << (longest - 1).bit_length(), config.max_length))
+    return np.array([[*ids, *[config.pad_id] * (length - len(ids))] for ids in rows])
+
+
+def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = False) -> None:
     """Write one picture with a panel for each alignment, of its first `MAX_TOKENS` tokens.
 
     A symbolic link at the path is replaced, not followed.
     """
     check_picture(path, overwrite)
+    alignments = [alignment for alignment in alignments if alignment is not None]
     if not alignments:
         raise InputError(f"{path}: not drawn, because no line holds text")
     # Not pyplot, which keeps global state and may open a window.

@@ -78,6 +78,18 @@ class TrainedModel(NamedTuple):
             f"{tokenizer.tgt_vocab_size:,} tokens; fields: {', '.join(self._fields)})"
         )
 
+    def with_languages(
+        self, source_lang: str | None, target_lang: str | None, name: str
+    ) -> "TrainedModel":
+        """Return the model set to language codes; None keeps the one that it is set to.
+
+        Args:
+            name: What the model is called in error messages.
+        """
+        tokenizer = self.tokenizer.with_languages(source_lang, target_lang, name)
+        config, generation = generating(self.config, self.generation, tokenizer, name)
+        return self._replace(config=config, tokenizer=tokenizer, generation=generation)
+
 
 def load(
     folder: str | Path,
@@ -112,6 +124,13 @@ def load(
             is missing or damaged, or the files do not belong together; the model has no such
             language, or does not say which language to translate into. The message is one line.
     """
+    options = {"ignore_generation_config": ignore_generation_config}
+    options |= {"source_lang": source_lang, "target_lang": target_lang}
+    return read(folder, **options).with_languages(source_lang, target_lang, str(folder))
+
+
+def read(folder: str | Path, **options: Any) -> TrainedModel:
+    """Return a model as its folder says: arguments as for `load`, the languages may be unknown."""
     folder = model_folder_of(Path(folder))
     description = _read_description(folder)
     if not isinstance(description.get("model_type"), str):
@@ -121,21 +140,12 @@ def load(
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        return TrainedModel(
-            *load_folder(
-                folder,
-                ignore_generation_config=ignore_generation_config,
-                source_lang=source_lang,
-                target_lang=target_lang,
-            )
-        )
+        return TrainedModel(*load_folder(folder, **options))
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
-    tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
-    config, generation = generating(config, generation, tokenizer, str(folder))
     for name in ("src_vocab_size", "tgt_vocab_size"):
         size, wanted = getattr(config, name), getattr(tokenizer, name)
         if size != wanted:

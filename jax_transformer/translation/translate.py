@@ -16,7 +16,8 @@ from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
-from jax_transformer.model.checks import check_whole_number
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.checks import check_execution, check_whole_number
 from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.tokenizers import LineError
@@ -64,6 +65,7 @@ def translate_windows(
     total: int | None = None,
     console: Console | None = None,
     mesh: Mesh | None = None,
+    execution: Execution | None = None,
     **options: Any,
 ) -> Iterator[list[list[Translation]]]:
     """Translate a stream of lines; the translation of a line does not depend on the other lines.
@@ -87,6 +89,7 @@ def translate_windows(
         console: Shows live progress if it is a terminal, and the number of lines that were cut.
         mesh: The devices, from `make_mesh`; lines are distributed over the axes data and fsdp.
             None is one device.
+        execution: How the model is executed; None is what suits the device.
         **options: Fields of `GenerationConfig`; one that is None has the value of
             `model.generation`. Without any `max_new_tokens`, a translation has at most ten tokens
             more than twice those of the line.
@@ -117,6 +120,10 @@ def translate_windows(
         sizes, total = [len(lines)], len(lines)
     mesh = mesh or make_mesh()
     params = jax.device_put(params, parameter_shardings(mesh, params, config))
+    if execution is None:
+        device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
+        execution = execution_on(device, dtype, config.head_dim, dropped=False)
+    check_execution(execution)
     return _translate(
         model._replace(params=params, generation=chosen),
         windows(lines, sizes, skip),
@@ -125,6 +132,7 @@ def translate_windows(
         total,
         console or Console(quiet=True),
         mesh,
+        execution,
     )
 
 
@@ -136,6 +144,7 @@ def _translate(
     total: int | None,
     console: Console,
     mesh: Mesh,
+    execution: Execution,
 ) -> Iterator[list[list[Translation]]]:
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
     number, cut = 0, []
@@ -154,7 +163,7 @@ def _translate(
                     model.config, sources, target_length, most_tokens, row_shards(mesh), is_small
                 )
                 for batch in batches:
-                    best = _translate_batch(model, batch, start, mesh)
+                    best = _translate_batch(model, batch, start, mesh, execution)
                     for index, hypotheses in zip(batch.members, best, strict=True):
                         if hypotheses is not None:
                             translations[index], sources[index] = hypotheses, []
@@ -209,7 +218,7 @@ def _target_length(model: TrainedModel, source_length: int, is_last: bool) -> in
 
 
 def _translate_batch(
-    model: TrainedModel, batch: SourceBatch, start: int, mesh: Mesh
+    model: TrainedModel, batch: SourceBatch, start: int, mesh: Mesh, execution: Execution
 ) -> list[list[Translation] | None]:
     """Return the translations of each member; None if the batch's limit is too low for it."""
     config, params, tokenizer, generation = model
@@ -221,8 +230,6 @@ def _translate_batch(
     is_attempt = batch.target_length < generation.get("max_new_tokens", 0)
     if is_attempt:  # a target that has not ended is then among those that are returned
         options["num_hypotheses"] = generation["beam_size"]
-    device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
-    execution = execution_on(device, dtype, config.head_dim, dropped=False)
     try:
         with jax.set_mesh(mesh):
             hypotheses = generate(params, config, batch.src, execution=execution, **options)

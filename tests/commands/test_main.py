@@ -124,7 +124,8 @@ def test_every_library_of_an_extra_is_known():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "tomli-w": "tomli_w"}
-    for extra in ("train", "tensorboard", "torch", "hf", "export"):
+    names |= {"huggingface-hub": "huggingface_hub"}
+    for extra in ("train", "tensorboard", "torch", "hf", "hub", "export"):
         distributions = [re.match(r"[\w-]+", line)[0] for line in extras[extra]]
         modules = {names.get(name, name) for name in distributions}
         assert modules == {module for module, own in EXTRA_OF.items() if own == extra}

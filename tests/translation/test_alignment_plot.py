@@ -34,7 +34,11 @@ def drawn(model):
     """The alignments of the lines, the longest of them cut."""
     lines = [*LINES, "abc " * 9, *["b"] * 9]
     translations = list(translate(model, lines, overlong="cut", max_new_tokens=5))
-    return alignments(model, lines, translations), translations
+    aligned = alignments(model, lines, translations)
+    assert [index for index, one in enumerate(aligned) if one is None] == [0, 3]
+    shown = alignments(model, lines, translations, 6)
+    assert sum(one is not None for one in shown) == 6
+    return [one for one in aligned if one is not None][:6], translations
 
 
 def make_alignment(source_length, target_length):
@@ -71,7 +75,7 @@ def test_weights_are_the_models_over_its_layers_and_heads(model, drawn):
 def test_no_text_has_no_alignments(model, tmp_path):
     lines = ["", " "]
     nothing = alignments(model, lines, list(translate(model, lines)))
-    assert nothing == []
+    assert nothing == [None, None]
     with pytest.raises(InputError, match=r"plot\.png: not drawn, because no line holds text"):
         draw(tmp_path / "plot.png", nothing)
     assert not any(tmp_path.iterdir())

@@ -356,7 +356,7 @@ def test_a_folder_of_hugging_face_goes_to_its_reader(trained, tmp_path, monkeypa
 
     monkeypatch.setattr(huggingface, "load_folder", load_folder)
     options = {"ignore_generation_config": True, "source_lang": "a", "target_lang": "b"}
-    model = load(str(tmp_path), **options)
+    model = model_folder.read(str(tmp_path), **options)
     assert isinstance(model, TrainedModel)
     assert model.generation == {"folder": tmp_path, **options}
     assert model.tokenizer is trained.tokenizer

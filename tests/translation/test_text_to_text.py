@@ -13,7 +13,9 @@ from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.translation import model_folder
-from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.model_folder import TrainedModel, load
+from jax_transformer.translation.translate import translate
+from jax_transformer.translation.translator import Translator
 from tests.convert.families.case import foreign_model, transformers
 from tests.tiers import tiered
 from tests.tokenizers import family_tokenizers as write
@@ -239,21 +241,21 @@ def test_the_folder_names_the_languages_where_no_flag_does(tmp_path):
 
     assert languages() == ("eng_Latn", None)
     assert languages(src_lang="fra_Latn", tgt_lang="zho_Hans") == ("fra_Latn", "zho_Hans")
-    assert load_folder(folder.path)[3]["forced_first_token"] != code
+    assert load(folder.path).generation["forced_first_token"] != code
     assert languages(tgt_lang=None, generation={"forced_bos_token_id": code}) == (
         *("fra_Latn", "deu_Latn"),
     )
-    assert load_folder(folder.path)[3]["forced_first_token"] == code
+    assert load(folder.path).generation["forced_first_token"] == code
     with pytest.raises(InputError) as refused:
         languages(tgt_lang="zho_Hans")
     assert str(refused.value) == (
         f"{folder.path}: tgt_lang='zho_Hans', but forced_bos_token_id={code} is 'deu_Latn'; name "
         "the target's code by --target-lang (in Python target_lang)"
     )
-    named = load_folder(folder.path, target_lang="fra_Latn")
-    assert named[2].languages.target == "fra_Latn"
-    ignored = load_folder(folder.path, ignore_generation_config=True)
-    assert ignored[3] == {"forced_first_token": ignored[2].languages.ids["zho_Hans"]}
+    named = load(folder.path, target_lang="fra_Latn")
+    assert named.tokenizer.languages.target == "fra_Latn"
+    ignored = load(folder.path, ignore_generation_config=True)
+    assert ignored.generation == {"forced_first_token": ignored.tokenizer.languages.ids["zho_Hans"]}
 
 
 def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
@@ -269,3 +271,17 @@ def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
     by_model = read_start(Arguments(tokenizer=folder.path, init=folder.path, **languages))
     assert by_tokenizer.tokenizer.digest() == by_model.tokenizer.digest()
     assert by_tokenizer.tokenizer.languages.target == "sl_SI"
+
+
+@pytest.mark.parametrize("kind", ["mbart-50", "nllb"])
+def test_a_translator_speaks_each_language_that_a_call_names(folder_of, kind):
+    folder = folder_of(kind)
+    source, *targets = folder.codes
+    translator = Translator(folder.path, source_lang=source)
+    with pytest.raises(InputError, match="needs the language of its targets"):
+        translator(LINES)
+    for target in targets:
+        model = load(folder.path, source_lang=source, target_lang=target)
+        expected = [best.text for best, *_ in translate(model, LINES[:9])]
+        results = translator(LINES[:9], target_lang=target)
+        assert [result.text for result in results] == expected

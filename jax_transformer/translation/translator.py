@@ -1,0 +1,195 @@
+"""`Translator`: text to text in one call."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int32
+
+from jax_transformer.errors import InputError, shorten
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.parameters import parameter_shardings
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.storage.hub import local_folder
+from jax_transformer.translation import model_folder
+from jax_transformer.translation.alignment_plot import Alignment, alignments
+from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.source_batches import LARGEST_WINDOW
+from jax_transformer.translation.translate import Translation, translate_windows
+
+
+class TranslationResult(NamedTuple):
+    """The translations of one text.
+
+    Attributes:
+        hypotheses: `num_hypotheses` translations, best first.
+        alignment: How much the model attended to each source token when it chose each token of the
+            best translation; None where it was not asked for, and for a blank text.
+    """
+
+    hypotheses: list[Translation]
+    alignment: Alignment | None = None
+
+    @property
+    def text(self) -> str:
+        """The best translation; "" for a blank text."""
+        return self.hypotheses[0].text
+
+    @property
+    def score(self) -> float:
+        """Log-probability of the best translation, divided by the length penalty."""
+        return self.hypotheses[0].score
+
+    @property
+    def tokens(self) -> Int32[np.ndarray, " length"]:
+        """Token ids of the best translation, EOS included [length]."""
+        return self.hypotheses[0].tokens
+
+
+class Translator:
+    """A trained model as a function from text to text: translations, summaries, answers.
+
+        translator = Translator("runs/0")
+        translator("nine").text
+        for result in translator(lines, beam_size=4, num_hypotheses=2):
+            print(result.text, result.score, [other.text for other in result.hypotheses])
+
+    A call changes nothing in it, so threads may share it. The results are those of
+    `jax-transformer translate`, and do not depend on the other texts of a call.
+
+    Args:
+        model: The folder of a model of this library, of a run, or of a Hugging Face family that
+            this library knows; the name of a model on the Hugging Face hub, such as
+            "Helsinki-NLP/opus-mt-en-de", which is read from the hub's cache, or downloaded where
+            the cache lacks it (the extra [hub]); or a model that `load` returned.
+        source_lang: Code of the language of the texts, for a model with language codes; None is
+            the one that the folder names.
+        target_lang: Code of the language of the results; None is the one that the folder names.
+        ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
+            ignored.
+        dtype: Type that the parameters are converted to; None keeps theirs.
+        mesh: The devices, from `make_mesh`; texts are distributed over the axes data and fsdp.
+            None is one device.
+        execution: How the model is executed; None is what suits the device.
+
+    Raises:
+        InputError: As `load`; or the hub does not give the model.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | TrainedModel,
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        ignore_generation_config: bool = False,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+        mesh: Mesh | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        self.name = "the model" if isinstance(model, TrainedModel) else str(model)
+        self.mesh = mesh or make_mesh()
+        self.execution = execution
+        if isinstance(model, TrainedModel):
+            model = model._replace(
+                tokenizer=model.tokenizer.with_languages(source_lang, target_lang, self.name)
+            )
+        else:
+            model = model_folder.read(
+                local_folder(model),
+                ignore_generation_config=ignore_generation_config,
+                source_lang=source_lang,
+                target_lang=target_lang,
+            )
+        params = model.params
+        if dtype is not None:
+            if dtype not in model_folder.DTYPES:
+                raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
+            params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+        places = parameter_shardings(self.mesh, params, model.config)
+        self.model = model._replace(params=jax.device_put(params, places))
+
+    def __repr__(self) -> str:
+        """Return one line with the model's name and sizes."""
+        return f"Translator({self.name!r}: {self.model!r})"
+
+    @overload
+    def __call__(self, text: str, **options: Any) -> TranslationResult: ...
+
+    @overload
+    def __call__(self, text: Iterable[str], **options: Any) -> Iterator[TranslationResult]: ...
+
+    def __call__(
+        self,
+        text: str | Iterable[str],
+        *,
+        prefix: str = "",
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        alignments: bool = False,
+        window: int = LARGEST_WINDOW,
+        **options: Any,
+    ) -> TranslationResult | Iterator[TranslationResult]:
+        """Return the result of one text, or an iterator over those of several, in their order.
+
+        An iterable is read and translated in windows, 64 texts first and then up to `window`: the
+        first results are there soon, and no more than a window is in memory. An error that it
+        raises ends the iterator; the texts of its window are not translated then.
+
+        Args:
+            prefix: Put before every text, such as "summarize: " for a T5.
+            source_lang: As for `Translator`; None is the one that was named there.
+            target_lang: As for `Translator`; None is the one that was named there.
+            alignments: Whether each result has the alignment of its best translation.
+            window: Most texts that are read, sorted by length and translated together.
+            **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
+                takes; `max_tokens`, the most tokens of a batch on a device, padding included
+                (4,096); and the fields of `GenerationConfig`, as `beam_size`, `num_hypotheses`,
+                `length_penalty`, `max_new_tokens`: `generate` describes them, and one that is
+                absent has the model's default. Without any `max_new_tokens`, a result has at most
+                ten tokens more than twice those of the text.
+
+        Raises:
+            InputError: An option is unknown or out of range; the model has no such language, or
+                needs one. While the iterator runs: a text is too long, or no source of this model
+                (the message names it by its number, from 1).
+        """
+        model = self.model.with_languages(source_lang, target_lang, self.name)
+        options |= {"mesh": self.mesh, "execution": self.execution, "window": window}
+        if isinstance(text, str):
+            return next(_results(model, [text], prefix, alignments, options))
+        if not isinstance(text, Iterable):
+            raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
+        return _results(model, text, prefix, alignments, options)
+
+
+def _results(
+    model: TrainedModel,
+    texts: Iterable[str],
+    prefix: str,
+    with_alignments: bool,
+    options: dict[str, Any],
+) -> Iterator[TranslationResult]:
+    """Return an iterator over the results; the options are checked at once."""
+    lines: list[str] = []  # of the window
+
+    def prefixed() -> Iterator[str]:
+        for number, text in enumerate(texts, start=1):
+            if not isinstance(text, str):
+                raise InputError(f"text {number} is {shorten(text)}, and must be a string")
+            lines.append(prefix + text if text.strip() else text)
+            yield lines[-1]
+
+    windows = translate_windows(model, prefixed(), **options)
+
+    def results() -> Iterator[TranslationResult]:
+        for window in windows:
+            aligned = alignments(model, lines, window) if with_alignments else [None] * len(window)
+            lines.clear()
+            yield from map(TranslationResult, window, aligned)
+
+    return results()

@@ -1,0 +1,145 @@
+"""`Translator`: the results of `translate` for one text and for a stream, and what it refuses."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, Translator
+from jax_transformer.decoding import cross_attention_weights
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.translation.model_folder import save
+from jax_transformer.translation.translate import translate
+from tests.models import tiny_model, unchecked
+
+TEXTS = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of random parameters, large enough that texts have different translations."""
+    fields = {"vocab_size": 16, "seed": 128, "max_length": 40}
+    untrained = tiny_model(["abc cab fed dab bead"], **fields)
+    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
+
+
+@pytest.fixture(scope="module")
+def translator(model):
+    return Translator(model)
+
+
+def test_a_folder_a_model_and_the_command_agree(model, translator, tmp_path):
+    save(tmp_path / "model", model)
+    expected = [best for (best,) in translate(model, TEXTS)]
+    for source in (tmp_path / "model", str(tmp_path / "model")):
+        results = list(Translator(source)(TEXTS))
+        assert [result.text for result in results] == [best.text for best in expected]
+    assert [result.score for result in translator(TEXTS)] == [best.score for best in expected]
+    for text, best in zip(TEXTS, expected, strict=True):
+        result = translator(text)
+        assert (result.text, result.tokens.tolist()) == (best.text, best.tokens.tolist())
+        assert result.alignment is None
+    assert repr(translator).count("\n") == 0
+
+
+def test_options_are_those_of_generate(model, translator):
+    options = {"beam_size": 3, "num_hypotheses": 2, "length_penalty": 0.8, "max_new_tokens": 7}
+    both = zip(translator(TEXTS, **options), translate(model, TEXTS, **options), strict=True)
+    for result, best in both:
+        assert [other.text for other in result.hypotheses] == [other.text for other in best]
+        assert result.score == result.hypotheses[0].score >= result.hypotheses[1].score
+
+
+def test_a_stream_has_no_end_and_is_in_order(model, translator):
+    read = []
+
+    def endless():
+        for number in count():
+            read.append(number)
+            yield TEXTS[number % len(TEXTS)]
+
+    results = translator(endless(), window=100)
+    assert not read
+    texts = [result.text for result in islice(results, 150)]
+    assert len(read) == 164
+    cycle = [best.text for (best,) in translate(model, TEXTS)]
+    assert texts == [cycle[number % len(TEXTS)] for number in range(150)]
+
+
+def test_a_prefix_stands_before_every_text_but_blank_ones(translator):
+    results = [result.text for result in translator(["a", " ", "cab"], prefix="bead ")]
+    assert results == [translator("bead a").text, "", translator("bead cab").text]
+
+
+def test_alignments_are_the_models_attention(model, translator):
+    texts = [*TEXTS, *["fed dab"] * 9]
+    for text, result in zip(texts, translator(texts, alignments=True), strict=True):
+        if not text.strip():
+            assert result.alignment is None
+            continue
+        src = np.array(model.tokenizer.encode_source([text]))
+        weights = cross_attention_weights(model.params, model.config, src, result.tokens[None])
+        assert np.allclose(result.alignment.weights, weights[0].mean(axis=(0, 1)), atol=1e-6)
+        assert len(result.alignment.source) == src.shape[1]
+
+
+def test_threads_share_one(translator):
+    expected = [translator(text).text for text in TEXTS]
+    with ThreadPoolExecutor(4) as threads:
+        several = [threads.submit(lambda: [translator(text).text for text in TEXTS])] * 8
+    assert all(one.result() == expected for one in several)
+
+
+def test_dtype_and_execution(model):
+    half = Translator(model, dtype="bfloat16")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(half.model.params)} == {"bfloat16"}
+    assert half("abba").hypotheses
+    with unchecked(), pytest.raises(InputError, match="dtype='int8' must be 'float32' or"):
+        Translator(model, dtype="int8")
+    joined = Translator(model, execution=Execution(cache="joined_heads"))
+    assert joined("abba").text == Translator(model)("abba").text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (7, {}, "text=7 must be a string or an iterable of strings"),
+        ("a", {"beam": 4}, "beam"),
+        (["a"], {"beam_size": 0}, "beam_size=0"),
+        (["a"], {"window": 0}, "window=0 must be at least 1"),
+        (
+            "a",
+            {"target_lang": "de"},
+            "the model: target_lang='de': the model has no language codes",
+        ),
+    ],
+)
+def test_what_no_call_takes_is_refused_at_once(translator, text, options, message):
+    with unchecked(), pytest.raises((InputError, TypeError), match=message):
+        translator(text, **options)
+
+
+def test_what_a_stream_brings_is_refused_where_it_comes(translator):
+    def broken():
+        yield from ["a"] * 64
+        yield "b"
+        raise OSError("the disk is gone")
+
+    results = translator(broken())
+    assert len(list(islice(results, 64))) == 64
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(results)
+    with unchecked(), pytest.raises(InputError, match="text 2 is None, and must be a string"):
+        list(translator(["a", None]))
+    with pytest.raises(InputError, match=r"line 1 is .* tokens long"):
+        translator("cab " * 50)
+    assert translator("cab " * 50, overlong="cut").text
+    with pytest.raises(InputError, match="cannot split the line"):
+        translator("\ud800")
+
+
+def test_unknown_models_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="is not the folder of a trained model"):
+        Translator(tmp_path / "nothing")
