@@ -1,5 +1,6 @@
 """`generate`: the public function for greedy search, beam search and sampling."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
 from jax_transformer.model import functional
 from jax_transformer.model.checks import (
+    check_config,
     check_execution,
     check_generates,
     check_id_batch,
@@ -35,6 +37,8 @@ from jax_transformer.model.checks import (
 )
 from jax_transformer.model.self_over_memory import pad_source
 from jax_transformer.model.transformer import Params, SourceMask, run_module
+
+ModelStep = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
 
 
 class NonFiniteError(InputError):
@@ -55,8 +59,8 @@ class NonFiniteError(InputError):
 
 
 def generate(
-    params: Params,
-    config: TransformerConfig,
+    params: Params | Sequence[Params],
+    config: TransformerConfig | Sequence[TransformerConfig],
     src: Integer[Array | np.ndarray, "B S"],
     *,
     max_new_tokens: int,
@@ -85,6 +89,9 @@ def generate(
     strings, booleans or tuples are static.
 
     Args:
+        params: Parameters of a model, or those of each model of an ensemble, which chooses tokens
+            by the mean of its models' log-probabilities.
+        config: The config of the model, or of each model; an ensemble has one vocabulary.
         src: Source ids [B, S].
         max_new_tokens: A field of `GenerationConfig`. The result has L = P + `max_new_tokens`
             positions.
@@ -92,7 +99,8 @@ def generate(
         length_penalty: A field of `GenerationConfig`.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
         memory: What `encode` returned for `src` with a mask or positions of its own [B, S, D];
-            None encodes `src` with `src_mask`, which is always that of the cross-attention.
+            None encodes `src` with `src_mask`, which is always that of the cross-attention, and so
+            does an ensemble.
         prefix: First tokens of each target [B, P], without the start token. The prefix of a row
             ends at its first padding; the search continues there. A prefix adds nothing to the
             score or to the length that the penalty counts, and EOS in it ends nothing.
@@ -107,23 +115,30 @@ def generate(
         K hypotheses for each source, best first.
 
     Raises:
-        InputError: The model has no token embeddings or output projection; a length does not fit
-            its position table; an id is outside the vocabulary; options contradict each other or
-            are out of range.
+        InputError: The models differ in their vocabularies or special ids; one has no token
+            embeddings or output projection; a length does not fit a position table; an id is
+            outside the vocabulary; options contradict each other or are out of range.
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
     options |= {"beam_size": beam_size, "length_penalty": length_penalty}
     chosen = GenerationConfig(max_new_tokens, **options)
     check_execution(execution)
-    src = checked_source(params, config, src, src_mask)
+    models = _models(params, config)
+    params, configs = zip(*models, strict=True)
+    config = configs[0]
+    for model in models:
+        ids = checked_source(*model, src, src_mask)
     prefix_length = 0
     if prefix is not None:
         check_id_batch("prefix", prefix)
         prefix_length = prefix.shape[1]
-    chosen.check_model(config, prefix_length)
+    for each in configs:
+        chosen.check_model(each, prefix_length)
     target_length = prefix_length + chosen.max_new_tokens
     if memory is not None:
+        if len(models) > 1:
+            raise InputError("memory is that of one model; leave it out for an ensemble")
         check_slots(config, memory, src_mask, target_length)
         if memory.shape[:2] != src.shape:
             raise InputError(
@@ -131,11 +146,11 @@ def generate(
                 f"is {[*src.shape, config.d_model]}"
             )
         memory = jnp.asarray(memory)
-    rules = make_rules(chosen, config, src, prefix, length_limits)
+    rules = make_rules(chosen, config, ids, prefix, length_limits)
     hypotheses, failed_at = _search(
         params,
-        config,
-        src,
+        configs,
+        ids,
         src_mask,
         memory,
         rules,
@@ -154,6 +169,28 @@ def generate(
     return hypotheses
 
 
+def _models(
+    params: Params | Sequence[Params], config: TransformerConfig | Sequence[TransformerConfig]
+) -> list[tuple[Params, TransformerConfig]]:
+    """Return the models of an ensemble, or the only model; refuse those that are of no ensemble."""
+    if not isinstance(config, list | tuple):
+        return [(params, config)]
+    if not isinstance(params, list | tuple) or len(params) != len(config) or not config:
+        raise InputError(
+            f"an ensemble needs a list of parameters and a config for each; {len(config)} configs "
+            f"and {len(params)} parameters are given"
+        )
+    for other in config:
+        check_config(other)
+        for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id"):
+            if getattr(other, name) != getattr(config[0], name):
+                raise InputError(
+                    f"{name} of the models of an ensemble must be equal; they have "
+                    f"{getattr(config[0], name)} and {getattr(other, name)}"
+                )
+    return list(zip(params, config, strict=True))
+
+
 def checked_source(
     params: Params,
     config: TransformerConfig,
@@ -169,13 +206,13 @@ def checked_source(
     return functional.cast_ids(src, config.src_vocab_size)
 
 
-STATIC = ("config", "target_length", "beam_size", "num_hypotheses", "early_stopping", "execution")
+STATIC = ("configs", "target_length", "beam_size", "num_hypotheses", "early_stopping", "execution")
 
 
 @partial(jax.jit, static_argnames=STATIC)
 def _search(
-    params: Params,
-    config: TransformerConfig,
+    params: tuple[Params, ...],
+    configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "B S"],
     src_mask: SourceMask | None,
     memory: Float[Array, "B S D"] | None,
@@ -189,20 +226,23 @@ def _search(
     early_stopping: EarlyStopping,
     execution: Execution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    src, src_mask = pad_source(config, src, src_mask, target_length)
-    if memory is None:
-        memory = run_module(params, config, execution, src, src_mask, method="encode")
-    num_rows = src.shape[0] * beam_size
-    params, config, panels = arrange_for_steps(params, config, execution, num_rows)
-    cache = new_cache(params, config, memory, target_length, src_mask, beam_size, execution)
+    models = [
+        _arranged(*model, src, src_mask, memory, target_length, beam_size, execution)
+        for model in zip(params, configs, strict=True)
+    ]
+    steps, caches = zip(*models, strict=True)
 
-    def advance(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
-        # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
-        # loop. Only what a step reads of them is converted, in the step.
-        here, tokens = jax.lax.optimization_barrier((params, tokens))
-        with use_panels(panels):
-            return next_step(here, config, cache, tokens, execution)
+    def advance(
+        cache: Cache, tokens: Int32[Array, "B N"]
+    ) -> tuple[list[Float[Array, "B N V"]], Cache]:
+        logits, after = [], []
+        for step, layers, mask in zip(steps, cache.layers, cache.src_mask, strict=True):
+            of_model, written = step(cache._replace(layers=layers, src_mask=mask), tokens)
+            logits.append(of_model)
+            after.append(written)
+        return logits, _joined(after)
 
+    cache, config = _joined(caches), configs[0]
     if beam_size == 1:
         return greedy_search(advance, cache, config, rules, sampling, length_penalty)
     return beam_search(
@@ -215,3 +255,37 @@ def _search(
         early_stopping,
         execution.top_k,
     )
+
+
+def _joined(caches: Sequence[Cache]) -> Cache:
+    """Return one cache: models have their own layers and masks, and share all else."""
+    layers, masks = zip(*[(cache.layers, cache.src_mask) for cache in caches], strict=True)
+    return caches[0]._replace(layers=layers, src_mask=masks)
+
+
+def _arranged(
+    params: Params,
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    src_mask: SourceMask | None,
+    memory: Float[Array, "B S D"] | None,
+    target_length: int,
+    beam_size: int,
+    execution: Execution,
+) -> tuple[ModelStep, Cache]:
+    """Return one step of a model's search, and its cache before the first one."""
+    src, src_mask = pad_source(config, src, src_mask, target_length)
+    if memory is None:
+        memory = run_module(params, config, execution, src, src_mask, method="encode")
+    num_rows = src.shape[0] * beam_size
+    params, config, panels = arrange_for_steps(params, config, execution, num_rows)
+    cache = new_cache(params, config, memory, target_length, src_mask, beam_size, execution)
+
+    def step(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
+        # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
+        # loop. Only what a step reads of them is converted, in the step.
+        here, tokens = jax.lax.optimization_barrier((params, tokens))
+        with use_panels(panels):
+            return next_step(here, config, cache, tokens, execution)
+
+    return step, cache

@@ -17,7 +17,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.rules import Rules
 
-Step = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
+# Tokens to the logits of each model of an ensemble.
+Step = Callable[[Cache, Int32[Array, "B N"]], tuple[list[Float[Array, "B N V"]], Cache]]
 
 
 class Hypotheses(NamedTuple):
@@ -67,11 +68,20 @@ def next_logits(
 ) -> tuple[Float[Array, "B N V"], Float[Array, "B N"], Cache]:
     """Return the logits of the next token, their log-normalizer, and the cache.
 
-    The log-normalizer log(sum(exp(logits))) is not finite where a logit is NaN or infinite.
+    Several models have the mean of their log-probabilities in the place of logits, and the
+    log-normalizer 0. A log-normalizer is not finite where a logit of a model is NaN or infinite.
     """
     tokens = jax.lax.dynamic_index_in_dim(sequences, step, axis=2, keepdims=False)
-    logits, cache = advance(cache, tokens)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    of_models, cache = advance(cache, tokens)
+    wide = [logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) for logits in of_models]
+    normalizers = [_log_normalizer(logits) for logits in wide]
+    if len(wide) == 1:
+        return wide[0], normalizers[0], cache
+    total = sum(wide) - sum(normalizers)[..., None]
+    return total / len(wide), 0 * sum(normalizers), cache
+
+
+def _log_normalizer(logits: Float[Array, "B N V"]) -> Float[Array, "B N"]:
+    """Return log(sum(exp(logits)))."""
     largest = jnp.max(logits, axis=-1)
-    total = jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
-    return logits, largest + jnp.log(total), cache
+    return largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))

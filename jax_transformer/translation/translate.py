@@ -1,6 +1,6 @@
 """Translation of a stream of lines, in batches of lines of similar length and of few shapes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.decoding import GenerationConfig, generate
+from jax_transformer.decoding import GenerationConfig, Hypotheses, generate
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
@@ -47,6 +47,12 @@ class Translation(NamedTuple):
     tokens: Int32[np.ndarray, " length"]
 
 
+def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
+    """Return a model whose parameters lie on the devices of a mesh."""
+    places = parameter_shardings(mesh, model.params, model.config)
+    return model._replace(params=jax.device_put(model.params, places))
+
+
 def translate(
     model: TrainedModel, lines: Iterable[str | None], **options: Any
 ) -> Iterator[list[Translation]]:
@@ -66,6 +72,7 @@ def translate_windows(
     console: Console | None = None,
     mesh: Mesh | None = None,
     execution: Execution | None = None,
+    ensemble: Sequence[TrainedModel] = (),
     **options: Any,
 ) -> Iterator[list[list[Translation]]]:
     """Translate a stream of lines; the translation of a line does not depend on the other lines.
@@ -90,6 +97,7 @@ def translate_windows(
         mesh: The devices, from `make_mesh`; lines are distributed over the axes data and fsdp.
             None is one device.
         execution: How the model is executed; None is what suits the device.
+        ensemble: Models with the same tokenizer that choose each token together with `model`.
         **options: Fields of `GenerationConfig`; one that is None has the value of
             `model.generation`. Without any `max_new_tokens`, a translation has at most ten tokens
             more than twice those of the line.
@@ -119,20 +127,22 @@ def translate_windows(
         lines = [line for line in lines if line is not None]
         sizes, total = [len(lines)], len(lines)
     mesh = mesh or make_mesh()
-    params = jax.device_put(params, parameter_shardings(mesh, params, config))
     if execution is None:
         device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
         execution = execution_on(device, dtype, config.head_dim, dropped=False)
     check_execution(execution)
+    configs, params, *_ = zip(*(place(each, mesh) for each in (model, *ensemble)), strict=True)
+    models = (params, configs) if ensemble else (params[0], config)
+    search = partial(generate, *models, execution=execution)
     return _translate(
-        model._replace(params=params, generation=chosen),
+        model._replace(generation=chosen),
         windows(lines, sizes, skip),
         overlong,
         max_tokens * row_shards(mesh) // chosen["beam_size"],
         total,
         console or Console(quiet=True),
         mesh,
-        execution,
+        search,
     )
 
 
@@ -144,7 +154,7 @@ def _translate(
     total: int | None,
     console: Console,
     mesh: Mesh,
-    execution: Execution,
+    search: Callable[..., Hypotheses],
 ) -> Iterator[list[list[Translation]]]:
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
     number, cut = 0, []
@@ -163,7 +173,7 @@ def _translate(
                     model.config, sources, target_length, most_tokens, row_shards(mesh), is_small
                 )
                 for batch in batches:
-                    best = _translate_batch(model, batch, start, mesh, execution)
+                    best = _translate_batch(model, batch, start, mesh, search)
                     for index, hypotheses in zip(batch.members, best, strict=True):
                         if hypotheses is not None:
                             translations[index], sources[index] = hypotheses, []
@@ -218,10 +228,14 @@ def _target_length(model: TrainedModel, source_length: int, is_last: bool) -> in
 
 
 def _translate_batch(
-    model: TrainedModel, batch: SourceBatch, start: int, mesh: Mesh, execution: Execution
+    model: TrainedModel,
+    batch: SourceBatch,
+    start: int,
+    mesh: Mesh,
+    search: Callable[..., Hypotheses],
 ) -> list[list[Translation] | None]:
     """Return the translations of each member; None if the batch's limit is too low for it."""
-    config, params, tokenizer, generation = model
+    config, _, tokenizer, generation = model
     options = {**generation, "max_new_tokens": batch.target_length}
     if "max_new_tokens" not in generation:
         # The limit follows from the line's own length, so that the other lines do not matter.
@@ -232,7 +246,7 @@ def _translate_batch(
         options["num_hypotheses"] = generation["beam_size"]
     try:
         with jax.set_mesh(mesh):
-            hypotheses = generate(params, config, batch.src, execution=execution, **options)
+            hypotheses = search(batch.src, **options)
     except NonFiniteError as error:
         line = f"line {start + batch.members[error.row] + 1}"
         raise NonFiniteError(line, error.row, error.step) from error

@@ -1,6 +1,6 @@
 """`Translator`: text to text in one call."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -12,14 +12,13 @@ from jaxtyping import Int32
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import LARGEST_WINDOW
-from jax_transformer.translation.translate import Translation, translate_windows
+from jax_transformer.translation.translate import Translation, place, translate_windows
 
 
 class TranslationResult(NamedTuple):
@@ -65,7 +64,9 @@ class Translator:
         model: The folder of a model of this library, of a run, or of a Hugging Face family that
             this library knows; the name of a model on the Hugging Face hub, such as
             "Helsinki-NLP/opus-mt-en-de", which is read from the hub's cache, or downloaded where
-            the cache lacks it (the extra [hub]); or a model that `load` returned.
+            the cache lacks it (the extra [hub]); or a model that `load` returned. A list of models
+            with equal tokenizers is an ensemble: it chooses tokens by the mean of the models'
+            log-probabilities, and has the generation defaults of the first one.
         source_lang: Code of the language of the texts, for a model with language codes; None is
             the one that the folder names.
         target_lang: Code of the language of the results; None is the one that the folder names.
@@ -77,12 +78,13 @@ class Translator:
         execution: How the model is executed; None is what suits the device.
 
     Raises:
-        InputError: As `load`; or the hub does not give the model.
+        InputError: As `load`; the hub does not give the model; or the models of an ensemble differ
+            in their tokenizers or in `max_length`.
     """
 
     def __init__(
         self,
-        model: str | Path | TrainedModel,
+        model: str | Path | TrainedModel | Sequence[str | Path | TrainedModel],
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
@@ -91,27 +93,22 @@ class Translator:
         mesh: Mesh | None = None,
         execution: Execution | None = None,
     ) -> None:
-        self.name = "the model" if isinstance(model, TrainedModel) else str(model)
-        self.mesh = mesh or make_mesh()
-        self.execution = execution
-        if isinstance(model, TrainedModel):
-            model = model._replace(
-                tokenizer=model.tokenizer.with_languages(source_lang, target_lang, self.name)
-            )
-        else:
-            model = model_folder.read(
-                local_folder(model),
-                ignore_generation_config=ignore_generation_config,
-                source_lang=source_lang,
-                target_lang=target_lang,
-            )
-        params = model.params
+        self.mesh, self.execution = mesh or make_mesh(), execution
+        several = isinstance(model, Sequence) and not isinstance(model, str | TrainedModel)
+        sources = model if several else [model]
+        if not sources:
+            raise InputError("model is an empty list; name a model")
+        self.name = ", ".join(
+            "a loaded model" if isinstance(source, TrainedModel) else str(source)
+            for source in sources
+        )
+        options = {"ignore_generation_config": ignore_generation_config}
+        options |= {"source_lang": source_lang, "target_lang": target_lang}
+        models = [_read(source, **options) for source in sources]
+        _check_ensemble(models, self.name)
         if dtype is not None:
-            if dtype not in model_folder.DTYPES:
-                raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
-            params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
-        places = parameter_shardings(self.mesh, params, model.config)
-        self.model = model._replace(params=jax.device_put(params, places))
+            models = [_cast(each, dtype) for each in models]
+        self.model, *self.ensemble = (place(each, self.mesh) for each in models)
 
     def __repr__(self) -> str:
         """Return one line with the model's name and sizes."""
@@ -144,7 +141,8 @@ class Translator:
             prefix: Put before every text, such as "summarize: " for a T5.
             source_lang: As for `Translator`; None is the one that was named there.
             target_lang: As for `Translator`; None is the one that was named there.
-            alignments: Whether each result has the alignment of its best translation.
+            alignments: Whether each result has the alignment of its best translation, by the
+                first model of an ensemble.
             window: Most texts that are read, sorted by length and translated together.
             **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
                 takes; `max_tokens`, the most tokens of a batch on a device, padding included
@@ -160,11 +158,40 @@ class Translator:
         """
         model = self.model.with_languages(source_lang, target_lang, self.name)
         options |= {"mesh": self.mesh, "execution": self.execution, "window": window}
+        options["ensemble"] = [
+            other.with_languages(source_lang, target_lang, self.name) for other in self.ensemble
+        ]
         if isinstance(text, str):
             return next(_results(model, [text], prefix, alignments, options))
         if not isinstance(text, Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
         return _results(model, text, prefix, alignments, options)
+
+
+def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
+    """Return a model, whose target language may be unknown."""
+    if not isinstance(source, TrainedModel):
+        return model_folder.read(local_folder(source), **options)
+    languages = options["source_lang"], options["target_lang"]
+    tokenizer = source.tokenizer.with_languages(*languages, "a loaded model")
+    return source._replace(tokenizer=tokenizer)
+
+
+def _cast(model: TrainedModel, dtype: str) -> TrainedModel:
+    if dtype not in model_folder.DTYPES:
+        raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model.params)
+    return model._replace(params=params)
+
+
+def _check_ensemble(models: Sequence[TrainedModel], name: str) -> None:
+    """Refuse models that cannot choose tokens together."""
+    for model in models[1:]:
+        if model.tokenizer.digest() != models[0].tokenizer.digest():
+            raise InputError(f"{name}: an ensemble needs one tokenizer, but theirs differ")
+        lengths = [each.config.max_length for each in (models[0], model)]
+        if lengths[0] != lengths[1]:
+            raise InputError(f"{name}: an ensemble needs one max_length, but theirs are {lengths}")
 
 
 def _results(

@@ -1,5 +1,6 @@
 """`Translator`: the results of `translate` for one text and for a stream, and what it refuses."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, Translator
-from jax_transformer.decoding import cross_attention_weights
+from jax_transformer.decoding import cross_attention_weights, score
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
@@ -112,7 +113,7 @@ def test_dtype_and_execution(model):
         (
             "a",
             {"target_lang": "de"},
-            "the model: target_lang='de': the model has no language codes",
+            "a loaded model: target_lang='de': the model has no language codes",
         ),
     ],
 )
@@ -143,3 +144,31 @@ def test_what_a_stream_brings_is_refused_where_it_comes(translator):
 def test_unknown_models_are_one_line(tmp_path):
     with pytest.raises(InputError, match="is not the folder of a trained model"):
         Translator(tmp_path / "nothing")
+
+
+def test_an_ensemble_chooses_by_the_mean_of_log_probabilities(model, translator):
+    other = model._replace(params=jax.tree.map(lambda leaf: -0.7 * leaf[::-1], model.params))
+    both = Translator([model, other])
+    assert len({translator("abba").text, Translator(other)("abba").text, both("abba").text}) == 3
+    options = {"beam_size": 3, "num_hypotheses": 3, "max_new_tokens": 9}
+    same = Translator([model, model, model])
+    for three, one in zip(same(TEXTS, **options), translator(TEXTS, **options), strict=True):
+        assert [best.text for best in three.hypotheses] == [best.text for best in one.hypotheses]
+        assert three.score == pytest.approx(one.score, abs=1e-5)
+    src = np.array(model.tokenizer.encode_source(["abba"]))
+    result = both("abba", length_penalty=0.0, max_new_tokens=5)
+    scores = [
+        score(each.params, each.config, src, result.tokens[None])[0] for each in (model, other)
+    ]
+    assert result.score == pytest.approx(float(sum(scores)) / 2, abs=1e-5)
+
+
+def test_models_that_are_no_ensemble_are_refused(model, tmp_path):
+    fields = {"vocab_size": 16, "seed": 1, "max_length": 40}
+    with pytest.raises(InputError, match="an ensemble needs one tokenizer"):
+        Translator([model, tiny_model(["xyz"], **fields)])
+    shorter = model._replace(config=dataclasses.replace(model.config, max_length=30))
+    with pytest.raises(InputError, match=r"an ensemble needs one max_length, but .* \[40, 30\]"):
+        Translator([model, shorter])
+    with pytest.raises(InputError, match="model is an empty list"):
+        Translator([])
