@@ -10,7 +10,7 @@ TRAIN = ("orbax", "etils", "grain", "tokenizers", "sentencepiece", "sacrebleu", 
 TRAIN += ("matplotlib", "yaml", "tomli_w")
 EXTRA_OF = dict.fromkeys(TRAIN, "train")
 EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}
-EXTRA_OF |= {"huggingface_hub": "hub", "flatbuffers": "export"}
+EXTRA_OF |= {"huggingface_hub": "hub", "flatbuffers": "export", "ctranslate2": "ctranslate2"}
 
 
 class InputError(ValueError):

@@ -285,3 +285,13 @@ def test_a_translator_speaks_each_language_that_a_call_names(folder_of, kind):
         expected = [best.text for best, *_ in translate(model, LINES[:9])]
         results = translator(LINES[:9], target_lang=target)
         assert [result.text for result in results] == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
+    ctranslate2_folder = pytest.importorskip("jax_transformer.translation.ctranslate2_folder")
+    folder = folder_of(kind)
+    source, target = folder.codes[:2] if folder.codes else (None, None)
+    model = load(folder.path, source_lang=source, target_lang=target)
+    assert ctranslate2_folder.export_ctranslate2(model, tmp_path / "out").startswith("16 of 16")

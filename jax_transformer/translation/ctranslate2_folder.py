@@ -1,0 +1,261 @@
+"""A trained model as a folder of CTranslate2, an engine that serves translations on CPUs and GPUs.
+
+The specification is filled from the parameters, so every model whose function CTranslate2 can
+express is exported, whether this library has trained it or a Hugging Face folder has brought it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import ctranslate2
+import jax
+import numpy as np
+from ctranslate2.specs import common_spec, model_spec, transformer_spec
+from jaxtyping import Float
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding import generate
+from jax_transformer.errors import InputError
+from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.storage.folder import check_writable, staged
+from jax_transformer.tokenizers import Tokenizer, write_files
+from jax_transformer.tokenizers.tokenizer import Side
+from jax_transformer.translation.model_folder import TrainedModel
+
+# What CTranslate2 cannot express: a field, and the only values that it can.
+EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
+    "decoder_attention": ("self_then_cross",),
+    "memory_norm": (False,),
+    "norm": ("layer_norm", "rms_norm"),
+    "token_embeddings": ("separate", "shared"),
+    "output_projection": ("linear", "tied"),
+}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+PROOF_SOURCES, PROOF_LENGTH = 16, 24  # the lines of ids that are translated by both, in tokens
+Array = Float[np.ndarray, "..."]
+
+
+def export_ctranslate2(
+    model: TrainedModel,
+    folder: Path,
+    quantization: Literal["float32", "float16", "int8"] = "float32",
+) -> str:
+    """Write a folder that `ctranslate2.Translator` loads, with the tokenizer's files beside it.
+
+    Random sources are translated greedily by both. In float32 all ids must be equal.
+
+    Returns:
+        A line that says how many translations are equal.
+
+    Raises:
+        InputError: A field of the config has a value that CTranslate2 cannot express (names it);
+            the folder cannot be written; or a translation differs. Nothing is written then.
+    """
+    config = model.config
+    for name, values in EXPRESSIBLE.items():
+        if (value := getattr(config, name)) not in values:
+            allowed = " or ".join(map(repr, values))
+            raise InputError(f"{name}={value!r}: CTranslate2 can express {allowed} alone")
+    check_writable(folder, ["model.bin"])
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), model.params)
+    spec = _specification(config, params)
+    sources, targets = (_tokens(side) for side in (model.tokenizer.source, model.tokenizer.target))
+    spec.register_source_vocabulary(sources)
+    spec.register_target_vocabulary(targets)
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    for name in ("bos", "eos", "unk"):
+        setattr(spec.config, f"{name}_token", targets[getattr(model.tokenizer, f"{name}_id")])
+    spec.config.decoder_start_token = targets[model.generation.get("start_token", config.bos_id)]
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    with staged(folder) as staging:
+        spec.save(str(staging))
+        write_files(staging, model.tokenizer)
+        equal = _equal_translations(model, staging, sources, targets)
+        if quantization == "float32" and equal < PROOF_SOURCES:
+            raise InputError(
+                f"{folder}: not written, because {PROOF_SOURCES - equal} of {PROOF_SOURCES} random "
+                "sources are translated otherwise by CTranslate2"
+            )
+    return f"{equal} of {PROOF_SOURCES} random sources have the same translation, id for id"
+
+
+def _specification(
+    config: TransformerConfig, params: Mapping[str, Any]
+) -> transformer_spec.TransformerSpec:
+    options = {
+        "activation": common_spec.Activation[ACTIVATIONS[config.activation]],
+        "layernorm_embedding": config.embedding_norm,
+        "relative_attention_bias": config.positions == "relative",
+        "ffn_glu": config.gated_feed_forward,
+        "rms_norm": config.norm == "rms_norm",
+    }
+    has_norm = {"encoder": config.final_norm, "decoder": config.decoder_has_final_norm}
+    # A specification of pre-norm layers may have a final norm; those of post-norm layers have none.
+    spec = transformer_spec.TransformerSpec(
+        *(
+            kind(layers, config.num_heads, no_final_norm=not has_norm[stack], **options)
+            for stack, kind, layers in (
+                ("encoder", transformer_spec.TransformerEncoderSpec, config.num_encoder_layers),
+                ("decoder", transformer_spec.TransformerDecoderSpec, config.num_decoder_layers),
+            )
+        )
+    )
+    embedding_specs = {"source": spec.encoder.embeddings[0], "target": spec.decoder.embeddings}
+    for side, stack in (("source", "encoder"), ("target", "decoder")):
+        stack_spec, of_stack = getattr(spec, stack), params[stack]
+        stack_spec.pre_norm = config.norm_placement == "pre"
+        table = "token" if config.token_embeddings == "shared" else side
+        embedding_specs[side].weight = params[f"{table}_embedding"]["embedding"]
+        scaled = config.embedding_scale == "sqrt_d_model"
+        stack_spec.scale_embeddings = float(config.d_model) ** 0.5 if scaled else 1.0
+        if config.positions != "relative":
+            stack_spec.position_encodings.encodings = _positions(config, params, side)
+        if config.embedding_norm:
+            _set_norm(stack_spec.layernorm_embedding, params[f"{side}_embedding_norm"])
+        if has_norm[stack]:
+            _set_norm(stack_spec.layer_norm, of_stack["norm"])
+        for number, layer_spec in enumerate(stack_spec.layer):
+            _set_layer(layer_spec, of_stack[f"layers_{number}"], config)
+            if config.positions == "relative":
+                shared = config.relative_attention_bias == "shared"
+                holder = of_stack if shared else of_stack[f"layers_{number}"]
+                attention = layer_spec.self_attention
+                attention.relative_attention_bias = holder["relative_attention_bias"]["embedding"]
+                attention.relative_attention_max_distance = np.int32(
+                    config.relative_attention_max_distance
+                )
+    projection = params.get("output_projection", {})
+    tied = config.output_projection == "tied"
+    weight = embedding_specs["target"].weight if tied else projection["kernel"].T
+    spec.decoder.projection.weight = np.ascontiguousarray(weight)
+    if config.output_bias:
+        spec.decoder.projection.bias = projection["bias"]
+    if config.output_scale == "inverse_sqrt_d_model":
+        spec.decoder.scale_outputs = float(config.d_model) ** -0.5
+    return spec
+
+
+def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) -> Array:
+    """Return the rows that are added to the embeddings of positions from 0 on."""
+    if config.positions == "learned":
+        return params[f"{side}_positions"]["embedding"][config.position_offset :]
+    if config.positions == "none":
+        return np.zeros((config.max_length, config.d_model), np.float32)
+    sizes = config.max_length, config.d_model
+    table = sinusoidal_positions(*sizes, config.positions, config.position_offset)
+    return table.astype(np.float32)
+
+
+def _set_layer(
+    spec: model_spec.LayerSpec, params: Mapping[str, Any], config: TransformerConfig
+) -> None:
+    _set_attention(spec.self_attention, params, "self_attention", config)
+    if "cross_attention" in params:
+        _set_attention(spec.attention, params, "cross_attention", config)
+    _set_norm(spec.ffn.layer_norm, params["feed_forward_residual"]["norm"])
+    network = params["feed_forward"]
+    if config.gated_feed_forward:  # the gate has the activation
+        _set_linear(spec.ffn.linear_0, network["gate"])
+        _set_linear(spec.ffn.linear_0_noact, network["inner"])
+    else:
+        _set_linear(spec.ffn.linear_0, network["inner"])
+    _set_linear(spec.ffn.linear_1, network["outer"])
+
+
+def _set_attention(
+    spec: model_spec.LayerSpec, params: Mapping[str, Any], name: str, config: TransformerConfig
+) -> None:
+    _set_norm(spec.layer_norm, params[f"{name}_residual"]["norm"])
+    attention = params[name]
+    inputs = [attention[part] for part in ("query", "key", "value")]
+    if config.head_projection == "shared":
+        inputs = [_for_all_heads(part, config.num_heads) for part in inputs]
+    groups = [inputs] if name == "self_attention" else [inputs[:1], inputs[1:]]
+    for linear, group in zip(spec.linear, groups, strict=False):
+        joined = {key: np.concatenate([part[key] for part in group], axis=-1) for key in group[0]}
+        _set_linear(linear, joined)
+    _set_linear(spec.linear[-1], attention["output"])
+    scaled = config.attention_scale == "head_dim"
+    spec.queries_scale = float(config.head_dim) ** -0.5 if scaled else 1.0
+
+
+def _for_all_heads(projection: Mapping[str, Array], num_heads: int) -> dict[str, Array]:
+    """Return the projection of all heads that one projection of each head is."""
+    of_all = {"kernel": np.kron(np.eye(num_heads, dtype=np.float32), projection["kernel"])}
+    if "bias" in projection:
+        of_all["bias"] = np.tile(projection["bias"], num_heads)
+    return of_all
+
+
+def _set_linear(spec: common_spec.LinearSpec, params: Mapping[str, Array]) -> None:
+    spec.weight = np.ascontiguousarray(params["kernel"].T)
+    if "bias" in params:
+        spec.bias = params["bias"]
+
+
+def _set_norm(spec: common_spec.LayerNormSpec, params: Mapping[str, Array]) -> None:
+    spec.gamma = params["scale"]
+    if hasattr(spec, "beta"):
+        spec.beta = params.get("bias", np.zeros_like(params["scale"]))
+
+
+def _tokens(side: Side) -> list[str]:
+    """Return a token for each id: one that is missing, or there twice, is named by its id."""
+    tokens: dict[str, int] = {}
+    for token_id in range(side.vocab_size):
+        try:
+            token = side.segmenter.token(token_id)
+        except (KeyError, InputError):
+            token = None
+        named = f"<id {token_id}>"
+        tokens[named if token is None or token in tokens else token] = token_id
+    return list(tokens)
+
+
+def _equal_translations(
+    model: TrainedModel, folder: Path, sources: Sequence[str], targets: Sequence[str]
+) -> int:
+    """Return how many random sources the folder translates as `generate` does, greedily."""
+    config, generation = model.config, model.generation
+    rows = list(_random_sources(model.tokenizer, config))
+    most = min(2 * PROOF_LENGTH, config.max_length)
+    src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
+    for row, ids in zip(src, rows, strict=True):
+        row[: len(ids)] = ids
+    names = ("start_token", "forced_first_token")
+    options = {name: generation[name] for name in names if name in generation}
+    ours = generate(model.params, config, src, max_new_tokens=most, **options)
+    forced = options.get("forced_first_token")
+    prefix = None if forced is None else [[targets[forced]]] * len(rows)
+    translator = ctranslate2.Translator(str(folder), device="cpu")
+    theirs = translator.translate_batch(
+        [[sources[token_id] for token_id in ids] for ids in rows],
+        prefix,
+        beam_size=1,
+        max_decoding_length=most,
+        min_decoding_length=0,  # a translation may be EOS alone
+        suppress_sequences=[[targets[config.pad_id]]],
+        return_end_token=True,
+    )
+    expected = [
+        [targets[token_id] for token_id in ids[0, : length[0]]]
+        for ids, length in zip(np.asarray(ours.tokens), np.asarray(ours.lengths), strict=True)
+    ]
+    return sum(
+        result.hypotheses[0] == tokens for result, tokens in zip(theirs, expected, strict=True)
+    )
+
+
+def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
+    """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
+    (empty,) = tokenizer.encode_source([""])
+    end = empty.index(config.eos_id)
+    special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
+    ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
+    random = np.random.default_rng(0)
+    longest = min(PROOF_LENGTH, config.max_length - len(empty))
+    for length in random.integers(1, longest, PROOF_SOURCES, endpoint=True):
+        ids = random.choice(ordinary, length).tolist()
+        yield [*empty[:end], *ids, *empty[end:]]

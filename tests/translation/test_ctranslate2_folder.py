@@ -1,0 +1,123 @@
+"""Models exported to CTranslate2: the same ids, text without this library, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jax_transformer import InputError, TransformerConfig, Translator
+from jax_transformer.commands.command_line import call
+from jax_transformer.commands.export import export
+from jax_transformer.translation.model_folder import save
+from tests.models import random_params, tiny_model
+from tests.tiers import tiered
+
+ctranslate2_folder = pytest.importorskip("jax_transformer.translation.ctranslate2_folder")
+
+REFUSED = {
+    "torch_nn": "token_embeddings='none'",
+    "shared_heads": "decoder_attention='self_over_memory'",
+    "pre_norm": "norm='std_norm'",
+    "pre_norm_memory_norm": "memory_norm=True",
+    "pre_norm_log_softmax": "norm='std_norm'",
+}
+# No preset has them: heads that share a projection, no positions, offset positions after a norm.
+OTHERS = {
+    "shared_projection": {"head_projection": "shared", "qkv_bias": True},
+    "no_positions": {"positions": "none", "norm_placement": "pre", "final_norm": True},
+    "one_final_norm": {"decoder_final_norm": True, "gated_feed_forward": True},
+    "tensor2tensor": {"positions": "sinusoidal_tensor2tensor", "position_offset": 3},
+    "narrow_heads": {"d_kv": 7, "norm_bias": False, "activation": "silu"},
+}
+EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
+
+
+@pytest.fixture(scope="module")
+def base():
+    return tiny_model(["abc cab fed dab bead", "xyz uvw"], vocab_size=30, seed=1, max_length=40)
+
+
+def with_preset(base, name, **fields):
+    """A model of a preset with random numbers in every leaf, large enough to choose clearly."""
+    defaults, tokenizer = TransformerConfig.preset(name), base.tokenizer
+    sizes = {"d_model": 24, "num_heads": 3, "d_ff": 32, "max_length": 40, "dropout": 0.0}
+    sizes |= {"src_vocab_size": 30, "tgt_vocab_size": 30}
+    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 3}
+    sizes |= {key: getattr(tokenizer, key) for key in ("pad_id", "bos_id", "eos_id")}
+    if defaults.d_kv is not None:
+        sizes["d_kv"] = 5
+    if defaults.positions == "relative":
+        sizes |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+    config = TransformerConfig.preset(name, **(sizes | fields))
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, random_params(config, seed=3))
+    return base._replace(config=config, params=params)
+
+
+@pytest.mark.parametrize(
+    "name", tiered([*EXPRESSIBLE, *OTHERS], ["bart", "t5_v1_1", "vaswani2017"])
+)
+def test_every_expressible_model_translates_alike(base, tmp_path, name):
+    fields = OTHERS.get(name, {})
+    model = with_preset(base, "vaswani2017" if name in OTHERS else name, **fields)
+    line = ctranslate2_folder.export_ctranslate2(model, tmp_path / "out")
+    assert line.startswith("16 of 16")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
+    model = with_preset(base, name)
+    with pytest.raises(InputError) as refused:
+        ctranslate2_folder.export_ctranslate2(model, tmp_path / "out")
+    assert str(refused.value).startswith(f"{REFUSED[name]}: CTranslate2 can express ")
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_function_is_not_written(base, tmp_path, monkeypatch):
+    positions = ctranslate2_folder._positions
+    monkeypatch.setattr(
+        ctranslate2_folder, "_positions", lambda *arguments: positions(*arguments)[::-1].copy()
+    )
+    with pytest.raises(InputError, match=r"not written, because \d+ of 16 random sources"):
+        ctranslate2_folder.export_ctranslate2(with_preset(base, "vaswani2017"), tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+WITHOUT_THIS_LIBRARY = """
+import json, sys
+import ctranslate2, tokenizers
+tokenizer = tokenizers.Tokenizer.from_file("out/tokenizer.json")
+translator = ctranslate2.Translator("out", compute_type=sys.argv[1])
+sources = [tokenizer.encode(line).tokens + ["</s>"] for line in sys.argv[2:]]
+options = {"beam_size": 1, "min_decoding_length": 0, "max_decoding_length": 20}
+results = translator.translate_batch(sources, suppress_sequences=[["<pad>"]], **options)
+ids = [[tokenizer.token_to_id(token) for token in result.hypotheses[0]] for result in results]
+assert not any("jax" in name for name in sys.modules)
+print(json.dumps([tokenizer.decode(target) for target in ids]))
+"""
+
+
+def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
+    model = with_preset(base, "vaswani2017")
+    save(tmp_path / "model", model)
+    call(export, [str(tmp_path / "model"), str(tmp_path / "out")])
+    assert "written: 16 of 16 random sources have the same translation" in capsys.readouterr().out
+    lines = ["abc cab", "bead", "xyz uvw dab fed", "a"]
+    command = [sys.executable, "-c", WITHOUT_THIS_LIBRARY, "float32", *lines]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = Translator(model)(lines, beam_size=1, max_new_tokens=20)
+    assert json.loads(done.stdout) == [result.text for result in results]
+    with pytest.raises(InputError, match="out: exists already; name another output"):
+        call(export, [str(tmp_path / "model"), str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("quantization", ["float16", "int8"])
+def test_smaller_weights_are_written_and_counted(base, tmp_path, quantization):
+    model = with_preset(base, "vaswani2017", d_model=48)
+    line = ctranslate2_folder.export_ctranslate2(model, tmp_path / "half", quantization)
+    assert " of 16 random sources have the same translation" in line
+    ctranslate2_folder.export_ctranslate2(model, tmp_path / "whole")
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("half", "whole")]
+    assert sizes[0] < 0.7 * sizes[1]
