@@ -94,14 +94,6 @@ class _Services(NamedTuple):
     validation_loss: Callable[[Params], float]
 
 
-class _Ending(NamedTuple):
-    """How the loop ended."""
-
-    checkpoint: RunCheckpoint  # after the last step
-    saved_step: int  # of the last checkpoint that was handed to the writer
-    loss_is_finite: bool  # False if a validation loss that was not finite ended the loop
-
-
 def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
@@ -120,18 +112,18 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
     with _open_services(run, start.progress, validation, console) as services:
         services.checkpoints.save(start)
-        ending = _train_steps(run, start, steps, training, layout, services)
+        checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, services)
         with services.watchdog.paused():
             services.checkpoints.wait()
             # The other processes wait here for the main one, which writes.
             stopped_by = distributed.agreed_signal(run.stop.signal)
-    if stopped_by:
+    if stopped_by and loss_is_finite:
         raise Stopped(
-            f"stopped by {stopped_by.name}: step {ending.saved_step:,} is saved in "
+            f"stopped by {stopped_by.name}: step {checkpoint.progress.step:,} is saved in "
             f"{run.directory}; resume goes on from there",
             stopped_by,
         )
-    return _best(run, ending, console)
+    return _best(run, checkpoint, loss_is_finite, console)
 
 
 def _train_steps(
@@ -141,11 +133,10 @@ def _train_steps(
     training: Corpus,
     layout: EpochLayout,
     services: _Services,
-) -> _Ending:
-    """Make the remaining steps, with reports, evaluations and checkpoints between them."""
+) -> tuple[RunCheckpoint, bool]:
+    """Make the remaining steps; return the last checkpoint, and whether each loss was finite."""
     training_config = run.settings.training_config
-    saved_step = checkpoint.progress.step
-    remaining = max(training_config.steps - saved_step, 0)
+    remaining = max(training_config.steps - checkpoint.progress.step, 0)
     batches = _batches(training, run, layout, checkpoint.progress)
     for position, batch in itertools.islice(batches, remaining):
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
@@ -164,17 +155,16 @@ def _train_steps(
         if evaluating:
             checkpoint, loss = _evaluate(run, checkpoint, services)
             if not math.isfinite(loss):
-                return _Ending(checkpoint, saved_step, loss_is_finite=False)
+                return checkpoint, False
         # Several processes ask each other only after a report, when the host waits for the device.
         asking = reporting or jax.process_count() == 1
         stopping = asking and distributed.agreed_signal(run.stop.signal)
         if evaluating or stopping:
             with services.watchdog.paused():
                 services.checkpoints.save(checkpoint)
-            saved_step = checkpoint.progress.step
         if stopping:
             break
-    return _Ending(checkpoint, saved_step, loss_is_finite=True)
+    return checkpoint, True
 
 
 def _report(progress: RunProgress, services: _Services) -> RunProgress:
@@ -194,8 +184,11 @@ def _evaluate(
     measured = {}
     with services.watchdog.paused(), run.stop.during("this evaluation"):
         loss = services.validation_loss(state.eval_params)
-        if math.isfinite(loss):
-            measured = _measured(run, progress.step, state.eval_params)
+        if math.isfinite(loss) and run.measure is not None:
+            params = jax.tree.map(distributed.to_host, state.eval_params)
+            measured = run.measure(progress.step, params)
+            # Each process takes the main one's numbers: its own may differ in a bit.
+            measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
     services.shown.report_validation(progress.step, loss)
     services.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
@@ -208,31 +201,20 @@ def _evaluate(
     return RunCheckpoint(progress, state, best_params), loss
 
 
-def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
-    if run.measure is None:
-        return {}
-    measured = run.measure(step, jax.tree.map(distributed.to_host, params))
-    # All processes take the numbers of the main one: those of another one may differ in a bit.
-    return json.loads(distributed.from_main(json.dumps(measured).encode()))
-
-
-def _best(run: Run, ending: _Ending, console: Console) -> Best:
+def _best(run: Run, checkpoint: RunCheckpoint, loss_is_finite: bool, console: Console) -> Best:
     """Return the best evaluation; warn if a loss that was not finite ended the run."""
-    progress, _, best_params = ending.checkpoint
+    progress, _, best_params = checkpoint
     training_config = run.settings.training_config
     failed = f"step {progress.step:,}: the validation loss is not finite"
     remedy = "lower the learning rate, or raise warmup_steps"
-    if best_params is None and ending.loss_is_finite:
-        raise InputError(
-            f"steps={training_config.steps} ends the run at step {progress.step:,}, before its "
-            "first evaluation; raise steps"
-        )
+    if best_params is None and loss_is_finite:
+        raise InputError(f"steps={training_config.steps} is before the first evaluation; raise it")
     if best_params is None:
         raise InputError(
             f"{failed}, and no evaluation before it was usable; {remedy}="
             f"{training_config.warmup_steps}"
         )
-    if not ending.loss_is_finite:
+    if not loss_is_finite:
         console.print(
             f"WARNING: {failed}, which ends the run early; the best earlier parameters, of step "
             f"{progress.best_step:,}, are kept; to train for longer, {remedy}"
@@ -269,9 +251,8 @@ def _open_services(
     run: Run, progress: RunProgress, validation: Corpus, console: Console
 ) -> Iterator[_Services]:
     """Open everything that the loop writes to, and close it in the end."""
-    settings = run.settings
-    evaluate = sharded_evaluation_step(run.mesh, settings.config, settings.training_config)
-    training_config = settings.training_config
+    settings, training_config = run.settings, run.settings.training_config
+    evaluate = sharded_evaluation_step(run.mesh, settings.config, training_config)
     plan = plan_epoch(validation, training_config, epoch=0)
     plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
 
@@ -279,14 +260,13 @@ def _open_services(
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
     logged = progress.step - len(progress.window)
-    directory = None
     if distributed.is_main():  # which alone writes a log
-        directory = run.directory
-        directory.mkdir(parents=True, exist_ok=True)
+        run.directory.mkdir(parents=True, exist_ok=True)
+    directory = run.directory if distributed.is_main() else None
     with (
         RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
-        Progress(console, progress.step, settings.training_config.steps) as shown,
+        Progress(console, progress.step, training_config.steps) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
     ):
         if log.is_damaged:
