@@ -17,13 +17,7 @@ from jax_transformer.storage.writing import WRITING
 from jax_transformer.translation.model_folder import check_free, save
 
 
-def average(
-    run: Path,
-    output: Path,
-    /,
-    last: int | None = None,
-    overwrite: bool = False,
-) -> None:
+def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool = False) -> None:
     """Write the mean of a training run's last checkpoints as a model for translate.
 
     Args:

@@ -28,11 +28,10 @@ from jax_transformer.commands.train_arguments import (
     named_settings,
     read_start,
 )
-from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore, steps_in
-from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
+from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, claimed
@@ -73,14 +72,14 @@ def train(*argv: str) -> None:
             lost_after=arguments.lost_after,
         )
         console.quiet = not distributed.is_main()
+        resumed = None
         if arguments.resume:
             arguments, resumed = resumed_arguments(named, arguments, console)
             config, _, tokenizer, *_, generation, origin = resumed.settings
             start = Start(tokenizer, config, generation=generation, origin=origin)
-            run(arguments, start, resumed, console)
         else:
             arguments, start = new_arguments(named, arguments)
-            run(arguments, start, None, console)
+        run(arguments, start, resumed, console)
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
@@ -180,30 +179,24 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     """Refuse arguments that cannot work, before any text is read."""
-    text_settings = arguments.text_settings()
-    check_path(text_settings.store)
+    check_path(arguments.text_settings().store)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
         config = model_config(arguments.model, start.config or start.tokenizer)
-    _check_memory(arguments, config, known=start.tokenizer is not None)
+    smallest = config
+    if start.tokenizer is None:  # the text may have few characters
+        fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
+        smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
+    check_training(smallest, arguments.training)
     if arguments.training.bpe_dropout and start.tokenizer is not None:
         BPEDropout(start.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
         check_packs(config)
-    check_files(arguments.files, arguments.valid_pairs, arguments.weights)
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:
         check_installed("tensorboardX")
-
-
-def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) -> None:
-    """Refuse a model that this machine cannot train; `known` says whether its vocabulary is."""
-    if not known:  # the text may have few characters
-        fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
-        config = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
-    check_training(config, arguments.training)
 
 
 def prepare(
@@ -213,7 +206,7 @@ def prepare(
     text_settings = arguments.text_settings()
     corpora = read_corpora(text_settings, start.tokenizer, console)
     config = model_config(arguments.model, start.config or corpora.tokenizer)
-    _check_memory(arguments, config, known=True)
+    check_training(config, arguments.training)
     encoded = encode_corpora(corpora, text_settings, console, expected_sha256)
     for line in (*start.report, *encoded.report):
         console.print(line)

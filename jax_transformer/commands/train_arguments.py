@@ -161,15 +161,10 @@ class Arguments:
     )
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
-    @property
-    def files(self) -> Files:
-        """The text files."""
-        return Files(self.source, self.target, self.valid_source, self.valid_target)
-
     def text_settings(self) -> TextSettings:
         """Return which text the run trains on."""
         return TextSettings(
-            self.files,
+            Files(self.source, self.target, self.valid_source, self.valid_target),
             self.weights,
             self.valid_pairs,
             self.training.seed,

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import jax
 from rich.console import Console
 
-from jax_transformer import __version__
 from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.errors import InputError
+from jax_transformer.runtime.distributed import library_digest
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
@@ -160,7 +160,7 @@ def translate(
             _write(translated, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores)
         else:
             facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
-            facts |= {"model": model_digest(model), "library": __version__}
+            facts |= {"model": model_digest(model), "library": library_digest()}
             with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
                 shown |= {"skip": file.lines, "total": total}
                 if file.lines:

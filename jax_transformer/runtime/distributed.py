@@ -51,11 +51,7 @@ def initialize(
         start_timeout: Seconds within which all processes must have joined.
         lost_after: Seconds of silence after which a process counts as lost.
     """
-    named = {
-        "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
+    named = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     _check_range("lost_after", lost_after, 1, MOST)
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
