@@ -235,7 +235,7 @@ def show_settings(
     shown = (
         f"{name}={value}"
         for name, value in dataclasses.asdict(training).items()
-        if training.acts(name) and (name in SHOWN or value != usual[name])
+        if name in SHOWN or value != usual[name]
     )
     console.print(f"training: {', '.join(shown)}")
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")

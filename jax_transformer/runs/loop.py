@@ -33,7 +33,6 @@ from jax_transformer.runs.state import (
 )
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
@@ -90,7 +89,7 @@ class _Services(NamedTuple):
     checkpoints: RunCheckpoints
     log: MetricsLog
     shown: Progress
-    watchdog: Watchdog
+    watchdog: distributed.Watchdog
     validation_loss: Callable[[Params], float]
 
 

@@ -82,7 +82,7 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
 def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
     """Call a function with the number of each signal as it arrives, in another thread.
 
-    Handlers of Python's are called as well, later. To be entered in the main thread.
+    Python's own handlers are called later. Only the main thread may enter this context.
     """
 
     def watch() -> None:
@@ -110,29 +110,23 @@ def interruptible() -> Iterator[None]:
 
     Python's KeyboardInterrupt is not enough: jaxlib drops it in a callback and makes an ImportError
     of it while its modules start, and compiled code delays it. What is being written must survive
-    a kill at any moment anyway; the next call removes what is half written.
-
-    Where SIGINT is ignored, as in the background of a shell, or has another handler than Python's
-    own, nothing changes.
+    a kill anyway. Where SIGINT is ignored, as in the background of a shell, or has another handler
+    than Python's own, nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    with received_signals(_leave):
-        before = signal.signal(signal.SIGINT, _wait)
+
+    def leave(number: int) -> None:
+        if number == signal.SIGINT:
+            with contextlib.suppress(OSError):
+                os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
+            os._exit(128 + signal.SIGINT)
+
+    with received_signals(leave):
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # `leave` ends the process
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _leave(number: int) -> None:
-    if number == signal.SIGINT:
-        with contextlib.suppress(OSError):
-            os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
-        os._exit(128 + signal.SIGINT)
-
-
-def _wait(number: int, frame: FrameType | None) -> None:
-    """Do nothing, in the main thread, while `_leave` ends the process from another one."""

@@ -109,17 +109,6 @@ class TrainingConfig:
     bpe_dropout: Share = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 
-    def acts(self, name: str) -> bool:
-        """Return whether a field has an effect beside the others."""
-        needs = {
-            "learning_rate": self.schedule != "noam",
-            "learning_rate_factor": self.schedule == "noam",
-            "gradient_dtype": self.compute_dtype == "bfloat16",
-            "bucket_count": self.batching == "buckets",
-            "pack_length": self.batching == "packed",
-        }
-        return needs.get(name, True)
-
     def __post_init__(self) -> None:
         """Refuse settings that cannot train."""
         check_fields(self)
