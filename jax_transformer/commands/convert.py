@@ -24,20 +24,14 @@ CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
 
 class ConversionInput(NamedTuple):
-    """A model that was read.
-
-    Attributes:
-        tokenizer: None where the source has none that this library can read.
-        report: What reading a weight file did with each tensor; None for a folder.
-        left: Names of the files of a Hugging Face folder that the origin leaves out.
-    """
+    """A model that was read."""
 
     config: TransformerConfig
     params: dict[str, Any]
-    tokenizer: Tokenizer | None = None
-    report: Report | None = None
+    tokenizer: Tokenizer | None = None  # None where the source has none that this library can read
+    report: Report | None = None  # what became of each tensor of a weight file
     origin: Origin | None = None
-    left: Sequence[str] = ()
+    left: Sequence[str] = ()  # files of a Hugging Face folder that the origin leaves out
 
 
 def convert(
@@ -134,11 +128,10 @@ def read_source(
         return ConversionInput(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
-    if (
-        layout in FAMILIES
-        and (found := huggingface.read_config(source).get("model_type")) != layout
-    ):
-        raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
+    if layout in FAMILIES:
+        model_type = huggingface.read_config(source).get("model_type")
+        if model_type != layout:
+            raise InputError(f"{source}: model_type={model_type!r} contradicts --layout {layout}")
     if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
     if source.is_dir():
@@ -159,10 +152,8 @@ def read_source(
 
 
 def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
-    """Return whether the source is a checkpoint of a training program, which has its settings.
-
-    A file in a program's layout that `convert` wrote has them in its metadata or in --config.
-    """
+    """Return whether the source is a checkpoint of a training program, which has its settings."""
+    # A file in a program's layout that `convert` wrote has them in its metadata or in --config.
     weights_alone = config_file is not None or source.suffix == ".safetensors"
     return layout in TRAINERS and not weights_alone and not source.is_dir()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import shlex
 import sys
@@ -10,7 +9,6 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -51,6 +49,7 @@ from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
+from jax_transformer.translation.model_folder import TrainedModel, model_digest
 
 # Settings of the training that are shown at the start, even where they are the usual ones.
 SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
@@ -162,11 +161,9 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
         )
         best = loop.train(this_run, corpora.training, corpora.validation, console)
     if stop.signal is not None:  # it came after the last step, too late for the loop
-        raise Stopped(
-            f"stopped by {stop.signal.name}: the run in {arguments.output} is saved, and its model "
-            "is not written; resume writes it",
-            stop.signal,
-        )
+        name, output = stop.signal.name, arguments.output
+        message = f"the run in {output} is saved, and its model is not written; resume writes it"
+        raise Stopped(f"stopped by {name}: {message}", stop.signal)
     if is_main:
         evaluation.finish(arguments.output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
@@ -252,10 +249,8 @@ def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.data_sha256}
     shared |= {"mesh": describe(mesh)}
     if start.params is not None:
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(start.params):
-            digest.update(np.ascontiguousarray(leaf))
-        shared["initial parameters"] = digest.hexdigest()
+        initial = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
+        shared["initial model"] = model_digest(initial)
     return {name: str(value) for name, value in shared.items()}
 
 

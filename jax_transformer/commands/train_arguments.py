@@ -36,24 +36,10 @@ NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", 
 PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
-TEXT_SIZES = {
-    "d_model": 256,
-    "num_heads": 8,
-    "d_ff": 512,
-    "num_encoder_layers": 3,
-    "num_decoder_layers": 3,
-    "max_length": 128,
-    "dropout": 0.1,
-}
-NUMBER_WORDS_SIZES = {
-    "d_model": 64,
-    "num_heads": 4,
-    "d_ff": 256,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "max_length": 64,
-    "dropout": 0.0,
-}
+TEXT_SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3}
+TEXT_SIZES |= {"num_decoder_layers": 3, "max_length": 128, "dropout": 0.1}
+NUMBER_WORDS_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2}
+NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,8 +206,8 @@ def read_start(arguments: Arguments) -> Start:
         tokenizer = tokenizer.with_languages(*languages, str(arguments.tokenizer))
     elif arguments.init is None and languages != (None, None):
         raise InputError(
-            f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
-            "tokenizer that has language codes: name it by --init or --tokenizer"
+            f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need language codes: "
+            "name a model or tokenizer that has them by --init or --tokenizer"
         )
     if arguments.init is None:
         return Start(tokenizer)
@@ -305,12 +291,10 @@ def _checked(named: Mapping[str, Any], prefix: str, *, text: bool = False) -> Na
     for name in Files._fields:  # one file needs no list
         if isinstance(of_run.get(name), str):
             of_run[name] = [of_run[name]]
-    parts = [
-        checked_fields(
-            settings, of_run.pop(part, {}), f"{prefix}{part}: " * bool(prefix), text=text
-        )
-        for part, settings in PARTS.items()
-    ]
+    parts = []
+    for part, settings in PARTS.items():
+        where = f"{prefix}{part}: " if prefix else ""
+        parts.append(checked_fields(settings, of_run.pop(part, {}), where, text=text))
     return NamedSettings(checked_fields(Arguments, of_run, prefix, text=text), *parts)
 
 
@@ -331,11 +315,7 @@ def _parser(defaults: Arguments) -> Parser:
 
 def kept_arguments(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON."""
-    kept = {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(arguments)
-        if field.name not in NOT_KEPT
-    }
+    kept = {name: value for name, value in vars(arguments).items() if name not in NOT_KEPT}
     return kept | {name: _absolute(kept[name]) for name in PATHS if kept.get(name)}
 
 

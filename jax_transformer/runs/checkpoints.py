@@ -61,10 +61,7 @@ class Saved(NamedTuple):
     progress: RunProgress
 
     def read(self, mesh: Mesh | None = None) -> RunCheckpoint:
-        """Return the checkpoint; each process reads the parts that its devices of a mesh hold.
-
-        Without a mesh the arrays are whole and on the host.
-        """
+        """Return the checkpoint, of each array the parts on a mesh; None: whole, on the host."""
         shapes = _shapes(self.settings, self.progress)
         targets = named_leaves(shapes)
         if mesh is None:
@@ -135,9 +132,6 @@ class RunCheckpoints:
         """Copy a checkpoint and start to write it; a step that exists already is left alone.
 
         All processes call this, and each writes the parts of the arrays that its devices hold.
-
-        Raises:
-            InputError: This checkpoint, or the one before, could not be written.
         """
         step = checkpoint.progress.step
         self.wait()

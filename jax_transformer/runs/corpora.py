@@ -145,9 +145,8 @@ def encode_corpora(
 ) -> Corpora:
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
-    Overlong training pairs are dropped; so are those held out of them. A text that has not the
-    sha256 of the run that is resumed is refused before its duplicates are searched and before it
-    is encoded.
+    Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
+    another sha256 than that of a resumed run is refused before it is encoded.
     """
     tasks = _tasks(preparation, settings)
     max_length, text = settings.filters.max_length, preparation.validation

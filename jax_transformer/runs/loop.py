@@ -57,11 +57,10 @@ STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run and where it is kept.
+    """A training run and where it is kept; it may be resumed on another mesh.
 
-    At each evaluation `measure` is called with the step and the parameters. It returns names and
-    values for the log beside the loss, "validation_bleu" if that selects the best. The mesh is no
-    part of the run, which may be resumed on other devices.
+    At each evaluation `measure` gets the step and the parameters, and returns values by name for
+    the log beside the loss: "validation_bleu" if that selects the best.
     """
 
     directory: Path
@@ -96,9 +95,8 @@ class _Services(NamedTuple):
 def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
-    A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
-    The loss of the validation pairs then selects the best parameters. A run that is killed and
-    resumed ends with the same bits as one that is not.
+    A checkpoint is written before the first step and at every evaluation, which selects the best
+    parameters. A run that is killed and resumed ends with the same bits as one that is not.
     """
     for line in undivided(run.mesh, run.settings.config):
         console.print(f"WARNING: {line}")
@@ -229,10 +227,7 @@ def discard_run(directory: Path) -> None:
 
 
 def _start(run: Run) -> RunCheckpoint:
-    """Return the checkpoint that the run starts from, on its mesh.
-
-    Batches that stopped the run before, because they were not finite, are skipped from now on.
-    """
+    """Return the first checkpoint, on the mesh; batches that stopped the run are skipped."""
     config, training_config = run.settings.config, run.settings.training_config
     if run.resumed is None:
         if steps_in(run.directory / CHECKPOINTS):

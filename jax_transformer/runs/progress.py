@@ -13,10 +13,7 @@ SECONDS_PER_LINE = 10  # between two lines of progress, where there is no termin
 
 
 class Progress:
-    """Shows step, loss, learning rate, target tokens/s (without padding) and the time left.
-
-    On leaving the context it shows one line about the whole run.
-    """
+    """Shows how far a run is; on leaving the context, one line about the whole run."""
 
     def __init__(self, console: Console, first: int, steps: int) -> None:
         """Start after the `first` steps, made before the run was resumed, of all its steps."""
@@ -40,10 +37,7 @@ class Progress:
             )
 
     def report(self, step: int, metrics: list[Metrics]) -> dict[str, float]:
-        """Show the steps since the last report; return their numbers for the log.
-
-        There is no loss if every step was rejected.
-        """
+        """Show the steps since the last report; return their numbers for the log."""
         now = time.monotonic()
         seconds = max(now - self._window_started, SHORTEST)
         tokens = sum(int(each.target_tokens) for each in metrics)

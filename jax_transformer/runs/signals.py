@@ -40,9 +40,8 @@ class Stopped(Exception):
 def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterator[StopRequest]:
     """Note the first SIGTERM or SIGINT within this context; a second one ends the process.
 
-    Python runs a signal handler in the main thread, and only when that returns from XLA, which may
-    take many seconds. A thread therefore acknowledges the first signal, with one line, and obeys
-    the second one at once. To be entered in the main thread, which alone may set handlers.
+    Python runs a signal handler only when the main thread returns from XLA, which may take many
+    seconds. So a thread acknowledges the first signal, and obeys the second one at once.
     """
     request = StopRequest()
 
@@ -80,10 +79,7 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
 
 @contextlib.contextmanager
 def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
-    """Call a function with the number of each signal as it arrives, in another thread.
-
-    Python's own handlers are called later. Only the main thread may enter this context.
-    """
+    """Call a function with the number of each signal as it arrives, in another thread."""
 
     def watch() -> None:
         while number := reader.recv(1):
