@@ -181,10 +181,7 @@ def library_digest() -> str:
 
 
 def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
-    """Return the signal that any of the processes has received, the same on all of them.
-
-    All processes call this after the same step. It waits for the device.
-    """
+    """Return the signal that any process has received; all call this after the same step."""
     if _alone():
         return received
     numbers = multihost_utils.process_allgather(np.int32(received or 0))
@@ -228,23 +225,18 @@ def step_watchdog(lost_after: int) -> Watchdog:
 
 
 def fail(error: Exception) -> NoReturn:
-    """End the program with an error: an `InputError` as one line, and exit code 1.
-
-    One of several processes ends at once: Python's exit would wait for the others, which wait for
-    this one.
-    """
+    """End the program with an error: an `InputError` as one line, and exit code 1."""
     if _alone():
         if isinstance(error, InputError):
             sys.exit(f"error: {error}")
         raise error
+    # One of several processes ends at once: Python's exit would wait for the others.
     message = " ".join(str(error).split())[:300]
     if isinstance(error, InputError):
         line = f"error: {_name()}: {message}"
     elif any(word in message.lower() for word in LOST):
-        line = (
-            f"error: {_name()} has lost another process ({message}); read its output, and "
-            "start all again with --resume"
-        )
+        remedy = "read its output, and start all again with --resume"
+        line = f"error: {_name()} has lost another process ({message}); {remedy}"
     else:
         traceback.print_exception(error)
         line = f"error: {_name()} has failed; the others end as well"
