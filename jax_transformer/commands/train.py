@@ -201,10 +201,10 @@ def prepare(
 ) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text."""
     text_settings = arguments.text_settings()
-    corpora = read_corpora(text_settings, start.tokenizer, console)
-    config = model_config(arguments.model, start.config or corpora.tokenizer)
+    run_text = read_corpora(text_settings, start.tokenizer, console)
+    config = model_config(arguments.model, start.config or run_text.tokenizer)
     check_training(config, arguments.training)
-    encoded = encode_corpora(corpora, text_settings, console, expected_sha256)
+    encoded = encode_corpora(run_text, text_settings, console, expected_sha256)
     for line in (*start.report, *encoded.report):
         console.print(line)
     settings = RunSettings(

@@ -13,19 +13,18 @@ from jax_transformer.config.declared import check_mapping, checked_fields, decla
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
 from jax_transformer.runs.corpora import Files, TextSettings
-from jax_transformer.runs.existing_tokenizer import run_tokenizer
 from jax_transformer.runs.model_settings import (
     check_same_model,
     named_fields,
     preset_fields,
     undecided_fields,
 )
-from jax_transformer.runs.run_model import read_initial_model
+from jax_transformer.runs.run_model import read_initial_model, read_tokenizer
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
-from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
@@ -200,10 +199,17 @@ NO_START = Start()
 
 def read_start(arguments: Arguments) -> Start:
     """Return what a new run starts from: the model of --init, or the tokenizer of --tokenizer."""
-    tokenizer = run_tokenizer(arguments.tokenizer, arguments.target_tokenizer)
+    source, target = arguments.tokenizer, arguments.target_tokenizer
+    if target and not source:
+        raise InputError(
+            f"tokenizer=None: name that of the sources beside target_tokenizer={target}"
+        )
+    tokenizer = read_tokenizer(source) if source else None
+    if target:
+        tokenizer = separate(tokenizer, read_tokenizer(target))
     languages = arguments.source_lang, arguments.target_lang
     if tokenizer is not None:
-        tokenizer = tokenizer.with_languages(*languages, str(arguments.tokenizer))
+        tokenizer = tokenizer.with_languages(*languages, str(source))
     elif arguments.init is None and languages != (None, None):
         raise InputError(
             f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need language codes: "
@@ -216,7 +222,7 @@ def read_start(arguments: Arguments) -> Start:
     )
     if tokenizer is not None and tokenizer.digest() != of_model.digest():
         raise InputError(
-            f"tokenizer={arguments.tokenizer} is not the tokenizer of the model in "
+            f"tokenizer={source} is not the tokenizer of the model in "
             f"{arguments.init}: their sha256 are {tokenizer.digest()} and {of_model.digest()}; "
             "leave tokenizer out"
         )

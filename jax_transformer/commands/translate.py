@@ -134,15 +134,9 @@ def translate(
                 f"{folder} limits no length, so a translation ends after {DEFAULT_NEW_TOKENS} "
                 "tokens, as in transformers; --max-new-tokens sets another limit"
             )
-        chosen = {
-            "beam_size": beam,
-            "num_hypotheses": nbest,
-            "length_penalty": length_penalty,
-            "max_new_tokens": max_new_tokens,
-            "overlong": overlong,
-            "max_tokens": max_tokens,
-            "window": window,
-        }
+        chosen = {"beam_size": beam, "num_hypotheses": nbest, "length_penalty": length_penalty}
+        chosen |= {"max_new_tokens": max_new_tokens, "max_tokens": max_tokens}
+        chosen |= {"overlong": overlong, "window": window}
         first: list[str] = []
         lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
         if alignments is not None:

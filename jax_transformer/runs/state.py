@@ -22,14 +22,8 @@ from jax_transformer.training.step import Metrics, TrainState
 MOST_NONFINITE = 10
 # Training settings that decide when the run ends, what it keeps and how much memory it takes, but
 # not the outcome of a step.
-MAY_CHANGE = (
-    "steps",
-    "cooldown_steps",
-    "patience",
-    "evaluation_interval",
-    "keep_checkpoints",
-    "remat",
-)
+MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
+MAY_CHANGE += ("keep_checkpoints",)
 KEPT = "; a resumed run keeps it"  # ends the message about a setting that differs
 
 
