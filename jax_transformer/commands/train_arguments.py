@@ -61,10 +61,8 @@ class Arguments:
         valid_target: Translation of the validation text, line by line.
         valid_pairs: Without validation files, pairs of the training text that are held out for
             validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
-        longest_side: Most tokens of a side of a training pair; longer pairs are dropped. If None,
-            max_length.
-        max_ratio: Most tokens of the longer side of a training pair for each token of the shorter
-            side; other pairs are dropped.
+        longest_side: Most tokens of a side of a training pair; if None, max_length.
+        max_ratio: Most tokens of the longer side of a training pair for each of the shorter side.
         drop_duplicates: Drop the training pairs that repeat an earlier one.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
         prepared: Folder that keeps tokenizers and encoded text; if None, one in the user's cache. A
@@ -72,33 +70,26 @@ class Arguments:
         init: Model to start from: the folder of a model of this library or of Hugging Face. The run
             keeps its tokenizer, its config and its generation defaults; only the dropout rates may
             be others.
-        ignore_generation_config: Ignore the generation defaults of the Hugging Face folder of
-            --init.
-        source_lang: Code of the language of the sources, for a model or tokenizer with language
-            codes; if None, the one that its folder names.
+        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        source_lang: Code of the language of the sources; if None, the one that the folder names.
         target_lang: Code of the language of the targets; if None, the one that the folder names.
         tokenizer: Tokenizer to use instead of training one: a tokenizer.json, or the folder of a
             tokenizer or of a model.
         target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
             model with token_embeddings "separate".
-        output: Directory of the run and of its model; if None, the first free one of runs/0,
-            runs/1, ...
+        output: Folder of the run and its model; if None, the first free one of runs/0, runs/1, ...
         overwrite: Replace the model that is in --output.
         resume: Continue the run in --output from its last checkpoint, with its own settings.
         tensorboard: Also write events for TensorBoard, into tensorboard/ in the output.
         mesh: Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits
             parameters and optimizer, "tensor" the matrix products; -1 takes the other devices. If
             None, one device.
-        coordinator: With several processes, host:port of the first one; the port must be free
-            there.
+        coordinator: With several processes, host:port of the first one, where the port is free.
         num_processes: Number of processes.
         process_id: Number of this process, from 0.
-        lost_after: Seconds of silence after which another process counts as lost, and this one
-            ends.
-        keep_freed_memory: Keep the memory of a step for the next one, which is faster on a CPU;
-            Linux only.
-        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for text that is tokenised
-            already.
+        lost_after: Seconds of silence of another process after which this one ends.
+        keep_freed_memory: Keep the memory of a step for the next one: faster on a CPU, Linux only.
+        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for text with its own.
         preset: The described implementation to train. It gives the fields of the model that are not
             named; sizes that it leaves open are those of the task. Only the presets of Hugging Face
             families can be written as Hugging Face folders later: marian, for example, and not the
@@ -212,8 +203,8 @@ def read_start(arguments: Arguments) -> Start:
         tokenizer = tokenizer.with_languages(*languages, str(source))
     elif arguments.init is None and languages != (None, None):
         raise InputError(
-            f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need language codes: "
-            "name a model or tokenizer that has them by --init or --tokenizer"
+            f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
+            "tokenizer that has language codes: name it by --init or --tokenizer"
         )
     if arguments.init is None:
         return Start(tokenizer)

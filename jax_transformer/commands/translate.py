@@ -64,11 +64,9 @@ def translate(
     on, and ends with the same bytes.
 
     Args:
-        folder: Folder of a trained model, or a Hugging Face folder of a family that this library
-            knows.
+        folder: Folder of a trained model, or a Hugging Face folder of a known family.
         input: Text to translate, plain or gzip, or a FIFO; if None, standard input.
-        output: File to write; until it is finished, its name ends in .part. If None, standard
-            output.
+        output: File to write, named .part until it is finished; if None, standard output.
         resume: Go on with the unfinished --output, or begin it where there is none.
         overwrite: Replace an existing output or picture.
         beam: Hypotheses that beam search keeps, 1 is greedy search; if None, the model's default.
@@ -79,10 +77,8 @@ def translate(
         max_new_tokens: Most tokens of a translation, EOS included; if None, the model's default,
             and for a model without one ten more than twice the tokens of the line.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
-        source_lang: Code of the language of the input, for a model with language codes; if None,
-            the one that the model's folder names.
-        target_lang: Code of the language to translate into; if None, the one that the model's
-            folder names.
+        source_lang: Code of the language of the input; if None, the one that the folder names.
+        target_lang: Code of the language to translate into; if None, the one that the folder names.
         overlong: If a line has more tokens than the model takes, refuse its window, or cut it.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.

@@ -96,11 +96,9 @@ class Budget(NamedTuple):
 def budget(config: TransformerConfig, workload: Workload) -> Budget:
     """Return the cost of training a model.
 
-    Parameters, gradients and moments are counted as `parameter_shardings` places them: a dimension
-    that its mesh axis does not divide is whole on each device. That is about
+    Parameters, gradients and moments are counted as `parameter_shardings` places them: about
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
-    vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count, nor do
-    copies of the parameters in the compute dtype: XLA casts them where it reads them.
+    vocabulary by tensor. Buffers that XLA needs to exchange or cast arrays do not count.
     """
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
@@ -139,10 +137,9 @@ def activations_per_row(
 ) -> dict[str, float]:
     """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
 
-    XLA keeps the results of products and the dropout masks, and computes cheap operations again. A
-    loop over layers keeps the results of the cheap operations as well. With rematerialisation, what
-    the one layer keeps that the backward pass is in is added. With several `loss_parts`, no logits
-    are kept. `tensor` devices divide heads, inner features and vocabulary.
+    XLA keeps the results of products and the dropout masks; in a loop over layers, those of cheap
+    operations as well. With rematerialisation, what one layer keeps is added; with several
+    `loss_parts`, no logits are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
     width, heads = config.d_model, config.num_heads * config.head_dim / tensor
     length, size = workload.length, BYTES[workload.compute_dtype]
