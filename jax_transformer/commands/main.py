@@ -26,7 +26,6 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
-GOOGLE = "0x1ae0"  # the vendor of a TPU
 PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
@@ -102,7 +101,8 @@ def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
     """Tell libtpu, where it is installed beside no TPU, what it would print errors about."""
     if importlib.util.find_spec("libtpu") is None:
         return
-    if any(file.read_text().strip() == GOOGLE for file in pci_devices.glob("*/vendor")):
+    # The vendor of a TPU is Google.
+    if any(file.read_text().strip() == "0x1ae0" for file in pci_devices.glob("*/vendor")):
         return
     from jax_transformer.runtime.topologies import ENVIRONMENT
 

@@ -61,8 +61,8 @@ class Arguments:
         valid_target: Translation of the validation text, line by line.
         valid_pairs: Without validation files, pairs of the training text that are held out for
             validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
-        longest_side: Most tokens of a side of a training pair; if None, max_length.
-        max_ratio: Most tokens of the longer side of a training pair for each of the shorter side.
+        longest_side: Most tokens of a side of a training pair that is kept; if None, max_length.
+        max_ratio: Most tokens of the longer side, for each of the shorter, of a pair that is kept.
         drop_duplicates: Drop the training pairs that repeat an earlier one.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
         prepared: Folder that keeps tokenizers and encoded text; if None, one in the user's cache. A
@@ -89,7 +89,7 @@ class Arguments:
         process_id: Number of this process, from 0.
         lost_after: Seconds of silence of another process after which this one ends.
         keep_freed_memory: Keep the memory of a step for the next one: faster on a CPU, Linux only.
-        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for text with its own.
+        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
         preset: The described implementation to train. It gives the fields of the model that are not
             named; sizes that it leaves open are those of the task. Only the presets of Hugging Face
             families can be written as Hugging Face folders later: marian, for example, and not the

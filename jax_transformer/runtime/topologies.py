@@ -1,8 +1,7 @@
 """The devices of a TPU slice or of a host with GPUs, to compile for them where there are none.
 
 The compiler for TPUs is in libtpu, that for GPUs in JAX's plugin for CUDA (the extra "cuda"); both
-work without a device. A program is lowered and compiled for shapes that are sharded over these
-devices; it cannot be run. XLA estimates the time of a GPU's kernels, those of cuDNN apart.
+work without a device. XLA estimates the time of a GPU's kernels, those of cuDNN apart.
 """
 
 import importlib.util

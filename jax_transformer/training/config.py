@@ -40,7 +40,7 @@ class TrainingConfig:
         adam_beta2: Decay of Adam's second moment.
         adam_epsilon: Added to the root of Adam's second moment.
         weight_decay: Decoupled weight decay (AdamW), of kernels and embeddings alone.
-        clip_norm: Largest global norm of the gradient, to which it is scaled down; None: any.
+        clip_norm: Largest global norm of the gradient; a larger one is scaled down. None: no limit.
         spike_factor: Reject a step whose loss is above this factor times the median of the 32
             losses before it; None rejects only losses and gradients that are not finite.
         freeze: Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'.
@@ -112,9 +112,7 @@ class TrainingConfig:
                 "schedule='cosine'"
             )
         if self.cooldown_steps and self.schedule == "cosine":
-            raise InputError(
-                f"cooldown_steps={self.cooldown_steps} must be 0 for schedule='cosine'"
-            )
+            raise InputError(f"cooldown_steps={self.cooldown_steps} must be 0 for schedule=cosine")
         if self.batching == "packed" and self.pack_length > self.max_tokens:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")

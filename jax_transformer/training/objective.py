@@ -182,15 +182,10 @@ def decode_packed(
     """
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
-    memory = encode(
-        params,
-        config,
-        batch.src,
-        SegmentMask(src_segments, src_segments),
-        src_positions=segment_positions(src_segments),
-        dropout_key=dropout_key,
-        execution=execution,
-    )
+    options = {"dropout_key": dropout_key, "execution": execution}
+    src_mask = SegmentMask(src_segments, src_segments)
+    src_positions = segment_positions(src_segments)
+    memory = encode(params, config, batch.src, src_mask, src_positions=src_positions, **options)
     return decode(
         params,
         config,
@@ -199,8 +194,7 @@ def decode_packed(
         SegmentMask(tgt_segments, tgt_segments, causal=True),
         SegmentMask(src_segments, tgt_segments),
         tgt_positions=segment_positions(tgt_segments),
-        dropout_key=dropout_key,
-        execution=execution,
+        **options,
     )
 
 
