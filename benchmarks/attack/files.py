@@ -22,7 +22,7 @@ from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.html_report import write_report
 from jax_transformer.porting.record import read_record
-from jax_transformer.runs.existing_tokenizer import read_tokenizer
+from jax_transformer.runs.run_model import read_tokenizer
 from jax_transformer.storage import weights as files
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import model_folder

@@ -17,13 +17,7 @@ from jax_transformer.storage.writing import WRITING
 from jax_transformer.translation.model_folder import check_free, save
 
 
-def average(
-    run: Path,
-    output: Path,
-    /,
-    last: int | None = None,
-    overwrite: bool = False,
-) -> None:
+def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool = False) -> None:
     """Write the mean of a training run's last checkpoints as a model for translate.
 
     Args:
@@ -42,16 +36,11 @@ def average(
 def average_run(
     directory: Path, last: int | None = None
 ) -> tuple[RunSettings, dict[str, Any], tuple[int, ...]]:
-    """Return the settings of a run, the mean of its evaluated parameters, and the steps averaged.
-
-    The directory is the output of the run, or the folder of checkpoints (run/) in it.
-    """
+    """Return settings, mean of the evaluated parameters and steps of a run, or of its run/."""
     checkpoints = directory / CHECKPOINTS if steps_in(directory / CHECKPOINTS) else directory
     steps = steps_in(checkpoints)
     if not steps:
-        raise InputError(
-            f"{directory}: holds no checkpoint of a run; name the output of a training run"
-        )
+        raise InputError(f"{directory}: holds no checkpoint of a run; name the output of training")
     if last is not None and not 1 <= last <= len(steps):
         raise InputError(
             f"last={last} must be from 1 to {len(steps)}, the number of checkpoints in "

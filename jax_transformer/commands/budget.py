@@ -71,16 +71,9 @@ def budget(
         scan_layers: Whether the layers are one loop, which keeps more.
         batching: With --compile, whether the rows are buckets or packed pairs.
     """
-    sizes = {
-        "src_vocab_size": vocab_size,
-        "tgt_vocab_size": vocab_size,
-        "d_model": d_model,
-        "num_heads": num_heads,
-        "d_ff": d_ff,
-        "num_encoder_layers": num_encoder_layers,
-        "num_decoder_layers": num_decoder_layers,
-        "dropout": dropout,
-    }
+    sizes = {"src_vocab_size": vocab_size, "tgt_vocab_size": vocab_size, "d_model": d_model}
+    sizes |= {"num_heads": num_heads, "d_ff": d_ff, "num_encoder_layers": num_encoder_layers}
+    sizes |= {"num_decoder_layers": num_decoder_layers, "dropout": dropout}
     sizes = {name: value for name, value in sizes.items() if value is not None}
     fields, paper_steps = estimate.SIZES[size]
     if model is None:

@@ -14,10 +14,7 @@ from jax_transformer.storage.user_cache import user_cache
 
 
 def keep_compilations() -> None:
-    """Keep what XLA compiles in the user's cache folder, unless JAX is given another one.
-
-    Where the folder is not the user's own, nothing is kept, and a line on standard error says so.
-    """
+    """Keep what XLA compiles in the user's cache folder, or in JAX's; a line says where not."""
     fault = None
     if jax.config.jax_compilation_cache_dir is None:
         folder = user_cache()

@@ -23,21 +23,15 @@ from jax_transformer.tokenizers import Tokenizer
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
 
-class ConversionInput(NamedTuple):
-    """A model that was read.
-
-    Attributes:
-        tokenizer: None where the source has none that this library can read.
-        report: What reading a weight file did with each tensor; None for a folder.
-        left: Names of the files of a Hugging Face folder that the origin leaves out.
-    """
+class SourceModel(NamedTuple):
+    """A model that was read."""
 
     config: TransformerConfig
     params: dict[str, Any]
-    tokenizer: Tokenizer | None = None
-    report: Report | None = None
+    tokenizer: Tokenizer | None = None  # None where the source has none that this library can read
+    report: Report | None = None  # what became of each tensor of a weight file
     origin: Origin | None = None
-    left: Sequence[str] = ()
+    left: Sequence[str] = ()  # files of a Hugging Face folder that the origin leaves out
 
 
 def convert(
@@ -97,7 +91,7 @@ def convert(
 
 
 def _write_folder(
-    model: ConversionInput, family: Family, output: Path, overwrite: bool, max_shard_size: str
+    model: SourceModel, family: Family, output: Path, overwrite: bool, max_shard_size: str
 ) -> None:
     """Write a folder of a family with as much of the source as the family can have."""
     left = list(model.left)
@@ -123,7 +117,7 @@ def read_source(
     strip_prefixes: tuple[str, ...],
     dtype: str | None = None,
     num_heads: int | None = None,
-) -> ConversionInput:
+) -> SourceModel:
     """Return the model in a weight file or folder; arguments as for `convert`."""
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     if is_checkpoint(source, layout, config_file):
@@ -131,14 +125,13 @@ def read_source(
         config = program.config(trained)
         tokenizer = program.tokenizer(trained, config)
         params, report = to_params(trained.tensors, config, program.layout, **options)
-        return ConversionInput(config, params, tokenizer, report)
+        return SourceModel(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
-    if (
-        layout in FAMILIES
-        and (found := huggingface.read_config(source).get("model_type")) != layout
-    ):
-        raise InputError(f"{source}: model_type={found!r} contradicts --layout {layout}")
+    if layout in FAMILIES:
+        model_type = huggingface.read_config(source).get("model_type")
+        if model_type != layout:
+            raise InputError(f"{source}: model_type={model_type!r} contradicts --layout {layout}")
     if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
     if source.is_dir():
@@ -151,23 +144,21 @@ def read_source(
             params, _ = to_params(tensors, model.config, reference, dtype=dtype)
             model = model._replace(params=params)
         origin = model_folder.read_origin(source)
-        return ConversionInput(model.config, model.params, model.tokenizer, origin=origin)
+        return SourceModel(model.config, model.params, model.tokenizer, origin=origin)
     tensors = files.read(source)
     config = file_config(source, config_file, layout)
     params, report = to_params(tensors, config, get_layout(layout), **options)
-    return ConversionInput(config, params, report=report)
+    return SourceModel(config, params, report=report)
 
 
 def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
-    """Return whether the source is a checkpoint of a training program, which has its settings.
-
-    A file in a program's layout that `convert` wrote has them in its metadata or in --config.
-    """
+    """Return whether the source is a checkpoint of a training program, which has its settings."""
+    # A file in a program's layout that `convert` wrote has them in its metadata or in --config.
     weights_alone = config_file is not None or source.suffix == ".safetensors"
     return layout in TRAINERS and not weights_alone and not source.is_dir()
 
 
-def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
+def _read_huggingface(folder: Path, dtype: str | None) -> SourceModel:
     """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
     config, params = huggingface.from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
@@ -177,9 +168,9 @@ def _read_huggingface(folder: Path, dtype: str | None) -> ConversionInput:
     names = family.tokenizer_files.names(folder) if family.tokenizer_files else ()
     present = [name for name in names if (folder / name).exists()]
     if not present or len(present) < len(names):
-        return ConversionInput(config, params, origin=origin, left=[*left, *present])
+        return SourceModel(config, params, origin=origin, left=[*left, *present])
     tokenizer = huggingface.load_tokenizer(folder)[1]
-    return ConversionInput(config, params, tokenizer, origin=origin, left=left)
+    return SourceModel(config, params, tokenizer, origin=origin, left=left)
 
 
 def file_config(source: Path, config_file: Path | None, layout: str) -> TransformerConfig:

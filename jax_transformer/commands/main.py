@@ -27,7 +27,6 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
-GOOGLE = "0x1ae0"  # the vendor of a TPU
 PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
 
 
@@ -75,17 +74,12 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise InputError(
                 f"{shown} has {len(argument):,} characters; at most {LONGEST_ARGUMENT:,} are read"
             )
-        if not argument.isprintable() and any(
-            "\ud800" <= character <= "\udfff" for character in argument
-        ):
+        if any("\ud800" <= character <= "\udfff" for character in argument):
             raise InputError(f"{shown} is not UTF-8; rename the file that it names")
 
 
 def _open_closed_descriptors() -> None:
-    """Open /dev/null in the place of standard input, output and error where they are closed.
-
-    The next file that is opened would get the free number, and would be written to as output.
-    """
+    """Open /dev/null where standard input, output or error is closed: no file gets its number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -105,13 +99,11 @@ def _drop_output() -> bool:
 
 
 def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Tell libtpu, where it is installed beside no TPU, what it would print errors about.
-
-    It looks for a TPU when JAX lists the devices.
-    """
+    """Tell libtpu, where it is installed beside no TPU, what it would print errors about."""
     if importlib.util.find_spec("libtpu") is None:
         return
-    if any(file.read_text().strip() == GOOGLE for file in pci_devices.glob("*/vendor")):
+    # The vendor of a TPU is Google.
+    if any(file.read_text().strip() == "0x1ae0" for file in pci_devices.glob("*/vendor")):
         return
     from jax_transformer.runtime.topologies import ENVIRONMENT
 

@@ -31,9 +31,9 @@ def prepare(*argv: str) -> None:
     check_start(arguments, start)
     check_values(arguments, start)
     settings = arguments.text_settings()
-    corpora = read_corpora(settings, start.tokenizer, console)
+    run_text = read_corpora(settings, start.tokenizer, console)
     if DRY_RUN in argv:
-        print("\n".join(try_corpora(corpora, settings, console)))
+        print("\n".join(try_corpora(run_text, settings, console)))
         return
-    print("\n".join(encode_corpora(corpora, settings, console).report))
+    print("\n".join(encode_corpora(run_text, settings, console).report))
     print(f"kept in {settings.store}; train with the same arguments")

@@ -79,14 +79,10 @@ def suggest(
 def _with_progress(tensors: dict, record: Record, minutes: float) -> Suggestion:
     """Search, and show how many places agree."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("searching", total=None)
+    with Console(stderr=True).status("searching") as line:
 
         def show(agreed: int, places: int, passes: int) -> None:
-            text = f"{agreed} of {places} places agree, {passes:,} forward passes"
-            bar.update(task, completed=agreed, total=places, description=text)
+            line.update(f"{agreed} of {places} places agree, {passes:,} forward passes")
 
         return suggest_layout(tensors, record, show, minutes=minutes)

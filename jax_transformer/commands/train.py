@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import shlex
 import sys
@@ -10,7 +9,6 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -28,11 +26,10 @@ from jax_transformer.commands.train_arguments import (
     named_settings,
     read_start,
 )
-from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import Saved, restore, steps_in
-from jax_transformer.runs.corpora import Corpora, check_files, encode_corpora, read_corpora
+from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, claimed
@@ -52,6 +49,7 @@ from jax_transformer.training.freeze import trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
+from jax_transformer.translation.model_folder import TrainedModel, model_digest
 
 # Settings of the training that are shown at the start, even where they are the usual ones.
 SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
@@ -73,14 +71,14 @@ def train(*argv: str) -> None:
             lost_after=arguments.lost_after,
         )
         console.quiet = not distributed.is_main()
+        resumed = None
         if arguments.resume:
             arguments, resumed = resumed_arguments(named, arguments, console)
             config, _, tokenizer, *_, generation, origin = resumed.settings
             start = Start(tokenizer, config, generation=generation, origin=origin)
-            run(arguments, start, resumed, console)
         else:
             arguments, start = new_arguments(named, arguments)
-            run(arguments, start, None, console)
+        run(arguments, start, resumed, console)
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
@@ -163,11 +161,9 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
         )
         best = loop.train(this_run, corpora.training, corpora.validation, console)
     if stop.signal is not None:  # it came after the last step, too late for the loop
-        raise Stopped(
-            f"stopped by {stop.signal.name}: the run in {arguments.output} is saved, and its model "
-            "is not written; resume writes it",
-            stop.signal,
-        )
+        name, output = stop.signal.name, arguments.output
+        message = f"the run in {output} is saved, and its model is not written; resume writes it"
+        raise Stopped(f"stopped by {name}: {message}", stop.signal)
     if is_main:
         evaluation.finish(arguments.output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
@@ -180,30 +176,24 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
 
 def check_values(arguments: Arguments, start: Start = NO_START) -> None:
     """Refuse arguments that cannot work, before any text is read."""
-    text_settings = arguments.text_settings()
-    check_path(text_settings.store)
+    check_path(arguments.text_settings().store)
     if start.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
         config = model_config(arguments.model, start.config or start.tokenizer)
-    _check_memory(arguments, config, known=start.tokenizer is not None)
+    smallest = config
+    if start.tokenizer is None:  # the text may have few characters
+        fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
+        smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
+    check_training(smallest, arguments.training)
     if arguments.training.bpe_dropout and start.tokenizer is not None:
         BPEDropout(start.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
         check_packs(config)
-    check_files(arguments.files, arguments.valid_pairs, arguments.weights)
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:
         check_installed("tensorboardX")
-
-
-def _check_memory(arguments: Arguments, config: TransformerConfig, known: bool) -> None:
-    """Refuse a model that this machine cannot train; `known` says whether its vocabulary is."""
-    if not known:  # the text may have few characters
-        fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
-        config = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
-    check_training(config, arguments.training)
 
 
 def prepare(
@@ -211,10 +201,10 @@ def prepare(
 ) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text."""
     text_settings = arguments.text_settings()
-    corpora = read_corpora(text_settings, start.tokenizer, console)
-    config = model_config(arguments.model, start.config or corpora.tokenizer)
-    _check_memory(arguments, config, known=True)
-    encoded = encode_corpora(corpora, text_settings, console, expected_sha256)
+    run_text = read_corpora(text_settings, start.tokenizer, console)
+    config = model_config(arguments.model, start.config or run_text.tokenizer)
+    check_training(config, arguments.training)
+    encoded = encode_corpora(run_text, text_settings, console, expected_sha256)
     for line in (*start.report, *encoded.report):
         console.print(line)
     settings = RunSettings(
@@ -242,7 +232,7 @@ def show_settings(
     shown = (
         f"{name}={value}"
         for name, value in dataclasses.asdict(training).items()
-        if training.acts(name) and (name in SHOWN or value != usual[name])
+        if name in SHOWN or value != usual[name]
     )
     console.print(f"training: {', '.join(shown)}")
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
@@ -259,10 +249,8 @@ def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.data_sha256}
     shared |= {"mesh": describe(mesh)}
     if start.params is not None:
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(start.params):
-            digest.update(np.ascontiguousarray(leaf))
-        shared["initial parameters"] = digest.hexdigest()
+        initial = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
+        shared["initial model"] = model_digest(initial)
     return {name: str(value) for name, value in shared.items()}
 
 

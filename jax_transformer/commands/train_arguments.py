@@ -13,19 +13,18 @@ from jax_transformer.config.declared import check_mapping, checked_fields, decla
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
 from jax_transformer.runs.corpora import Files, TextSettings
-from jax_transformer.runs.existing_tokenizer import run_tokenizer
 from jax_transformer.runs.model_settings import (
     check_same_model,
     named_fields,
     preset_fields,
     undecided_fields,
 )
-from jax_transformer.runs.run_model import read_initial_model
+from jax_transformer.runs.run_model import read_initial_model, read_tokenizer
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.store import default_store
-from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
@@ -36,24 +35,10 @@ NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", 
 PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
-TEXT_SIZES = {
-    "d_model": 256,
-    "num_heads": 8,
-    "d_ff": 512,
-    "num_encoder_layers": 3,
-    "num_decoder_layers": 3,
-    "max_length": 128,
-    "dropout": 0.1,
-}
-NUMBER_WORDS_SIZES = {
-    "d_model": 64,
-    "num_heads": 4,
-    "d_ff": 256,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "max_length": 64,
-    "dropout": 0.0,
-}
+TEXT_SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3}
+TEXT_SIZES |= {"num_decoder_layers": 3, "max_length": 128, "dropout": 0.1}
+NUMBER_WORDS_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2}
+NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +61,8 @@ class Arguments:
         valid_target: Translation of the validation text, line by line.
         valid_pairs: Without validation files, pairs of the training text that are held out for
             validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
-        longest_side: Most tokens of a side of a training pair; longer pairs are dropped. If None,
-            max_length.
-        max_ratio: Most tokens of the longer side of a training pair for each token of the shorter
-            side; other pairs are dropped.
+        longest_side: Most tokens of a side of a training pair that is kept; if None, max_length.
+        max_ratio: Most tokens of the longer side, for each of the shorter, of a pair that is kept.
         drop_duplicates: Drop the training pairs that repeat an earlier one.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
         prepared: Folder that keeps tokenizers and encoded text; if None, one in the user's cache. A
@@ -87,33 +70,26 @@ class Arguments:
         init: Model to start from: the folder of a model of this library or of Hugging Face. The run
             keeps its tokenizer, its config and its generation defaults; only the dropout rates may
             be others.
-        ignore_generation_config: Ignore the generation defaults of the Hugging Face folder of
-            --init.
-        source_lang: Code of the language of the sources, for a model or tokenizer with language
-            codes; if None, the one that its folder names.
+        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        source_lang: Code of the language of the sources; if None, the one that the folder names.
         target_lang: Code of the language of the targets; if None, the one that the folder names.
         tokenizer: Tokenizer to use instead of training one: a tokenizer.json, or the folder of a
             tokenizer or of a model.
         target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
             model with token_embeddings "separate".
-        output: Directory of the run and of its model; if None, the first free one of runs/0,
-            runs/1, ...
+        output: Folder of the run and its model; if None, the first free one of runs/0, runs/1, ...
         overwrite: Replace the model that is in --output.
         resume: Continue the run in --output from its last checkpoint, with its own settings.
         tensorboard: Also write events for TensorBoard, into tensorboard/ in the output.
         mesh: Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits
             parameters and optimizer, "tensor" the matrix products; -1 takes the other devices. If
             None, one device.
-        coordinator: With several processes, host:port of the first one; the port must be free
-            there.
+        coordinator: With several processes, host:port of the first one, where the port is free.
         num_processes: Number of processes.
         process_id: Number of this process, from 0.
-        lost_after: Seconds of silence after which another process counts as lost, and this one
-            ends.
-        keep_freed_memory: Keep the memory of a step for the next one, which is faster on a CPU;
-            Linux only.
-        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for text that is tokenised
-            already.
+        lost_after: Seconds of silence of another process after which this one ends.
+        keep_freed_memory: Keep the memory of a step for the next one: faster on a CPU, Linux only.
+        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
         preset: The described implementation to train. It gives the fields of the model that are not
             named; sizes that it leaves open are those of the task. Only the presets of Hugging Face
             families can be written as Hugging Face folders later: marian, for example, and not the
@@ -161,15 +137,10 @@ class Arguments:
     )
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
-    @property
-    def files(self) -> Files:
-        """The text files."""
-        return Files(self.source, self.target, self.valid_source, self.valid_target)
-
     def text_settings(self) -> TextSettings:
         """Return which text the run trains on."""
         return TextSettings(
-            self.files,
+            Files(self.source, self.target, self.valid_source, self.valid_target),
             self.weights,
             self.valid_pairs,
             self.training.seed,
@@ -219,10 +190,17 @@ NO_START = Start()
 
 def read_start(arguments: Arguments) -> Start:
     """Return what a new run starts from: the model of --init, or the tokenizer of --tokenizer."""
-    tokenizer = run_tokenizer(arguments.tokenizer, arguments.target_tokenizer)
+    source, target = arguments.tokenizer, arguments.target_tokenizer
+    if target and not source:
+        raise InputError(
+            f"tokenizer=None: name that of the sources beside target_tokenizer={target}"
+        )
+    tokenizer = read_tokenizer(source) if source else None
+    if target:
+        tokenizer = separate(tokenizer, read_tokenizer(target))
     languages = arguments.source_lang, arguments.target_lang
     if tokenizer is not None:
-        tokenizer = tokenizer.with_languages(*languages, str(arguments.tokenizer))
+        tokenizer = tokenizer.with_languages(*languages, str(source))
     elif arguments.init is None and languages != (None, None):
         raise InputError(
             f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
@@ -235,7 +213,7 @@ def read_start(arguments: Arguments) -> Start:
     )
     if tokenizer is not None and tokenizer.digest() != of_model.digest():
         raise InputError(
-            f"tokenizer={arguments.tokenizer} is not the tokenizer of the model in "
+            f"tokenizer={source} is not the tokenizer of the model in "
             f"{arguments.init}: their sha256 are {tokenizer.digest()} and {of_model.digest()}; "
             "leave tokenizer out"
         )
@@ -310,12 +288,10 @@ def _checked(named: Mapping[str, Any], prefix: str, *, text: bool = False) -> Na
     for name in Files._fields:  # one file needs no list
         if isinstance(of_run.get(name), str):
             of_run[name] = [of_run[name]]
-    parts = [
-        checked_fields(
-            settings, of_run.pop(part, {}), f"{prefix}{part}: " * bool(prefix), text=text
-        )
-        for part, settings in PARTS.items()
-    ]
+    parts = []
+    for part, settings in PARTS.items():
+        where = f"{prefix}{part}: " if prefix else ""
+        parts.append(checked_fields(settings, of_run.pop(part, {}), where, text=text))
     return NamedSettings(checked_fields(Arguments, of_run, prefix, text=text), *parts)
 
 
@@ -336,11 +312,7 @@ def _parser(defaults: Arguments) -> Parser:
 
 def kept_arguments(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON."""
-    kept = {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(arguments)
-        if field.name not in NOT_KEPT
-    }
+    kept = {name: value for name, value in vars(arguments).items() if name not in NOT_KEPT}
     return kept | {name: _absolute(kept[name]) for name in PATHS if kept.get(name)}
 
 

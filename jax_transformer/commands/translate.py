@@ -13,11 +13,11 @@ from typing import Any, Literal
 import jax
 from rich.console import Console
 
-from jax_transformer import __version__
 from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.errors import InputError
+from jax_transformer.runtime.distributed import library_digest
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
@@ -68,8 +68,7 @@ def translate(
         folder: Folder of a trained model, or a Hugging Face folder of a family that this library
             knows; or the name of such a model on the Hugging Face hub (the extra [hub]).
         input: Text to translate, plain or gzip, or a FIFO; if None, standard input.
-        output: File to write; until it is finished, its name ends in .part. If None, standard
-            output.
+        output: File to write, named .part until it is finished; if None, standard output.
         resume: Go on with the unfinished --output, or begin it where there is none.
         overwrite: Replace an existing output or picture.
         beam: Hypotheses that beam search keeps, 1 is greedy search; if None, the model's default.
@@ -80,10 +79,8 @@ def translate(
         max_new_tokens: Most tokens of a translation, EOS included; if None, the model's default,
             and for a model without one ten more than twice the tokens of the line.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
-        source_lang: Code of the language of the input, for a model with language codes; if None,
-            the one that the model's folder names.
-        target_lang: Code of the language to translate into; if None, the one that the model's
-            folder names.
+        source_lang: Code of the language of the input; if None, the one that the folder names.
+        target_lang: Code of the language to translate into; if None, the one that the folder names.
         overlong: If a line has more tokens than the model takes, refuse its window, or cut it.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.
@@ -136,15 +133,9 @@ def translate(
                 f"{folder} limits no length, so a translation ends after {DEFAULT_NEW_TOKENS} "
                 "tokens, as in transformers; --max-new-tokens sets another limit"
             )
-        chosen = {
-            "beam_size": beam,
-            "num_hypotheses": nbest,
-            "length_penalty": length_penalty,
-            "max_new_tokens": max_new_tokens,
-            "overlong": overlong,
-            "max_tokens": max_tokens,
-            "window": window,
-        }
+        chosen = {"beam_size": beam, "num_hypotheses": nbest, "length_penalty": length_penalty}
+        chosen |= {"max_new_tokens": max_new_tokens, "max_tokens": max_tokens}
+        chosen |= {"overlong": overlong, "window": window}
         first: list[str] = []
         lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
         if alignments is not None:
@@ -162,7 +153,7 @@ def translate(
             _write(translated, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores)
         else:
             facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
-            facts |= {"model": model_digest(model), "library": __version__}
+            facts |= {"model": model_digest(model), "library": library_digest()}
             with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
                 shown |= {"skip": file.lines, "total": total}
                 if file.lines:

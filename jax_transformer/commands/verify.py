@@ -7,11 +7,10 @@ from jax_transformer.commands.convert import file_config, is_checkpoint, read_so
 from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError, check_installed
-from jax_transformer.porting.compare import Comparison, compare_record
+from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.html_report import check_report, write_report
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.record import Record, read_record
-from jax_transformer.porting.verify import Verification
 from jax_transformer.porting.verify import verify as verify_tensors
 from jax_transformer.storage import weights as files
 
@@ -47,47 +46,28 @@ def verify(
     if report is not None and against is None:
         raise InputError(f"--report {report} needs --against, a record of your program")
     if against is None:
-        result = _both_frameworks(source, layout, config, strip_prefixes)
+        check_installed("torch")
+        if source.is_dir() or is_checkpoint(source, layout, config):
+            model = read_source(source, layout, config, strip_prefixes)
+            result = verify_tensors(to_torch(model.params, model.config), model.config)
+        else:
+            read, tensors = file_config(source, config, layout), files.read(source)
+            result = verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
         print(result)
     else:
-        result = _against(source, layout, config, strip_prefixes, against, report, overwrite)
+        if report is not None:
+            check_report(report, overwrite)
+        record = _strip(read_record(against), strip_prefixes)
+        model = read_source(source, layout, config, strip_prefixes)
+        names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
+        result = compare_record(model.params, model.config, names, record)
+        print(result)
+        if report is not None:
+            inputs = (result, model.params, model.config, names, record)
+            write_report(report, *inputs, overwrite=overwrite)
+            print(f"{report} written")
     if result.first_differing:
         sys.exit(1)
-
-
-def _both_frameworks(
-    source: Path, layout: str, config: Path | None, strip_prefixes: tuple[str, ...]
-) -> Verification:
-    check_installed("torch")
-    if source.is_dir() or is_checkpoint(source, layout, config):
-        model = read_source(source, layout, config, strip_prefixes)
-        return verify_tensors(to_torch(model.params, model.config), model.config)
-    read, tensors = file_config(source, config, layout), files.read(source)
-    return verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
-
-
-def _against(
-    source: Path,
-    layout: str,
-    config: Path | None,
-    strip_prefixes: tuple[str, ...],
-    against: Path,
-    report: Path | None,
-    overwrite: bool,
-) -> Comparison:
-    """Compare with a record, print the comparison and write the report on it."""
-    if report is not None:
-        check_report(report, overwrite)
-    record = _strip(read_record(against), strip_prefixes)
-    model = read_source(source, layout, config, strip_prefixes)
-    names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
-    comparison = compare_record(model.params, model.config, names, record)
-    print(comparison)
-    if report is not None:
-        inputs = (comparison, model.params, model.config, names, record)
-        write_report(report, *inputs, overwrite=overwrite)
-        print(f"{report} written")
-    return comparison
 
 
 def _strip(record: Record, prefixes: tuple[str, ...]) -> Record:

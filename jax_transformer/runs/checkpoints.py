@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -62,10 +61,7 @@ class Saved(NamedTuple):
     progress: RunProgress
 
     def read(self, mesh: Mesh | None = None) -> RunCheckpoint:
-        """Return the checkpoint; each process reads the parts that its devices of a mesh hold.
-
-        Without a mesh the arrays are whole and on the host.
-        """
+        """Return the checkpoint, of each array the parts on a mesh; None: whole, on the host."""
         shapes = _shapes(self.settings, self.progress)
         targets = named_leaves(shapes)
         if mesh is None:
@@ -102,7 +98,6 @@ class RunCheckpoints:
     """
 
     def __init__(self, directory: epath.PathLike, settings: RunSettings) -> None:
-        """Store the settings, which every checkpoint holds; the context does the work."""
         self._directory = epath.Path(directory)
         self._settings = settings
 
@@ -127,9 +122,7 @@ class RunCheckpoints:
             self._opened = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Wait for the last checkpoint; an error that is raised already hides one of the save."""
         errors = contextlib.nullcontext() if error is None else contextlib.suppress(Exception)
         with self._opened, errors, contextlib.closing(self._writer):
@@ -139,9 +132,6 @@ class RunCheckpoints:
         """Copy a checkpoint and start to write it; a step that exists already is left alone.
 
         All processes call this, and each writes the parts of the arrays that its devices hold.
-
-        Raises:
-            InputError: This checkpoint, or the one before, could not be written.
         """
         step = checkpoint.progress.step
         self.wait()
@@ -243,10 +233,6 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
     """Find the newest complete checkpoint; report damaged ones and move them aside.
 
     All processes call this. Each checks a share of the files, and reads the description.
-
-    Raises:
-        InputError: There is no checkpoint, all of them are damaged, the newest undamaged one was
-            written by another version of the library, or there are steps of two runs.
     """
     directory = epath.Path(directory)
     steps = json.loads(distributed.from_main(json.dumps(steps_in(directory)).encode()))
@@ -272,10 +258,8 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
             aside.parent.mkdir(exist_ok=True)
             (directory / name).rename(aside)
         return saved
-    raise InputError(
-        f"{directory}: all of its checkpoints are damaged ({', '.join(map(str, steps))}); "
-        "start the run again or restore the directory from a copy"
-    )
+    names = ", ".join(map(str, steps))
+    raise InputError(f"{directory}: all of its checkpoints are damaged ({names}); use a copy of it")
 
 
 def read_step(directory: epath.PathLike, step: int) -> Saved:
@@ -306,8 +290,7 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
         except InputError as error:
             reason = str(error).removesuffix(KEPT)
             raise InputError(
-                f"{path}: is of another run than the newest step beside it ({reason}); remove the "
-                "steps that do not belong there"
+                f"{path}: is of another run than the newest step beside it ({reason}); remove it"
             ) from error
 
 
@@ -338,10 +321,8 @@ def verified(read: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[str, Any]) -> None:
-    """Refuse a config whose arrays are not those that are described.
-
-    The number of parameters comes first: the shapes of an absurd config take long to trace.
-    """
+    """Refuse a config whose arrays are not those that are described."""
+    # This comes first: the shapes of an absurd config take long to trace.
     numbers = sum(math.prod(array["shape"]) for array in described.values())
     if (count := parameter_count(settings.config)) > numbers:
         raise InputError(
@@ -352,14 +333,9 @@ def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[
     expected = {name: _described(leaf) for name, leaf in leaves.items()}
     for name, description in expected.items():
         if described.get(name) != description:
-            raise InputError(
-                f"{name} is missing or of another shape; use the version of the library that "
-                "wrote the checkpoint"
-            )
-    if unexpected := sorted(described.keys() - expected.keys()):
-        raise InputError(
-            f"{unexpected[0]} belongs to no model of its config; use a copy of the directory"
-        )
+            raise InputError(f"{name} is missing or of another shape; use the version of its run")
+    for name in sorted(described.keys() - expected.keys()):
+        raise InputError(f"{name} belongs to no model of its config; use a copy of the directory")
 
 
 def _check_files(step: epath.Path, files: dict[str, list[Any]]) -> None:
@@ -439,11 +415,10 @@ def _in_one_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _orbax_quiet() -> Iterator[None]:
-    """Silence what orbax and tensorstore say of an error beside raising it, from every thread.
+    """Silence what orbax and tensorstore say of an error beside raising it.
 
-    Orbax logs a traceback. It also closes its event loop at the first write that fails; each other
-    write that ends later then prints that the loop is closed. Some end after the error has left
-    this context, so after an error these lines stay silent.
+    Orbax logs a traceback, and closes its event loop at the first write that fails. Each write that
+    ends later prints that the loop is closed, so after an error these lines stay silent.
     """
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     level = log.level

@@ -52,7 +52,7 @@ class TextSettings(NamedTuple):
     store: Path  # the folder that keeps what was prepared
 
 
-class Preparation(NamedTuple):
+class RunText(NamedTuple):
     """The text of a run before it is encoded."""
 
     training: list[Text | TextFiles]  # several where they have weights
@@ -99,9 +99,7 @@ def check_files(
         )
 
 
-def read_corpora(
-    settings: TextSettings, tokenizer: Tokenizer | None, console: Console
-) -> Preparation:
+def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: Console) -> RunText:
     """Return the text of a run, and its tokenizer; trains one if there is none."""
     files, seed, store = settings.files, settings.seed, settings.store
     check_files(files, settings.valid_pairs, settings.weights)
@@ -134,31 +132,30 @@ def read_corpora(
             seed,
             console,
         )
-    return Preparation(texts, without, validation, tokenizer)
+    return RunText(texts, without, validation, tokenizer)
 
 
 def encode_corpora(
-    preparation: Preparation,
+    run_text: RunText,
     settings: TextSettings,
     console: Console,
     expected_sha256: str | None = None,
 ) -> Corpora:
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
-    Overlong training pairs are dropped; so are those held out of them. A text that has not the
-    sha256 of the run that is resumed is refused before its duplicates are searched and before it
-    is encoded.
+    Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
+    another sha256 than that of a resumed run is refused before it is encoded.
     """
-    tasks = _tasks(preparation, settings)
-    max_length, text = settings.filters.max_length, preparation.validation
-    validation = encode_text(text, preparation.tokenizer, max_length)
+    tasks = _tasks(run_text, settings)
+    max_length, text = settings.filters.max_length, run_text.validation
+    validation = encode_text(text, run_text.tokenizer, max_length)
     overlong = validation.counts.dropped["dropped as too long"]
-    if overlong and not len(preparation.held_out):
+    if overlong and not len(run_text.held_out):
         raise InputError(
             f"max_length={max_length} is too short for {overlong:,} of "
             f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
-    fitting = _without_overlong(text, preparation.tokenizer, max_length) if overlong else text
+    fitting = _without_overlong(text, run_text.tokenizer, max_length) if overlong else text
     sha256 = digest([[task.key for task in tasks], settings.weights, fitting.sha256])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
@@ -166,36 +163,34 @@ def encode_corpora(
         tasks = [without_duplicates(settings.store, task, console) for task in tasks]
     training = [prepared_corpus(settings.store, task, console) for task in tasks]
     origin = ""
-    if len(preparation.held_out):
+    if len(run_text.held_out):
         origin = f"{text.pairs:,} pairs of the training text, chosen by the seed; "
     report = (
         *(f"training: {corpus.counts.report()}" for corpus in training),
         f"validation: {origin}{validation.counts.report()}",
     )
     pairs = Corpus.mixed(training, settings.weights) if settings.weights else training[0]
-    return Corpora(pairs, validation, fitting, preparation.tokenizer, report, sha256)
+    return Corpora(pairs, validation, fitting, run_text.tokenizer, report, sha256)
 
 
-def try_corpora(
-    preparation: Preparation, settings: TextSettings, console: Console
-) -> tuple[str, ...]:
+def try_corpora(run_text: RunText, settings: TextSettings, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(preparation, settings)
+    tasks = _tasks(run_text, settings)
     if settings.drop_duplicates:
         tasks = [without_duplicates(settings.store, task, console) for task in tasks]
     return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 
 
-def _tasks(preparation: Preparation, settings: TextSettings) -> list[Task]:
+def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
     return [
         corpus_task(
             text,
-            preparation.tokenizer,
+            run_text.tokenizer,
             settings.filters,
-            {} if place else {"held out for validation": preparation.held_out},
+            {} if place else {"held out for validation": run_text.held_out},
             settings.drop_duplicates,
         )
-        for place, text in enumerate(preparation.training)
+        for place, text in enumerate(run_text.training)
     ]
 
 

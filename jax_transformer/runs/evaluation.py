@@ -1,7 +1,6 @@
 """Translates, shows and scores the validation text of a run; writes the model and pictures."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ AXES = {  # of the curves: label of each panel, from the top, and the values tha
 
 @dataclasses.dataclass
 class Evaluation:
-    """Translates the validation text with the parameters of a run, greedily.
-
-    The other generation defaults are those of the run's model.
-    """
+    """Translates the validation text greedily; other generation defaults are the model's."""
 
     settings: RunSettings
     text: Text
@@ -72,30 +68,28 @@ class Evaluation:
         return {"validation_bleu": bleu.value}
 
     def finish(self, output: Path, best: Best) -> None:
-        """Write the best model, draw the pictures, and show its translations if not shown last.
-
-        A picture that cannot be drawn is a warning.
-        """
+        """Write the best model, draw the pictures, and show its translations if not shown last."""
         model = trained_model(self.settings, best.params)
         model_folder.write(output / MODEL, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
-        log = output / METRICS_FILE
-        self._draw(output / CURVES, lambda picture: draw_curves(picture, read_metrics(log)))
-        self._draw(output / ATTENTION, lambda picture: self._draw_attention(model, picture))
+        pictures = {
+            output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
+            output / ATTENTION: lambda path: self._draw_attention(model, path),
+        }
+        for picture, draw in pictures.items():
+            try:
+                draw(picture)
+                self.console.print(f"drawn: {picture}")
+            except (InputError, OSError) as error:
+                self.console.print(f"WARNING: {picture} is not drawn ({error})")
         if self.shown_step != best.step:
             self.measure(best.step, best.params)
 
-    def _draw(self, picture: Path, draw: Callable[[Path], None]) -> None:
-        try:
-            draw(picture)
-            self.console.print(f"drawn: {picture}")
-        except (InputError, OSError) as error:
-            self.console.print(f"WARNING: {picture} is not drawn ({error})")
-
     def _draw_attention(self, model: TrainedModel, picture: Path) -> None:
-        some = self.text.sources[: alignment_plot.MAX_LINES]
-        alignments = alignment_plot.alignments(model, some, list(translate(model, some, **GREEDY)))
-        alignment_plot.draw(picture, alignments, overwrite=True)
+        lines = self.text.sources[: alignment_plot.MAX_LINES]
+        best = list(translate(model, lines, **GREEDY))
+        drawn = alignment_plot.alignments(model, lines, best)
+        alignment_plot.draw(picture, drawn, overwrite=True)
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:

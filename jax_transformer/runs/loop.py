@@ -33,7 +33,6 @@ from jax_transformer.runs.state import (
 )
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.runtime.watchdog import Watchdog
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
@@ -58,11 +57,10 @@ STEPS_PER_REPORT = 10  # metrics are fetched this seldom so that the device need
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run and where it is kept.
+    """A training run and where it is kept; it may be resumed on another mesh.
 
-    At each evaluation `measure` is called with the step and the parameters. It returns names and
-    values for the log beside the loss, "validation_bleu" if that selects the best. The mesh is no
-    part of the run, which may be resumed on other devices.
+    At each evaluation `measure` gets the step and the parameters, and returns values by name for
+    the log beside the loss: "validation_bleu" if that selects the best.
     """
 
     directory: Path
@@ -90,24 +88,15 @@ class _Services(NamedTuple):
     checkpoints: RunCheckpoints
     log: MetricsLog
     shown: Progress
-    watchdog: Watchdog
+    watchdog: distributed.Watchdog
     validation_loss: Callable[[Params], float]
-
-
-class _Ending(NamedTuple):
-    """How the loop ended."""
-
-    checkpoint: RunCheckpoint  # after the last step
-    saved_step: int  # of the last checkpoint that was handed to the writer
-    loss_is_finite: bool  # False if a validation loss that was not finite ended the loop
 
 
 def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
     """Train a model, from its initial parameters or from the checkpoint of a run.
 
-    A checkpoint is written before the first step, at every `evaluation_interval` and at the end.
-    The loss of the validation pairs then selects the best parameters. A run that is killed and
-    resumed ends with the same bits as one that is not.
+    A checkpoint is written before the first step and at every evaluation, which selects the best
+    parameters. A run that is killed and resumed ends with the same bits as one that is not.
     """
     for line in undivided(run.mesh, run.settings.config):
         console.print(f"WARNING: {line}")
@@ -120,18 +109,18 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
     with _open_services(run, start.progress, validation, console) as services:
         services.checkpoints.save(start)
-        ending = _train_steps(run, start, steps, training, layout, services)
+        checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, services)
         with services.watchdog.paused():
             services.checkpoints.wait()
             # The other processes wait here for the main one, which writes.
             stopped_by = distributed.agreed_signal(run.stop.signal)
-    if stopped_by:
+    if stopped_by and loss_is_finite:
         raise Stopped(
-            f"stopped by {stopped_by.name}: step {ending.saved_step:,} is saved in "
+            f"stopped by {stopped_by.name}: step {checkpoint.progress.step:,} is saved in "
             f"{run.directory}; resume goes on from there",
             stopped_by,
         )
-    return _best(run, ending, console)
+    return _best(run, checkpoint, loss_is_finite, console)
 
 
 def _train_steps(
@@ -141,11 +130,10 @@ def _train_steps(
     training: Corpus,
     layout: EpochLayout,
     services: _Services,
-) -> _Ending:
-    """Make the remaining steps, with reports, evaluations and checkpoints between them."""
+) -> tuple[RunCheckpoint, bool]:
+    """Make the remaining steps; return the last checkpoint, and whether each loss was finite."""
     training_config = run.settings.training_config
-    saved_step = checkpoint.progress.step
-    remaining = max(training_config.steps - saved_step, 0)
+    remaining = max(training_config.steps - checkpoint.progress.step, 0)
     batches = _batches(training, run, layout, checkpoint.progress)
     for position, batch in itertools.islice(batches, remaining):
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
@@ -164,17 +152,16 @@ def _train_steps(
         if evaluating:
             checkpoint, loss = _evaluate(run, checkpoint, services)
             if not math.isfinite(loss):
-                return _Ending(checkpoint, saved_step, loss_is_finite=False)
+                return checkpoint, False
         # Several processes ask each other only after a report, when the host waits for the device.
         asking = reporting or jax.process_count() == 1
         stopping = asking and distributed.agreed_signal(run.stop.signal)
         if evaluating or stopping:
             with services.watchdog.paused():
                 services.checkpoints.save(checkpoint)
-            saved_step = checkpoint.progress.step
         if stopping:
             break
-    return _Ending(checkpoint, saved_step, loss_is_finite=True)
+    return checkpoint, True
 
 
 def _report(progress: RunProgress, services: _Services) -> RunProgress:
@@ -194,8 +181,11 @@ def _evaluate(
     measured = {}
     with services.watchdog.paused(), run.stop.during("this evaluation"):
         loss = services.validation_loss(state.eval_params)
-        if math.isfinite(loss):
-            measured = _measured(run, progress.step, state.eval_params)
+        if math.isfinite(loss) and run.measure is not None:
+            params = jax.tree.map(distributed.to_host, state.eval_params)
+            measured = run.measure(progress.step, params)
+            # Each process takes the main one's numbers: its own may differ in a bit.
+            measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
     services.shown.report_validation(progress.step, loss)
     services.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
@@ -208,31 +198,20 @@ def _evaluate(
     return RunCheckpoint(progress, state, best_params), loss
 
 
-def _measured(run: Run, step: int, params: Params) -> dict[str, float]:
-    if run.measure is None:
-        return {}
-    measured = run.measure(step, jax.tree.map(distributed.to_host, params))
-    # All processes take the numbers of the main one: those of another one may differ in a bit.
-    return json.loads(distributed.from_main(json.dumps(measured).encode()))
-
-
-def _best(run: Run, ending: _Ending, console: Console) -> Best:
+def _best(run: Run, checkpoint: RunCheckpoint, loss_is_finite: bool, console: Console) -> Best:
     """Return the best evaluation; warn if a loss that was not finite ended the run."""
-    progress, _, best_params = ending.checkpoint
+    progress, _, best_params = checkpoint
     training_config = run.settings.training_config
     failed = f"step {progress.step:,}: the validation loss is not finite"
     remedy = "lower the learning rate, or raise warmup_steps"
-    if best_params is None and ending.loss_is_finite:
-        raise InputError(
-            f"steps={training_config.steps} ends the run at step {progress.step:,}, before its "
-            "first evaluation; raise steps"
-        )
+    if best_params is None and loss_is_finite:
+        raise InputError(f"steps={training_config.steps} is before the first evaluation; raise it")
     if best_params is None:
         raise InputError(
             f"{failed}, and no evaluation before it was usable; {remedy}="
             f"{training_config.warmup_steps}"
         )
-    if not ending.loss_is_finite:
+    if not loss_is_finite:
         console.print(
             f"WARNING: {failed}, which ends the run early; the best earlier parameters, of step "
             f"{progress.best_step:,}, are kept; to train for longer, {remedy}"
@@ -248,10 +227,7 @@ def discard_run(directory: Path) -> None:
 
 
 def _start(run: Run) -> RunCheckpoint:
-    """Return the checkpoint that the run starts from, on its mesh.
-
-    Batches that stopped the run before, because they were not finite, are skipped from now on.
-    """
+    """Return the first checkpoint, on the mesh; batches that stopped the run are skipped."""
     config, training_config = run.settings.config, run.settings.training_config
     if run.resumed is None:
         if steps_in(run.directory / CHECKPOINTS):
@@ -269,9 +245,8 @@ def _open_services(
     run: Run, progress: RunProgress, validation: Corpus, console: Console
 ) -> Iterator[_Services]:
     """Open everything that the loop writes to, and close it in the end."""
-    settings = run.settings
-    evaluate = sharded_evaluation_step(run.mesh, settings.config, settings.training_config)
-    training_config = settings.training_config
+    settings, training_config = run.settings, run.settings.training_config
+    evaluate = sharded_evaluation_step(run.mesh, settings.config, training_config)
     plan = plan_epoch(validation, training_config, epoch=0)
     plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
 
@@ -279,14 +254,13 @@ def _open_services(
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
     logged = progress.step - len(progress.window)
-    directory = None
     if distributed.is_main():  # which alone writes a log
-        directory = run.directory
-        directory.mkdir(parents=True, exist_ok=True)
+        run.directory.mkdir(parents=True, exist_ok=True)
+    directory = run.directory if distributed.is_main() else None
     with (
         RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
-        Progress(console, progress.step, settings.training_config.steps) as shown,
+        Progress(console, progress.step, training_config.steps) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
     ):
         if log.is_damaged:

@@ -21,9 +21,8 @@ EVENTS = "tensorboard"
 class MetricsLog:
     """Writes metrics.jsonl, and beside it, if wanted, a folder that TensorBoard reads.
 
-    A resumed run repeats the steps after its checkpoint: their lines are dropped first, so that
-    each step is reported once. `is_damaged` says whether reports of the steps made so far were
-    missing or could not be read.
+    A resumed run repeats the steps after its checkpoint, so their lines are dropped first.
+    `is_damaged` says whether reports before the checkpoint are missing or cannot be read.
     """
 
     def __init__(self, directory: Path | None, step: int = 0, tensorboard: bool = False) -> None:

@@ -30,10 +30,7 @@ def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
 def named_fields(
     model: Mapping[str, Any], preset: str | None, always: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields that a settings file must name beside the preset; without one, all.
-
-    Fields in `always` are named even where they are those of the preset.
-    """
+    """Return the fields to name beside the preset: those in `always`, and those that differ."""
     expected = {} if preset is None else preset_fields(preset, {})
     return {
         name: value
@@ -55,20 +52,14 @@ def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
 def model_config(
     model: Mapping[str, Any], tokenizer: Tokenizer | TransformerConfig
 ) -> TransformerConfig:
-    """Return the shape of the model, with vocabulary sizes and special ids of a tokenizer.
-
-    A model that has its tokenizer already gives its config instead.
-    """
+    """Return the shape of the model, with the vocabulary of a tokenizer or of another config."""
     return _resolved(model, {name: getattr(tokenizer, name) for name in DECIDED})
 
 
 def check_same_model(
     model: Mapping[str, Any], preset: str | None, config: TransformerConfig, name: str
 ) -> None:
-    """Refuse settings of another model than the one that a run starts from.
-
-    Messages call that model `name`; its shape is `config`.
-    """
+    """Refuse settings of another model than `config`, which messages call `name`."""
     kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
     by_preset = {} if preset is None else TransformerConfig.preset_fields(preset)
     for field in sorted(kept & by_preset.keys() - {*DECIDED}):

@@ -23,23 +23,18 @@ from jax_transformer.storage.writing import WRITING
 def check_output(directory: Path, overwrite: bool) -> None:
     """Refuse a directory that a new run may not write to; changes nothing.
 
-    An empty directory is free, and so is one whose run ended before its first checkpoint and its
-    first evaluation: the same command may start again.
+    A run that ended before its first checkpoint and its first evaluation leaves its directory free.
     """
     check_path(directory, WRITING)
     if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
         return
     if os.path.lexists(directory):
         if not overwrite:
-            raise InputError(
-                f"{directory}: exists already; name another output, overwrite it, or resume the "
-                "run in it"
-            )
+            remedy = "name another output, overwrite it, or resume its run"
+            raise InputError(f"{directory}: exists already; {remedy}")
         if directory.is_symlink() or not (directory / MODEL / CONFIG_FILE).is_file():
-            raise InputError(
-                f"{directory}: is not the output of a finished run and so is not overwritten; name "
-                "another output, or delete it"
-            )
+            fault = "is not the output of a finished run and so is not overwritten"
+            raise InputError(f"{directory}: {fault}; name another output, or delete it")
     with faults_named(directory, "cannot be written; name another output", OSError):
         check_writable(directory / MODEL, ())
 
@@ -48,8 +43,8 @@ def check_output(directory: Path, overwrite: bool) -> None:
 def claimed(directory: Path, check: Callable[[], None], new: bool = False) -> Iterator[None]:
     """Create a directory unless it exists, keep other runs out of it, and `check` it after that.
 
-    Another run may have come first. If this one is refused before its first checkpoint and its
-    first evaluation, a directory that was created here, or is `new`, is removed again.
+    If this run is refused before its first checkpoint and evaluation, a directory that was created
+    here, or is `new`, is removed again.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     missing = [directory, directory.parent] if new else missing

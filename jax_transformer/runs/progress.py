@@ -1,11 +1,9 @@
-"""Shows the progress of a training run: a live bar on a terminal, a line now and then elsewhere."""
+"""The progress of a training run: a live line on a terminal, a line now and then elsewhere."""
 
 import time
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
 
 from jax_transformer.training.step import Metrics
 
@@ -15,31 +13,22 @@ SECONDS_PER_LINE = 10  # between two lines of progress, where there is no termin
 
 
 class Progress:
-    """Shows step, loss, learning rate, target tokens/s (without padding) and the time left.
-
-    On leaving the context it shows one line about the whole run.
-    """
+    """Shows how far a run is; on leaving the context, one line about the whole run."""
 
     def __init__(self, console: Console, first: int, steps: int) -> None:
         """Start after the `first` steps, made before the run was resumed, of all its steps."""
         self._console = console
         self._first, self._steps = first, steps
-        self._bar = Bar(
-            BarColumn(),
-            TextColumn("{task.description}"),
-            disable=not console.is_terminal,
-            console=console,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=first)
+        self._live_line = console.status("")  # which shows nothing where there is no terminal
         self._tokens, self._seconds = 0, 0.0
 
     def __enter__(self) -> "Progress":
         self._started = self._window_started = self._line_shown = time.monotonic()
-        self._bar.start()
+        self._live_line.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._live_line.stop()
         if self._tokens:
             minutes = max(time.monotonic() - self._started, 0) / 60
             self._console.print(
@@ -48,10 +37,7 @@ class Progress:
             )
 
     def report(self, step: int, metrics: list[Metrics]) -> dict[str, float]:
-        """Show the steps since the last report; return their numbers for the log.
-
-        There is no loss if every step was rejected.
-        """
+        """Show the steps since the last report; return their numbers for the log."""
         now = time.monotonic()
         seconds = max(now - self._window_started, SHORTEST)
         tokens = sum(int(each.target_tokens) for each in metrics)
@@ -81,7 +67,7 @@ class Progress:
             f"{values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s  "
             f"{left} left"
         )
-        self._bar.update(self._task, completed=step, description=line)
+        self._live_line.update(line)
         waits = 0 <= now - self._line_shown < SECONDS_PER_LINE
         if not self._console.is_terminal and not waits:
             self._console.print(line)

@@ -1,13 +1,15 @@
-"""The model that a run starts from, and the model that it writes."""
+"""The tokenizer or the model that a run starts from, and the model that it writes."""
 
+import os
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from jax_transformer.convert.families import get_family
+from jax_transformer.convert import huggingface
+from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import notes
-from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.origin import read_origin as read_huggingface_origin
 from jax_transformer.convert.report import ConversionError
@@ -15,7 +17,20 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.model_settings import SPECIAL_IDS
 from jax_transformer.runs.state import RunSettings
-from jax_transformer.translation.model_folder import GENERATION, TrainedModel, load, read_origin
+from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
+from jax_transformer.tokenizers import Tokenizer, parse_byte_pair, read_files
+from jax_transformer.tokenizers.readers.library import read_usual_names
+from jax_transformer.tokenizers.readers.sentencepiece import read_marian
+from jax_transformer.translation.model_folder import (
+    GENERATION,
+    TrainedModel,
+    load,
+    load_tokenizer,
+    read_origin,
+)
+
+TOKENIZER_FILE = "tokenizer.json"
+SENTENCEPIECE_FILE = "source.spm"
 
 
 def read_initial_model(
@@ -71,3 +86,37 @@ def trained_model(settings: RunSettings, params: Params) -> TrainedModel:
     """Return the model of a run with some of its parameters, as a folder holds it."""
     generation = GENERATION if settings.generation is None else settings.generation
     return TrainedModel(settings.config, params, settings.tokenizer, generation)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer in a tokenizer.json with usual names of special tokens, or in a folder.
+
+    The folder has such a file, or source.spm, target.spm and vocab.json, or is that of a model of
+    this library or of a known family of Hugging Face, whose weights are not read.
+    """
+    if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
+        return _read_file(path.parent, path.name)
+    path = model_folder_of(path)
+    if (path / CONFIG_FILE).exists():
+        if not is_huggingface(path):
+            return load_tokenizer(path)
+        family = FAMILIES.get(read_config(path)["model_type"])
+        if family is not None and family.tokenizer is not None:
+            _, tokenizer = huggingface.load_tokenizer(path)
+            return tokenizer
+    if (path / SENTENCEPIECE_FILE).exists():
+        return read_marian(path)
+    if (path / TOKENIZER_FILE).exists():
+        return _read_file(path, TOKENIZER_FILE)
+    raise InputError(
+        f"{path}: holds no tokenizer: neither {TOKENIZER_FILE} nor {SENTENCEPIECE_FILE}; name the "
+        "folder of a model or of a tokenizer, or a tokenizer.json"
+    )
+
+
+def _read_file(folder: Path, name: str) -> Tokenizer:
+    content = read_files(folder, [name])[name]
+    try:
+        return parse_byte_pair(content, str(folder / name))
+    except InputError:  # a tokenizer of another program, or a damaged one
+        return read_usual_names(content, str(folder / name))

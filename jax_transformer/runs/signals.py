@@ -40,9 +40,8 @@ class Stopped(Exception):
 def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterator[StopRequest]:
     """Note the first SIGTERM or SIGINT within this context; a second one ends the process.
 
-    Python runs a signal handler in the main thread, and only when that returns from XLA, which may
-    take many seconds. A thread therefore acknowledges the first signal, with one line, and obeys
-    the second one at once. To be entered in the main thread, which alone may set handlers.
+    Python runs a signal handler only when the main thread returns from XLA, which may take many
+    seconds. So a thread acknowledges the first signal, and obeys the second one at once.
     """
     request = StopRequest()
 
@@ -80,10 +79,7 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
 
 @contextlib.contextmanager
 def received_signals(answer: Callable[[int], object]) -> Iterator[None]:
-    """Call a function with the number of each signal as it arrives, in another thread.
-
-    Handlers of Python's are called as well, later. To be entered in the main thread.
-    """
+    """Call a function with the number of each signal as it arrives, in another thread."""
 
     def watch() -> None:
         while number := reader.recv(1):
@@ -110,29 +106,23 @@ def interruptible() -> Iterator[None]:
 
     Python's KeyboardInterrupt is not enough: jaxlib drops it in a callback and makes an ImportError
     of it while its modules start, and compiled code delays it. What is being written must survive
-    a kill at any moment anyway; the next call removes what is half written.
-
-    Where SIGINT is ignored, as in the background of a shell, or has another handler than Python's
-    own, nothing changes.
+    a kill anyway. Where SIGINT is ignored, as in the background of a shell, or has another handler
+    than Python's own, nothing changes.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    with received_signals(_leave):
-        before = signal.signal(signal.SIGINT, _wait)
+
+    def leave(number: int) -> None:
+        if number == signal.SIGINT:
+            with contextlib.suppress(OSError):
+                os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
+            os._exit(128 + signal.SIGINT)
+
+    with received_signals(leave):
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # `leave` ends the process
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _leave(number: int) -> None:
-    if number == signal.SIGINT:
-        with contextlib.suppress(OSError):
-            os.write(2, b"interrupted\n")  # not by sys.stderr, whose lock may be held
-        os._exit(128 + signal.SIGINT)
-
-
-def _wait(number: int, frame: FrameType | None) -> None:
-    """Do nothing, in the main thread, while `_leave` ends the process from another one."""

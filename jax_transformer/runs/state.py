@@ -22,31 +22,21 @@ from jax_transformer.training.step import Metrics, TrainState
 MOST_NONFINITE = 10
 # Training settings that decide when the run ends, what it keeps and how much memory it takes, but
 # not the outcome of a step.
-MAY_CHANGE = (
-    "steps",
-    "cooldown_steps",
-    "patience",
-    "evaluation_interval",
-    "keep_checkpoints",
-    "remat",
-)
+MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
+MAY_CHANGE += ("keep_checkpoints",)
 KEPT = "; a resumed run keeps it"  # ends the message about a setting that differs
 
 
 class RunSettings(NamedTuple):
-    """The settings of a run; `check_same` compares those of a resumed run with these.
-
-    Of a model that the run starts from, `generation` has the generation defaults (None: those of
-    the models that this library trains), and `origin` the Hugging Face folder that it comes from.
-    """
+    """The settings of a run; `check_same` compares those of a resumed run with these."""
 
     config: TransformerConfig
     training_config: TrainingConfig
     tokenizer: Tokenizer
     data_sha256: str  # of the text, of what is kept of it, and of the tokenizer
     arguments: dict[str, Any]  # what else the program needs to start again, as JSON
-    generation: Mapping[str, Any] | None = None
-    origin: Origin | None = None
+    generation: Mapping[str, Any] | None = None  # defaults of the model that the run starts from
+    origin: Origin | None = None  # the Hugging Face folder of that model
 
 
 class Position(NamedTuple):
@@ -58,11 +48,7 @@ class Position(NamedTuple):
 
 
 class RunProgress(NamedTuple):
-    """The progress of a run, beside the arrays of its state.
-
-    The best score is the lowest validation loss, in nats a target token, or the highest BLEU with
-    its sign reversed, as `select_by` says; None before the first evaluation.
-    """
+    """The progress of a run, beside the arrays of its state."""
 
     step: int = 0  # batches tried; rejected steps count, skipped batches do not
     next: Position = Position(0, 0, 0)  # the first batch that has not been tried
@@ -70,7 +56,7 @@ class RunProgress(NamedTuple):
     nonfinite: tuple[Position, ...] = ()  # latest batches in a row, at most MOST_NONFINITE
     skipped: tuple[Position, ...] = ()  # batches that must not be tried
     window: tuple[tuple[Position, Metrics], ...] = ()  # steps that are not reported yet
-    best_score: float | None = None
+    best_score: float | None = None  # lowest loss in nats a token, or BLEU with its sign reversed
     best_step: int | None = None
     evaluations_since_best: int = 0
 
@@ -114,10 +100,7 @@ class RunCheckpoint(NamedTuple):
 
 
 def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
-    """Refuse to resume a run under settings that differ from its own.
-
-    Settings that only decide steps after this one may differ.
-    """
+    """Refuse to resume a run under other settings; those of later steps alone may differ."""
     may_change = set(MAY_CHANGE)
     if saved.training_config.schedule == "cosine":
         may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
@@ -163,10 +146,7 @@ def start_files(settings: RunSettings) -> dict[str, bytes]:
 
 
 def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
-    """Return the settings; one that was added after the JSON was written has its default.
-
-    `start` is the folder of the `start_files`.
-    """
+    """Return the settings; the folder `start` has the `start_files`."""
     contents = {name: _read(start / name) for name in read["tokenizer"]["files"]}
     tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
     if tokenizer.digest() != read["tokenizer_sha256"]:

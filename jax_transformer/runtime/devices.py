@@ -4,17 +4,11 @@ from typing import NamedTuple
 
 
 class Device(NamedTuple):
-    """An accelerator: a GPU, or a chip of a TPU.
+    """An accelerator: a GPU, or a chip of a TPU."""
 
-    Attributes:
-        flops: Peak of dense bfloat16 products, FLOP/s, without sparsity.
-        memory: Bytes that a program may use.
-        clock: Cycles a second of a TPU's TensorCores; None for a GPU.
-    """
-
-    flops: float
-    memory: float
-    clock: float | None = None
+    flops: float  # peak of dense bfloat16 products, FLOP/s, without sparsity
+    memory: float  # bytes that a program may use
+    clock: float | None = None  # cycles a second of a TPU's TensorCores; None for a GPU
 
     @property
     def flops_per_cycle(self) -> float:

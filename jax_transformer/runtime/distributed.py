@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +22,6 @@ from jax.experimental import multihost_utils
 from jaxtyping import Bool
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.runtime.watchdog import Watchdog
 
 MOST = 2**31 - 1  # JAX hands numbers on as int32
 GRACE = 5  # seconds by which the watchdog, with its one line, is earlier than JAX, which aborts
@@ -28,6 +29,49 @@ LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable hol
 TPU_HOSTS = "TPU_WORKER_HOSTNAMES"  # separated by commas
 # Words in the errors that JAX raises when the process it communicates with has ended.
 LOST = ("gloo", "nccl", "connection", "unavailable", "deadline_exceeded", "heartbeat")
+
+
+class Watchdog:
+    """Ends the process with one line and exit code 1 if `alive` is not called for some time.
+
+    A main thread that waits for a device or for another process runs no Python, so a thread of this
+    context ends the process. None seconds watch nothing.
+    """
+
+    def __init__(self, seconds: float | None, message: str) -> None:
+        self._seconds, self._message = seconds, message
+        self._deadline = float("inf")
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        self.alive()
+        if self._seconds is not None:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def alive(self) -> None:
+        """Restart the time."""
+        if self._seconds is not None:
+            self._deadline = time.monotonic() + self._seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspend the limit during work of unknown length; then restart the time."""
+        self._deadline = float("inf")
+        try:
+            yield
+        finally:
+            self.alive()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self._seconds / 10)):
+            if time.monotonic() > self._deadline:
+                # Without Python's buffers and its exit, which may both wait for the main thread.
+                os.write(sys.__stderr__.fileno(), f"{self._message}\n".encode())
+                os._exit(1)
 
 
 def initialize(
@@ -40,22 +84,17 @@ def initialize(
 ) -> None:
     """Join the processes of a run, before JAX uses a device. A single process does nothing.
 
-    `jax.distributed.initialize` aborts the process with a stack trace when it fails. This function
-    therefore checks first what can be checked. If the first three are None and Slurm, Open MPI or
-    a TPU slice has started several tasks, JAX finds the values.
+    `jax.distributed.initialize` aborts the process with a stack trace when it fails, so this
+    function checks first what can be checked. If the first three are None and Slurm, Open MPI or a
+    TPU slice has started several tasks, JAX finds the values.
 
     Args:
         coordinator: host:port of process 0; the port must be free there.
-        num_processes: Number of processes.
         process_id: Number of this process, from 0.
         start_timeout: Seconds within which all processes must have joined.
         lost_after: Seconds of silence after which a process counts as lost.
     """
-    named = {
-        "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
+    named = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     _check_range("lost_after", lost_after, 1, MOST)
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
@@ -70,19 +109,14 @@ def initialize(
         _check_range("process_id", process_id, 0, num_processes - 1)
         if num_processes == 1:
             return
-        started = time.monotonic()
         if process_id == 0:
             _check_is_here(host, port)
-        else:
-            _wait_for(host, port, start_timeout)
-        start_timeout -= int(time.monotonic() - started)
         where = f"at coordinator={coordinator}"
         # Named processes do not use what JAX detects of a cluster, not even its devices.
         named["cluster_detection_method"] = "deactivate"
 
     # The handler of SIGTERM of this service would replace Python's handler.
     jax.config.update("jax_enable_preemption_service", False)
-    start_timeout = max(start_timeout, 1)
     message = (
         f"error: not all processes have come together {where} within {start_timeout} s; start "
         "each once, all with the same num_processes"
@@ -99,9 +133,9 @@ def initialize(
             )
         except (ValueError, RuntimeError) as error:
             line = " ".join(str(error).split())
+            names = "coordinator, num_processes and process_id"
             raise InputError(
-                f"the processes cannot be joined {where} ({line}); name coordinator, "
-                "num_processes and process_id"
+                f"the processes cannot be joined {where} ({line}); name {names}"
             ) from error
         jax.devices()  # here the processes exchange the lists of their devices
 
@@ -147,10 +181,7 @@ def library_digest() -> str:
 
 
 def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:
-    """Return the signal that any of the processes has received, the same on all of them.
-
-    All processes must call this after the same step. It waits for the device.
-    """
+    """Return the signal that any process has received; all call this after the same step."""
     if _alone():
         return received
     numbers = multihost_utils.process_allgather(np.int32(received or 0))
@@ -182,10 +213,7 @@ def any_process(flag: bool) -> bool:
 
 
 def step_watchdog(lost_after: int) -> Watchdog:
-    """Return the watchdog of the steps of a run, which never end if another process hangs.
-
-    In a single process it watches nothing.
-    """
+    """Return the watchdog of a run's steps; in a single process it watches nothing."""
     if _alone():
         return Watchdog(None, "")
     return Watchdog(
@@ -197,23 +225,18 @@ def step_watchdog(lost_after: int) -> Watchdog:
 
 
 def fail(error: Exception) -> NoReturn:
-    """End the program with an error: an `InputError` as one line, and exit code 1.
-
-    One of several processes ends at once: Python's exit would wait for the others, which wait for
-    this one.
-    """
+    """End the program with an error: an `InputError` as one line, and exit code 1."""
     if _alone():
         if isinstance(error, InputError):
             sys.exit(f"error: {error}")
         raise error
+    # One of several processes ends at once: Python's exit would wait for the others.
     message = " ".join(str(error).split())[:300]
     if isinstance(error, InputError):
         line = f"error: {_name()}: {message}"
     elif any(word in message.lower() for word in LOST):
-        line = (
-            f"error: {_name()} has lost another process ({message}); read its output, and "
-            "start all again with --resume"
-        )
+        remedy = "read its output, and start all again with --resume"
+        line = f"error: {_name()} has lost another process ({message}); {remedy}"
     else:
         traceback.print_exception(error)
         line = f"error: {_name()} has failed; the others end as well"
@@ -257,31 +280,12 @@ def _check_is_here(host: str, port: int) -> None:
         listener = socket.create_server(("", port))
     except OSError as error:
         raise InputError(
-            f"coordinator={host}:{port}: the port cannot be used ({error.strerror}); end what "
-            "uses it, or name another one to all processes"
+            f"coordinator={host}:{port}: the port cannot be used ({error.strerror}); name another"
         ) from error
     with listener:
         try:
             socket.create_connection((host, port), timeout=10).close()
         except OSError as error:
             raise InputError(
-                f"coordinator={host}:{port} does not lead to process 0 ({error}); name the host "
-                "that process 0 is started on"
+                f"coordinator={host}:{port} does not lead to process 0 ({error}); name its host"
             ) from error
-
-
-def _wait_for(host: str, port: int, seconds: int) -> None:
-    """Return when the coordinator, which may start later than this process, can be reached."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"coordinator={host}:{port} could not be reached within {seconds} s "
-                    f"({error}); start process 0 there, and let the port through"
-                ) from error
-            time.sleep(0.2)
-        else:
-            return

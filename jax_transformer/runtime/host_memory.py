@@ -16,8 +16,7 @@ MOST = 2**31 - 1
 def use_one_heap() -> bool:
     """Let every thread that starts later allocate from one heap; return whether it does.
 
-    By default glibc gives a thread its own heap, which unmaps each freed part whatever the settings
-    say, and which the thread or a later one keeps. Call this before the first thread starts.
+    By default glibc gives a thread its own heap, which unmaps each freed part whatever is set.
     """
     return _mallopt((M_ARENA_MAX, 1))
 
@@ -26,8 +25,7 @@ def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for the next request; return whether it does.
 
     On a CPU, XLA allocates the temporary memory of a step at every call. By default glibc returns
-    so large a block to the system each time, and the system must clear its pages again. Kept in one
-    heap the block stays mapped, and the process holds the largest amount that it ever needed.
+    so large a block to the system each time, and the system must clear its pages again.
     """
     return use_one_heap() and _mallopt((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST))
 
@@ -42,10 +40,7 @@ def _mallopt(*settings: tuple[int, int]) -> bool:
 
 
 def total_memory() -> int | None:
-    """Return the bytes that this process may have at most; None where the system does not say.
-
-    It is the memory of the machine, or the lower limit of the process or of its control group.
-    """
+    """Return the bytes that this process may have at most; None where the system does not say."""
     limits = []
     with contextlib.suppress(AttributeError, OSError, ValueError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

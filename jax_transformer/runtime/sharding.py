@@ -102,8 +102,7 @@ def map_rows_and_heads(
     """Return a function's result, of which each device computes its own rows and heads.
 
     XLA cannot split a kernel that is written by hand: without this, each device would gather all
-    rows. Rows are split over data and fsdp, heads over tensor, where these divide them. The
-    function takes the arrays in order; no row and no head of its result depends on another.
+    rows. Rows are split over data and fsdp, heads over tensor, where these divide them.
     """
     mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
     if not has_our_axes(mesh):
@@ -129,7 +128,7 @@ def map_own_rows(
     """Return (shares, rows) of a function that each device computes for its own rows.
 
     XLA would add up the devices' shares of each sum where the function computes it. Here they stay
-    apart, along a new first axis, for the caller. `divides_rows_alone` is true of the rows.
+    apart, along a new first axis. `divides_rows_alone` is true of the rows.
     """
 
     def on_device(*arrays: Whole | Shaped[Array, "own_rows *_"]) -> tuple[Sums, Rows]:

@@ -1,8 +1,7 @@
 """The devices of a TPU slice or of a host with GPUs, to compile for them where there are none.
 
 The compiler for TPUs is in libtpu, that for GPUs in JAX's plugin for CUDA (the extra "cuda"); both
-work without a device. A program is lowered and compiled for shapes that are sharded over these
-devices; it cannot be run. XLA estimates the time of a GPU's kernels, those of cuDNN apart.
+work without a device. XLA estimates the time of a GPU's kernels, those of cuDNN apart.
 """
 
 import importlib.util
@@ -118,10 +117,7 @@ def is_gpu(name: str) -> bool:
 
 
 def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.stages.Compiled:
-    """Compile a program that is lowered for the devices of a topology of this name.
-
-    It is not kept in JAX's cache of compiled programs: without a device it cannot be read again.
-    """
+    """Compile a program that is lowered for the devices of a topology of this name."""
     options = None
     if is_gpu(name):
         options = {
@@ -132,6 +128,7 @@ def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.sta
             "xla_gpu_collect_cost_model_stats": not name.startswith("A100"),
             "xla_gpu_disable_gpuasm_optimizations": True,  # of code that is not run
         }
+    # Without a device, JAX's cache of compiled programs could not be read again.
     seconds = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -152,15 +149,7 @@ def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.sta
 
 
 def topology_devices(name: str) -> Sequence[jax.Device]:
-    """Return the devices of a TPU slice, one for each chip, or the GPUs of a host, without them.
-
-    Args:
-        name: Generation and chips along each dimension, as in "v5e:2x4" or "v4:2x2x1"; or GPU and
-            number, as in "H100:8".
-
-    Raises:
-        InputError: There is no such slice or GPU, or its compiler is not installed.
-    """
+    """Return the devices of a TPU slice, as v5e:2x4, or the GPUs of a host, as H100:8."""
     if is_gpu(name):
         return _gpu_devices(name)
     generation, sizes = _parse(name)
@@ -189,9 +178,7 @@ def _gpu_devices(name: str) -> Sequence[jax.Device]:
     """Return NVIDIA GPUs of one host, as in "H100:8"."""
     word, _, count = name.partition(":")
     if not re.fullmatch("[1-8]", count, re.ASCII):
-        raise InputError(
-            f"topology={name!r} must be {word} and a number from 1 to 8, as in {word}:8"
-        )
+        raise InputError(f"topology={name!r} must be {word} and a number from 1 to 8, as {word}:8")
     if importlib.util.find_spec(PLUGINS) is None or importlib.util.find_spec(CUDA) is None:
         raise InputError(
             f"topology={name!r} needs JAX's plugin for CUDA, which is not installed: "

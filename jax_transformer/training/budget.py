@@ -65,16 +65,12 @@ class Workload:
         for name in ("rows", "length"):
             check_whole_number(name, getattr(self, name), least=1)
         if self.compute_dtype not in BYTES:
-            words = ", ".join(BYTES)
+            words = " or ".join(BYTES)
             raise InputError(f"compute_dtype={self.compute_dtype!r} must be one of {words}")
 
 
 class Budget(NamedTuple):
-    """The cost of a training step; bytes are those of one device.
-
-    Where the loss is computed in parts, `loss` has the logits of one part and the float32 sum of
-    the gradients of the last product; else it is 0, and the logits are among the activations.
-    """
+    """The cost of a training step; bytes are those of one device."""
 
     num_parameters: int  # a shared table counts once
     num_devices: int  # of the mesh
@@ -82,7 +78,7 @@ class Budget(NamedTuple):
     parameters: float  # bytes, float32
     gradients: float  # bytes of the trained parameters', in the compute dtype
     adam_moments: float  # bytes of the trained parameters', float32
-    loss: float  # bytes
+    loss: float  # bytes beside the activations: 0 unless the loss is computed in parts
     activations: dict[str, float]  # bytes kept for the backward pass, for each value of remat
     flops: float  # of the matrix products on all devices, as if nothing were frozen
     flops_per_token: float  # for each target token, padding included
@@ -100,11 +96,9 @@ class Budget(NamedTuple):
 def budget(config: TransformerConfig, workload: Workload) -> Budget:
     """Return the cost of training a model.
 
-    Parameters, gradients and moments are counted as `parameter_shardings` places them: a dimension
-    that its mesh axis does not divide is whole on each device. That is about
+    Parameters, gradients and moments are counted as `parameter_shardings` places them: about
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
-    vocabulary are divided by tensor. Buffers that XLA needs to exchange arrays do not count, nor do
-    copies of the parameters in the compute dtype: XLA casts them where it reads them.
+    vocabulary by tensor. Buffers that XLA needs to exchange or cast arrays do not count.
     """
     if config.token_embeddings == "none" or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
@@ -143,10 +137,9 @@ def activations_per_row(
 ) -> dict[str, float]:
     """Return the bytes kept for the backward pass for each row of a batch, for each remat mode.
 
-    XLA keeps the results of products and the dropout masks, and computes cheap operations again. A
-    loop over layers keeps the results of the cheap operations as well. With rematerialisation, what
-    the one layer keeps that the backward pass is in is added. With several `loss_parts`, no logits
-    are kept. `tensor` devices divide heads, inner features and vocabulary.
+    XLA keeps the results of products and the dropout masks; in a loop over layers, those of cheap
+    operations as well. With rematerialisation, what one layer keeps is added; with several
+    `loss_parts`, no logits are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
     width, heads = config.d_model, config.num_heads * config.head_dim / tensor
     length, size = workload.length, BYTES[workload.compute_dtype]
@@ -189,10 +182,7 @@ def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConf
 def compile_step(
     config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
 ) -> jax.stages.Compiled:
-    """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows that training adds.
-
-    The compute dtype is that of `training_config`. Nothing is run.
-    """
+    """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows of padding."""
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
     config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
     parts = sharding.row_shards(mesh) * training_config.num_microbatches
@@ -234,10 +224,7 @@ def _parameters_on_device(params: Params, mesh: AbstractMesh, config: Transforme
 
 
 def show(config: TransformerConfig, workload: Workload, steps: int, utilisation: float) -> Group:
-    """Return the budget as two tables: memory on each device, and time on each kind of device.
-
-    `utilisation` is the share of a device's peak that is reached, above 0 and at most 1.
-    """
+    """Return the budget as two tables: memory on each device, and time on each kind of device."""
     check_whole_number("steps", steps, least=1)
     if not 0 < utilisation <= 1:
         raise InputError(f"utilisation={utilisation} must be above 0 and at most 1")
@@ -305,10 +292,8 @@ def _abstract_mesh(sizes: str) -> AbstractMesh:
 
 
 def check_training(config: TransformerConfig, training_config: TrainingConfig) -> None:
-    """Refuse a training whose state and activations the memory of this machine cannot hold.
-
-    An accelerator refuses by itself, and each of several processes may hold a part.
-    """
+    """Refuse a training whose state and activations the memory of this machine cannot hold."""
+    # An accelerator refuses by itself, and each of several processes may hold a part.
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return
     trained, whole = trained_sizes(config, training_config.freeze)

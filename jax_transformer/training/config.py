@@ -35,25 +35,20 @@ class TrainingConfig:
         learning_rate_factor: With "noam", factor on the rate of section 5.3; the peak is factor /
             sqrt(d_model * warm-up steps).
         learning_rate: With any other schedule, the peak of the learning rate.
-        cooldown_steps: Number of last steps in which the rate also falls linearly to 0; not with
-            "cosine".
+        cooldown_steps: Last steps in which the rate also falls linearly to 0; not with "cosine".
         adam_beta1: Decay of Adam's first moment.
         adam_beta2: Decay of Adam's second moment.
         adam_epsilon: Added to the root of Adam's second moment.
-        weight_decay: Decoupled weight decay of kernels and embeddings, not of biases and norms
-            (AdamW).
-        clip_norm: Largest global norm of the gradient; a larger gradient is scaled down. None: no
-            clipping.
+        weight_decay: Decoupled weight decay (AdamW), of kernels and embeddings alone.
+        clip_norm: Largest global norm of the gradient; a larger one is scaled down. None: no limit.
         spike_factor: Reject a step whose loss is above this factor times the median of the 32
             losses before it; None rejects only losses and gradients that are not finite.
         freeze: Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'.
             The paths are those that jax-transformer convert prints; "*" also matches "/".
-        num_microbatches: Split each batch into this many parts and accumulate their gradients, to
-            save memory.
+        num_microbatches: Parts of a batch whose gradients are added up, to save memory.
         ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
             evaluated and kept in their place; None keeps no EMA.
-        compute_dtype: Dtype that the model computes in; parameters, loss and optimizer are always
-            float32.
+        compute_dtype: Dtype of the computation; parameters, loss and optimizer stay float32.
         gradient_dtype: With compute_dtype "bfloat16", dtype in which devices add up their gradients
             of kernels and tables; "float32" doubles what they exchange.
         remat: What the backward pass recomputes, to save memory: "none", whole "layers" from their
@@ -70,8 +65,7 @@ class TrainingConfig:
             checkpoint of the run.
         select_by: What selects the best evaluation: the validation loss, or the BLEU of the
             validation text, translated greedily.
-        patience: End the run after this many evaluations in a row without a better one; None never
-            does.
+        patience: End the run after so many evaluations without a better one; None: never.
         keep_checkpoints: Number of run checkpoints to keep, the newest ones.
         bpe_dropout: Probability of dropping a merge of the byte-pair encoding, drawn anew in each
             epoch (Provilkov et al. 2020); for a tokenizer that this library has trained.
@@ -109,17 +103,6 @@ class TrainingConfig:
     bpe_dropout: Share = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 
-    def acts(self, name: str) -> bool:
-        """Return whether a field has an effect beside the others."""
-        needs = {
-            "learning_rate": self.schedule != "noam",
-            "learning_rate_factor": self.schedule == "noam",
-            "gradient_dtype": self.compute_dtype == "bfloat16",
-            "bucket_count": self.batching == "buckets",
-            "pack_length": self.batching == "packed",
-        }
-        return needs.get(name, True)
-
     def __post_init__(self) -> None:
         """Refuse settings that cannot train."""
         check_fields(self)
@@ -129,12 +112,7 @@ class TrainingConfig:
                 "schedule='cosine'"
             )
         if self.cooldown_steps and self.schedule == "cosine":
-            raise InputError(
-                f"cooldown_steps={self.cooldown_steps} must be 0 for schedule='cosine', which "
-                "ends at 0 already"
-            )
+            raise InputError(f"cooldown_steps={self.cooldown_steps} must be 0 for schedule=cosine")
         if self.batching == "packed" and self.pack_length > self.max_tokens:
-            raise InputError(
-                f"pack_length={self.pack_length} must be at most max_tokens={self.max_tokens} "
-                "for batching='packed'"
-            )
+            length, most = self.pack_length, self.max_tokens
+            raise InputError(f"pack_length={length} must be at most max_tokens={most}")

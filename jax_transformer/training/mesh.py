@@ -18,11 +18,7 @@ from jax_transformer.training.config import TrainingConfig
 def fill_rows(
     plan: list[PlannedBatch], mesh: Mesh | AbstractMesh, num_microbatches: int
 ) -> list[PlannedBatch]:
-    """Return a plan with the rows of `filled_rows`.
-
-    The rows of padding at the end change nothing: they do not count in the loss, and the dropout
-    of an element depends on its own index and not on the number of rows.
-    """
+    """Return a plan with the rows of `filled_rows`; rows of padding change no loss, no dropout."""
     return [
         planned._replace(rows=filled_rows(planned.rows, mesh, num_microbatches)) for planned in plan
     ]

@@ -34,10 +34,7 @@ def batch_loss(
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the summed cross-entropy of a batch, packed or not, and its number of target tokens.
-
-    The batch is one that `check_batch` accepts. A random key switches dropout on.
-    """
+    """Return the summed cross-entropy of a checked batch and its number of target tokens."""
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
@@ -67,9 +64,8 @@ def batch_loss(
 def check_label_smoothing(label_smoothing: float) -> None:
     """Refuse a share of the targets' probability that is none."""
     if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
-        raise InputError(
-            f"label_smoothing={shorten(label_smoothing)} must be a number from 0 to below 1"
-        )
+        value = shorten(label_smoothing)
+        raise InputError(f"label_smoothing={value} must be a number from 0 to below 1")
 
 
 def check_batch(batch: Batch) -> None:
@@ -112,8 +108,7 @@ def _sum_of_parts(
 ) -> Float[Array, ""]:
     """Return the sum of a loss over parts of the length; its gradient holds one part at a time.
 
-    The forward pass computes the gradient of each part with its value, so that the logits of a
-    part are gone before those of the next one are computed, and none is computed again.
+    The forward pass computes the gradient of each part with its value, so no logits are kept.
     """
     pieces = zip(*(jnp.array_split(side, parts, axis=1) for side in (hidden, targets)), strict=True)
     return sum(loss(head, *piece) for piece in pieces)
@@ -187,15 +182,10 @@ def decode_packed(
     """
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
-    memory = encode(
-        params,
-        config,
-        batch.src,
-        SegmentMask(src_segments, src_segments),
-        src_positions=segment_positions(src_segments),
-        dropout_key=dropout_key,
-        execution=execution,
-    )
+    options = {"dropout_key": dropout_key, "execution": execution}
+    src_mask = SegmentMask(src_segments, src_segments)
+    src_positions = segment_positions(src_segments)
+    memory = encode(params, config, batch.src, src_mask, src_positions=src_positions, **options)
     return decode(
         params,
         config,
@@ -204,8 +194,7 @@ def decode_packed(
         SegmentMask(tgt_segments, tgt_segments, causal=True),
         SegmentMask(src_segments, tgt_segments),
         tgt_positions=segment_positions(tgt_segments),
-        dropout_key=dropout_key,
-        execution=execution,
+        **options,
     )
 
 

@@ -106,11 +106,10 @@ def scale_by_adam(training_config: TrainingConfig) -> optax.GradientTransformati
 def adam(
     config: TransformerConfig, training_config: TrainingConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Return Adam (Kingma and Ba 2015) under the schedule.
+    """Return Adam (Kingma and Ba 2015) under the schedule, after clipping.
 
-    Gradients are clipped first where the settings say so. Weight decay is decoupled, as in
-    torch.optim.AdamW (Loshchilov and Hutter 2019): learning rate times decay times parameter,
-    added to Adam's step and not part of its moments; biases and norms do not decay.
+    Weight decay is decoupled, as in torch.optim.AdamW (Loshchilov and Hutter 2019): learning rate
+    times decay times parameter, no part of the moments; biases and norms do not decay.
     """
     chain = [scale_by_adam(training_config)]
     if training_config.clip_norm is not None:

@@ -1,7 +1,4 @@
-"""One optimizer step and one evaluation step: pure functions, and compiled for a mesh.
-
-One device is a mesh of one device.
-"""
+"""One optimizer step and one evaluation step: pure functions, and compiled for a mesh."""
 
 import dataclasses
 import math
@@ -63,10 +60,7 @@ class Metrics(NamedTuple):
 def init_state(
     config: TransformerConfig, training_config: TrainingConfig, params: Params | None = None
 ) -> TrainState:
-    """Return the state before the first step; `seed` decides all random numbers.
-
-    Parameters to start from are float32; None draws them.
-    """
+    """Return the state before the first step; parameters that are None are drawn by `seed`."""
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     if params is None:
         params = init_params(init_key, config)
@@ -177,9 +171,7 @@ def make_train_step(
     check_execution(execution)
     check_label_smoothing(label_smoothing)
     if not hasattr(optimizer, "update"):
-        raise InputError(
-            f"optimizer={shorten(optimizer)} must be one of optax, as optax.adam(1e-3)"
-        )
+        raise InputError(f"optimizer={shorten(optimizer)} must be one of optax, as optax.sgd(0.1)")
 
     def step(
         params: Params,
@@ -277,8 +269,7 @@ def evaluation_step(
     """Return the objective of a batch without dropout, as (sum, count)."""
     check_batch(batch)
     params = _cast(params, config, training_config)
-    smoothing = training_config.label_smoothing
-    return batch_loss(params, batch, config, smoothing, execution=execution)
+    return batch_loss(params, batch, config, training_config.label_smoothing, execution=execution)
 
 
 def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -320,12 +311,8 @@ def sharded_train_step(
 ) -> TrainStep:
     """Return `train_step` for a mesh, jitted; the state handed in is donated."""
     state = state_shardings(mesh, config, training_config)
-    execution = execution_on(
-        mesh.devices.flat[0],
-        training_config.compute_dtype,
-        config.head_dim,
-        dropped=config.attention_dropout_rate > 0,
-    )
+    device, dropped = mesh.devices.flat[0], config.attention_dropout_rate > 0
+    execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         with use_abstract_mesh(mesh.abstract_mesh):
@@ -344,9 +331,8 @@ def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `evaluation_step` for a mesh, jitted."""
-    execution = execution_on(
-        mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped=False
-    )
+    device = mesh.devices.flat[0]
+    execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped=False)
 
     def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
         with use_abstract_mesh(mesh.abstract_mesh):

@@ -26,17 +26,12 @@ CELL = 0.25  # side of one weight, in inches
 
 
 class Alignment(NamedTuple):
-    """How much the model attended to each source token when it chose each target token.
-
-    Attributes:
-        weights: Cross-attention weights [target, source], the mean over all decoder layers and
-            heads; each row sums to 1.
-    """
+    """How much the model attended to each source token when it chose each target token."""
 
     line: int  # from 1
     source: list[str]  # the text of each token, EOS included
     target: list[str]
-    weights: Float[np.ndarray, "target source"]
+    weights: Float[np.ndarray, "target source"]  # mean over decoder layers and heads; rows sum to 1
 
 
 def check_picture(path: Path, overwrite: bool) -> None:
@@ -47,9 +42,7 @@ def check_picture(path: Path, overwrite: bool) -> None:
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
         raise InputError(f"{path}: exists already; name another picture or overwrite it")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise InputError(
-            f"{path}: {path.parent} is not a writable folder; name another or create it"
-        )
+        raise InputError(f"{path}: {path.parent} is not a writable folder; name another")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"{path}: drawing needs matplotlib; install jax-transformer[train]")
 

@@ -55,17 +55,12 @@ GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
 
 
 class TrainedModel(NamedTuple):
-    """A model that can translate text.
-
-    Attributes:
-        generation: Keyword arguments of `jax_transformer.generate` that this model is decoded
-            with unless the caller says otherwise; names out of `MODEL_OPTIONS`.
-    """
+    """A model that can translate text."""
 
     config: TransformerConfig
     params: Params
     tokenizer: Tokenizer
-    generation: Mapping[str, Any] = GENERATION
+    generation: Mapping[str, Any] = GENERATION  # defaults of `generate`, out of `MODEL_OPTIONS`
 
     def __repr__(self) -> str:
         """Return one line: a notebook would print every parameter."""
@@ -147,11 +142,10 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
     for name in ("src_vocab_size", "tgt_vocab_size"):
-        size, wanted = getattr(config, name), getattr(tokenizer, name)
-        if size != wanted:
-            raise InputError(
-                f"{folder / CONFIG_FILE}: {name}={size} must be the tokenizer's {wanted}"
-            )
+        size, entries = getattr(config, name), getattr(tokenizer, name)
+        if size != entries:
+            path = folder / CONFIG_FILE
+            raise InputError(f"{path}: {name}={size} must be the tokenizer's {entries}")
     return TrainedModel(config, params, tokenizer, generation)
 
 
@@ -180,21 +174,13 @@ def read_origin(folder: Path) -> Origin | None:
 def save(
     folder: Path, model: TrainedModel, overwrite: bool = False, origin: Origin | None = None
 ) -> None:
-    """Write a trained model into a new folder, or replace the one that is there.
-
-    Raises:
-        InputError: The folder exists and may not be replaced, or it cannot be written; nothing
-            has changed then.
-    """
+    """Write a trained model into a new folder, or replace the one that is there."""
     check_free(folder, overwrite)
     write(folder, model, origin)
 
 
 def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> None:
-    """Write a trained model into a folder that may contain other files; they stay.
-
-    All files of the model are written or none. `save` checks first that nothing is overwritten.
-    """
+    """Write all files of a trained model or none, into a folder whose other files stay."""
     with _first_fault(folder):
         tensors, _ = to_tensors(model.params, model.config, LAYOUT, copy=False)
     with staged(folder) as staging:
@@ -250,14 +236,11 @@ def _missing(folder: Path) -> str:
     if checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir()):
         return (
             f"{folder}: training has not finished; resume it with `jax-transformer train --resume "
-            f"--output {folder}`, or average its checkpoints with `jax-transformer average "
-            f"{folder} NEW_FOLDER`"
+            f"--output {folder}`, or use `jax-transformer average {folder} NEW_FOLDER`"
         )
     if (folder / SETTINGS_FILE).is_file():
-        return (
-            f"{folder}: training has not finished and has written no checkpoint; start it again "
-            "with the same command"
-        )
+        fault = "training has not finished and has written no checkpoint"
+        return f"{folder}: {fault}; start it again with the same command"
     return f"{folder}: is not the folder of a trained model, because it has no {CONFIG_FILE}"
 
 

@@ -94,26 +94,20 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError(f"{path}: is a folder, or lies in no writable folder; name another output")
     part, state = _part_of(path), _state_of(path)
     has_part, has_state = os.path.lexists(part), os.path.lexists(state)
+    remedy = "move it, or name another output"
     if has_part and not has_state and os.lstat(part).st_size:
-        raise InputError(
-            f"{part}: is in the way, and not an unfinished output, because {state.name} is "
-            "missing; move it, or name another output"
-        )
+        raise InputError(f"{part}: is in the way, because {state.name} is missing; {remedy}")
     if has_state and not stat.S_ISREG(os.lstat(state).st_mode):
-        raise InputError(
-            f"{state}: is in the way, and not a regular file; move it, or name another output"
-        )
+        raise InputError(f"{state}: is in the way, and not a regular file; {remedy}")
     if has_state and not has_part:  # of a process that was killed at its end, or a user's file
-        _read_state(state, "is in the way", "move it, or name another output")
+        _read_state(state, "is in the way", remedy)
     if overwrite:
         return
     is_resumed = resume and has_part and has_state
     if os.path.lexists(path) and not (is_resumed and _read_state(state).replaces):
         raise InputError(f"{path}: exists already; name another output or overwrite it")
     if has_part and not resume:
-        raise InputError(
-            f"{part}: is an unfinished output; resume it, overwrite it, or name another output"
-        )
+        raise InputError(f"{part}: is an unfinished output; resume it, overwrite it, or move it")
 
 
 @contextlib.contextmanager
@@ -122,15 +116,13 @@ def resumable_file(
 ) -> Iterator[ResumableFile]:
     """Open an output for writing; when the block ends without an error, it is finished.
 
-    After an error the unfinished output stays, unless nothing was committed.
+    After an error the unfinished output stays, unless nothing was committed. A symbolic link at the
+    path is replaced, not followed.
 
     Args:
-        path: The finished output; a symbolic link there is replaced, not followed.
         facts: What decides the output, by name, ready for JSON.
-        resume: Whether an unfinished output of the same facts is continued; without one, a new
-            output begins.
-        overwrite: Whether an output, finished or not, is replaced; one that is resumed keeps what
-            it was begun with.
+        resume: Continue an unfinished output of the same facts; without one, begin a new one.
+        overwrite: Replace an output, finished or not; one that is resumed keeps its own value.
     """
     check_output(path, resume=resume, overwrite=overwrite)
     part_path, state_path = _part_of(path), _state_of(path)
@@ -139,7 +131,12 @@ def resumable_file(
         state = _State(0, 0, "", overwrite, dict(facts))
         if resume and os.path.lexists(state_path):  # else killed before the first commit
             state = _read_state(state_path)
-            _check_facts(state.facts, facts)
+            for name in facts:
+                if state.facts.get(name) != facts[name]:
+                    raise InputError(
+                        f"{name}={facts[name]!r} is not that of the unfinished output, which has "
+                        f"{shorten(state.facts.get(name))}; resume it with that, or overwrite it"
+                    )
         if os.path.lexists(path) and not state.replaces:  # by a process that has just finished it
             if not resume:
                 part_path.unlink()
@@ -178,16 +175,6 @@ def _read_state(
         return convert(read_json(path), _State)
     except (InputError, ValidationError) as error:
         raise InputError(f"{path}: {fault} ({error}); {remedy}") from error
-
-
-def _check_facts(recorded: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to continue an output that was begun with other facts."""
-    for name in facts:
-        if recorded.get(name) != facts[name]:
-            raise InputError(
-                f"{name}={facts[name]!r} is not that of the unfinished output, which has "
-                f"{shorten(recorded.get(name))}; resume it with the same {name}, or overwrite it"
-            )
 
 
 @contextlib.contextmanager

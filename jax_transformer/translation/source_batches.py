@@ -19,18 +19,11 @@ MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
 
 class SourceBatch(NamedTuple):
-    """Sources of similar length.
+    """Sources of similar length; rows that are left repeat the first one."""
 
-    Attributes:
-        members: Indices of the sources in the first rows; the other rows repeat the first one, so
-            that they do not prolong decoding.
-        src: Ids, padded at the right [batch, length].
-        target_length: Most tokens of a translation.
-    """
-
-    members: list[int]
-    src: Integer[np.ndarray, "batch length"]
-    target_length: int
+    members: list[int]  # indices of the sources in the first rows
+    src: Integer[np.ndarray, "batch length"]  # padded at the right
+    target_length: int  # most tokens of a translation
 
 
 def usual_target_length(
@@ -49,16 +42,11 @@ def window_sizes(largest: int) -> Iterator[int]:
 
 
 class Window(NamedTuple):
-    """Lines that are translated together.
+    """Lines that are translated together."""
 
-    Attributes:
-        start: Number of lines before it.
-        is_small: Whether there may be few lines: it is the first one, or a pause has ended it.
-    """
-
-    start: int
+    start: int  # number of lines before it
     lines: list[str]
-    is_small: bool
+    is_small: bool  # there may be few lines: it is the first window, or a pause has ended it
 
 
 def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
@@ -87,12 +75,9 @@ def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
 
 
 def windows(lines: Iterable[str | None], sizes: Iterable[int], skip: int) -> Iterator[Window]:
-    """Yield the windows behind the first `skip` lines.
+    """Yield windows of at most these sizes behind the first `skip` lines, which `lines` lacks.
 
-    `lines` begins behind them, too. None among them ends a window, as `with_pauses` yields it.
-
-    Args:
-        sizes: Most lines of each window.
+    None among the lines ends a window, as `with_pauses` yields it.
     """
     lines, start = iter(lines), 0
     for size in sizes:
@@ -125,14 +110,12 @@ def source_batches(
     The length of a batch is a power of two or `config.max_length`, and its number of rows follows
     from the length, so that all windows share their shapes: a compilation takes longer than a
     batch. Only the last batch of a small window may have fewer rows: there may be no second window,
-    or somebody waits.
+    or somebody waits. `shards` divides the number of rows.
 
     Args:
         target_length: Returns the most tokens of a translation from the length of its batch.
         most_tokens: Most tokens of a batch of more than one row: rows times the length of the
-            sources. If the targets may be longer than `usual_target_length`, that is the length of
-            the sources for which it would be usual: the decoder's cache grows with the targets.
-        shards: Divides the number of rows.
+            sources, or the length for which long targets would be usual: the cache grows with them.
     """
     lengths = [len(ids) for ids in sources]
     members = [index for index, length in enumerate(lengths) if length]

@@ -35,16 +35,13 @@ from jax_transformer.translation.source_batches import (
 class Translation(NamedTuple):
     """One translation of a line.
 
-    Attributes:
-        text: The translation; "" for a blank line.
-        score: Log-probability of the tokens divided by the length penalty; 0 for a blank line,
-            -inf if a line has fewer possible translations than `num_hypotheses`.
-        tokens: The token ids, EOS included [length].
+    The score is the log-probability of the tokens divided by the length penalty: 0 for a blank
+    line, -inf if a line has fewer possible translations than `num_hypotheses`.
     """
 
-    text: str
+    text: str  # "" for a blank line
     score: float
-    tokens: Int32[np.ndarray, " length"]
+    tokens: Int32[np.ndarray, " length"]  # EOS included
 
 
 def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
@@ -79,9 +76,8 @@ def translate_windows(
 
     In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
 
-    Lines are read, translated and yielded in windows: 64 lines first, so that the first
-    translations are there soon, then four times as many in each window up to `window`. No more
-    than a window of lines is in memory. Within a window lines of similar length share a batch.
+    Lines are read, translated and yielded in windows: 64 lines first, for an early start, then four
+    times as many in each window up to `window`. Lines of similar length share a batch.
 
     Args:
         lines: Source lines; None among them is a pause, before which a window ends.
@@ -103,14 +99,12 @@ def translate_windows(
             more than twice those of the line.
 
     Returns:
-        An iterator over the windows: for each line, in order, its translations, best first; a
-        blank line has blank translations.
+        An iterator over the windows: for each line its translations, best first.
 
     Raises:
         InputError: `generate` refuses an option, or a number is too small. While the iterator runs:
-            a line is too long, or it is no source of this model; the lines of its window have not
-            been translated then. Or the logits of a line are NaN or infinite. The message names
-            the line.
+            a line is too long, or it is no source of this model, before its window is translated;
+            or the logits of a line are NaN or infinite. The message names the line.
     """
     config, params, _, defaults = model
     chosen = {"beam_size": 1, "num_hypotheses": 1, **defaults}
@@ -213,9 +207,8 @@ def _encode(
 def _target_length(model: TrainedModel, source_length: int, is_last: bool) -> int:
     """Return the most tokens of the translations in a batch of sources of a length.
 
-    The last attempt has the limit of the model. Where a search that ends below a limit would find
-    the same without it, the first attempt has the limit that few translations reach, because a
-    smaller cache is faster.
+    The last attempt has the limit of the model. The first one has a limit that few translations
+    reach, with a smaller and faster cache, where a search that ends below it finds the same.
     """
     config, generation = model.config, model.generation
     usual = min(usual_target_length(source_length), config.max_length)

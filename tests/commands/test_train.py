@@ -22,7 +22,6 @@ from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text import number_words, store
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
@@ -87,22 +86,6 @@ def test_help_names_numbers_and_no_constants_of_the_code(capsys):
         assert "Layers of the encoder, at most 10,000." in shown
         assert "written as Hugging Face folders later" in shown
         assert not re.search("`[A-Z_]+`", shown)
-
-
-@pytest.mark.parametrize(
-    ("fields", "acting"),
-    [
-        ({}, {"learning_rate_factor", "bucket_count"}),
-        ({"schedule": "cosine"}, {"learning_rate", "bucket_count"}),
-        ({"batching": "packed"}, {"learning_rate_factor", "pack_length"}),
-        ({"compute_dtype": "bfloat16"}, {"learning_rate_factor", "bucket_count", "gradient_dtype"}),
-    ],
-)
-def test_settings_act_where_others_say_so(fields, acting):
-    depending = {"learning_rate", "learning_rate_factor", "gradient_dtype", "bucket_count"}
-    settings = TrainingConfig(**fields)
-    assert {name for name in {*depending, "pack_length"} if settings.acts(name)} == acting
-    assert settings.acts("steps")
 
 
 @pytest.mark.exhaustive

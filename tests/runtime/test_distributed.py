@@ -179,10 +179,11 @@ def test_both_processes_refuse_to_start_when_a_fact_differs(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_process_whose_others_never_come_ends_with_one_line():
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_whose_others_never_come_ends_with_one_line(number):
     code = (
         "from jax_transformer.runtime import distributed\n"
-        f"distributed.initialize('localhost:{free_port()}', 2, 0, start_timeout=2)"
+        f"distributed.initialize('localhost:{free_port()}', 2, {number}, start_timeout=2)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False, timeout=40
@@ -216,14 +217,6 @@ def test_what_is_wrong_is_said_in_one_line(coordinator, num_processes, process_i
     with pytest.raises(InputError, match=re.escape(message)) as raised:
         distributed.initialize(coordinator, num_processes, process_id)
     assert "\n" not in str(raised.value)
-
-
-def test_a_coordinator_that_is_not_there_is_waited_for_and_then_named():
-    port = free_port()
-    started = time.monotonic()
-    with pytest.raises(InputError, match=rf"localhost:{port} could not be reached within 1 s .*"):
-        distributed.initialize(f"localhost:{port}", 2, 1, start_timeout=1)
-    assert 1 < time.monotonic() - started < 3
 
 
 def test_a_port_that_is_taken_is_refused():
