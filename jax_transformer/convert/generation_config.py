@@ -6,7 +6,6 @@ read, or is refused unless its value is neutral.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,14 @@ from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
-from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 
 GENERATION_FILE = "generation_config.json"
+# Values at which an option of `generate` changes nothing; so does None.
+USUAL = {"beam_size": 1, "num_hypotheses": 1, "early_stopping": "never"}
+USUAL |= {"allow_padding": False, "renormalize": False}
 REMEDY = "--ignore-generation-config ignores the file's generation defaults"
 DEFAULT_NEW_TOKENS = 20  # of transformers, where a file has neither max_length nor max_new_tokens
 
@@ -126,10 +127,7 @@ def generation_options(
         "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0) or None,
         "renormalize": read.value("renormalize_logits", bool, False),
     }
-    defaults = {option.name: option.default for option in dataclasses.fields(GenerationConfig)}
-    # Without a length penalty, transformers has another default than this library.
-    defaults["length_penalty"] = None
-    return {name: value for name, value in options.items() if value != defaults[name]}
+    return {k: v for k, v in options.items() if v not in (None, ()) and v != USUAL.get(k)}
 
 
 class _Reader:

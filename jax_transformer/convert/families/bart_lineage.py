@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, generation
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row
 from jax_transformer.model.parameters import STACKS
 

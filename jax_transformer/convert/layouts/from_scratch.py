@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, residual_layer_rows
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, transformer
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, expand, transpose
 from jax_transformer.convert.transfer import COMPUTED_TOLERANCE, FREE_FIELDS, HALF_ROUNDING
 from jax_transformer.errors import InputError
@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Fields that a module has no part for: its forward function, or its user, decides.
-UNTOLD = (
-    *FREE_FIELDS,
-    "embedding_scale",
-    "position_offset",
-    "output_scale",
-    "attention_scale",
-    "pad_id",
-    "bos_id",
-    "eos_id",
-)
+SCALES_AND_IDS = "embedding_scale position_offset output_scale attention_scale pad_id bos_id eos_id"
+UNTOLD = (*FREE_FIELDS, *SCALES_AND_IDS.split())
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SIDES = {
     "source": re.compile(r"src|source|enc|inp", re.IGNORECASE),
