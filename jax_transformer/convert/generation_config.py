@@ -53,8 +53,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the generation defaults of a folder, and the name of the file that has them.
 
-    As in transformers, generation_config.json replaces all keys of config.json. Where it is
-    absent, those keys of config.json that are not null are the defaults.
+    As in transformers, generation_config.json replaces all keys of config.json.
     """
     path = folder / GENERATION_FILE
     if os.path.lexists(path):
@@ -76,12 +75,8 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of `generate` that have the effect of generation defaults.
 
-    Options at the default of `generate` are left out. Where the file has no id of the first
-    decoder input, of EOS or of padding, it is that of the config.
-
-    Args:
-        values: The content of generation_config.json. Unknown keys are not read.
-        name: The name of the file in error messages.
+    Options at the default of `generate` are left out; unknown keys are not read. Where the file has
+    no id of the first decoder input, of EOS or of padding, it is that of the config.
     """
     read = _Reader(values, config, name)
     for key, neutral in NEUTRAL.items():

@@ -46,11 +46,7 @@ def check_config(
     saved: Mapping[str, Any],
     origin: str = "the config saved with the weights",
 ) -> None:
-    """Refuse a config that contradicts the config saved with the tensors.
-
-    Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
-    another.
-    """
+    """Refuse a config that contradicts the config saved with the tensors; shapes tell no heads."""
     now, explicit = config.to_dict(), config.explicit()
     differing = [
         f"{name}={now.get(name, 'no such field')!r} (saved: {value!r})"

@@ -90,12 +90,7 @@ class Tokenizer:
         name: str,
         segmenters: tuple[Segmenter, Segmenter],
     ) -> "Tokenizer":
-        """Return a tokenizer; for the readers.
-
-        Args:
-            settings: Values that differ from `DEFAULTS`, among them all special ids.
-            segmenters: Those of source and target.
-        """
+        """Return a tokenizer, for the readers; `settings` differ from `DEFAULTS`."""
         unknown = sorted(settings.keys() - DEFAULTS.keys())
         if unknown:
             raise InputError(
@@ -135,11 +130,7 @@ class Tokenizer:
         return tokenizer if languages is None else tokenizer._set_to(languages)
 
     def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":
-        """Return this tokenizer with other language codes; None keeps a code.
-
-        Args:
-            name: What the tokenizer belongs to, for error messages.
-        """
+        """Return this tokenizer with other language codes; None keeps a code."""
         if source is None and target is None:
             return self
         if self.languages is None:

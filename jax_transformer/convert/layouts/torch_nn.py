@@ -64,10 +64,9 @@ def layer_rows(
     feed_forward: tuple[str, str, str],
     norm_leaves: tuple[str, str] = ("weight", "bias"),
 ) -> list[Row]:
-    """Return the rows of a stack's layers whose products are each a torch.nn.Linear.
+    """Return the rows of a stack's layers, which `foreign` lists, and whose products are Linears.
 
     Args:
-        foreign: The list of the layers, as "encoder.layers".
         attentions: The foreign modules of each attention and of its norm, by our name.
         projections: Modules of query, key, value and output in those of the attentions.
         feed_forward: Modules of the inner and the outer product, and of their norm.

@@ -242,10 +242,7 @@ def _tokens(
     bias = head.owner(nn.Linear).bias
     names = (part.names[0] for part in parts if part.tensor is bias)
     rows += [Row(name, "output_projection/bias") for name in names]
-    fields |= {
-        "output_projection": "tied" if tied else "linear",
-        "output_bias": bias is not None,
-    }
+    fields |= {"output_projection": "tied" if tied else "linear", "output_bias": bias is not None}
     return fields, rows
 
 

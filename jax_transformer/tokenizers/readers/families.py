@@ -103,10 +103,9 @@ def _read(
     by_template: bool = False,
     **options: Any,
 ) -> Tokenizer:
-    """Return the tokenizer in files that the library tokenizers splits.
+    """Return the tokenizer in files that the library tokenizers splits by some settings.
 
     Args:
-        splitting: Settings that decide how text is split.
         by_template: Whether the affixes of sources are those of the file's own template.
         options: Those of `family_settings`; language codes are those of the files.
     """
@@ -196,8 +195,8 @@ def _read_byte_level(
 ) -> Tokenizer:
     """Return the tokenizer in the vocab.json and merges.txt of a folder.
 
-    Where tokenizer_config.json does not say so, `spaces` decides whether a line gets a space before
-    it, and whether the mask token includes the space before it.
+    Without tokenizer_config.json, `spaces` decides whether a line gets a space before it, and
+    whether the mask token includes one.
     """
     values = read_tokenizer_config(folder)
     tokens = special_tokens(values)
