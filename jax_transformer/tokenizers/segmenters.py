@@ -113,16 +113,13 @@ class SentencePieceSegmenter:
         joiner: sentencepiece.SentencePieceProcessor,
         is_source: bool = False,
     ) -> None:
-        """Set what splits lines and joins pieces.
+        """Set what splits lines into pieces, the ids of pieces, and what joins them.
 
         Args:
             added: The ids of tokens that are found in a line before it is split into pieces.
             ordinary: Those of `added` that decoding does not leave out.
             unk_id: Id of pieces that `ids` lacks.
             rule: How pieces are joined: as by the class of this family in transformers.
-            model: Splits lines into pieces.
-            ids: Of the pieces.
-            joiner: Joins pieces.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
         self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule

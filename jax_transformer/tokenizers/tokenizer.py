@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
 from jax_transformer.tokenizers.segmenters import LineError, Segmenter
@@ -226,7 +227,6 @@ class Tokenizer:
             else hashlib.sha256(content).hexdigest()
             for name, content in self.contents.items()
         }
-        content = {"kind": self.kind, "settings": self.settings, "files": files}
         if self.kind == "byte_pair":  # whose digest earlier versions have written into checkpoints
-            content = files["tokenizer.json"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            return json_digest(files["tokenizer.json"])
+        return json_digest({"kind": self.kind, "settings": self.settings, "files": files})

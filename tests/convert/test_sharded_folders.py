@@ -155,7 +155,6 @@ def test_a_model_is_held_once(tmp_path, monkeypatch):
         saved = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    print(*(f"{peak / bytes_held:.2f}" for peak in (written, read, saved, largest)))
     assert written < spare + largest / 2
     assert max(read, saved) < bytes_held + largest + spare
 

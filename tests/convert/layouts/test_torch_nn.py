@@ -232,21 +232,6 @@ def after_adam(run, params, call, module):
     return run(params)[1], call(module).detach()
 
 
-@pytest.mark.parametrize("dtype_name", ["float64", "float32"])
-def test_the_configurations_cover_what_they_promise(dtype_name):
-    drawn = [
-        configuration
-        for configuration, dtype in zip(CONFIGURATIONS, DTYPES, strict=True)
-        if dtype == dtype_name
-    ]
-    configs = [config for config, *_ in drawn]
-    choices = {(one.norm_placement, one.activation, one.qkv_bias) for one in configs}
-    assert len(choices) == 2**3
-    assert {kind for *_, kind in drawn} == set(MASKS)
-    assert {one.num_encoder_layers for one in configs} == {1, 2}
-    assert {one.num_decoder_layers for one in configs} == {1, 2}
-
-
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_an_encoder_alone(final_norm):
     layer = nn.TransformerEncoderLayer(14, 2, 17, dropout=0.0, batch_first=True)
@@ -345,9 +330,7 @@ def test_inside_a_module_with_embeddings_and_output_layer(tie):
     with jax.default_matmul_precision("highest"):
         ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
     theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long())
-    measured = error(ours, theirs)
-    print(f"tie {tie}: logits differ by {measured:.1e}")
-    assert measured <= LOGIT_BOUNDS["float32"]
+    assert error(ours, theirs) <= LOGIT_BOUNDS["float32"]
     back = convert.to_torch(params, config, layout)
     assert_same_tensors(back, module.state_dict())
     if tie:
