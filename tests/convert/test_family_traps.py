@@ -121,19 +121,12 @@ TRAPS = {
         patch=(Transformer, "encode", encode_normed_tokens)
     ),
     "post-norm for pre-norm": Trap("mbart", "other_ids", fields(norm_placement="post")),
-    "pre-norm for post-norm": Bart(fields(norm_placement="pre")),
     "the final norm forgotten": Trap("blenderbot", "other_ids", fields(final_norm=False)),
     "M2M100 with the sinusoids of Marian": M2m(
         patch=(functional, "sinusoidal_positions", with_halves)
     ),
-    "M2M100 from row 0": M2m(fields(position_offset=0)),
-    "Pegasus with the sinusoids of M2M100": Trap(
-        "pegasus", "other_ids", fields(positions="sinusoidal_tensor2tensor")
-    ),
     "the query not transposed": Bart(untransposed("query")),
-    "the output not transposed": Bart(untransposed("output")),
     "an absent scale as in BART": M2m(functools.partial(scale_of_bart, name="m2m_100")),
-    "Marian without the scale": Marian(fields(embedding_scale="none")),
     "Marian with the paper's sinusoids": Marian(fields(positions="sinusoidal")),
     "Marian with GELU": Marian(fields(activation="gelu")),
     "Marian without the output's bias": Marian(
@@ -143,8 +136,6 @@ TRAPS = {
     "output scale forgotten": Trap("t5", "tied", UNSCALED),
     "output scale too much": Trap("t5", "v1_1", SCALED),
     "output scale of mT5": Trap("mt5", "own_output", SCALED),
-    "output scale of a tied UMT5": Trap("umt5", "tied", UNSCALED),
-    "output scale of UMT5": Trap("umt5", "own_output", SCALED),
     "scores divided": Trap("t5", "tied", fields(attention_scale="head_dim")),
     "mean subtracted": Trap("t5", "tied", fields(norm="layer_norm")),
     "epsilon of BART": Trap("t5", "v1_1", fields(norm_epsilon=1e-5)),
