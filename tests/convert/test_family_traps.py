@@ -28,19 +28,13 @@ from tests.parity.ladder import bound, error
 
 
 class Trap(NamedTuple):
-    """A mistake.
-
-    Attributes:
-        mistake: Returns a wrong config and wrong parameters, given the right ones.
-        patch: What replaces a function of the library: (module, name, function).
-        seen: The error that it must exceed.
-    """
+    """A mistake: it returns a wrong config and wrong parameters, given the right ones."""
 
     family: str
     shape: str
     mistake: Callable[[Any, Any], tuple[Any, Any]] = lambda config, params: (config, params)
-    patch: tuple[Any, str, Callable[..., Any]] | None = None
-    seen: float = 1e-3
+    patch: tuple[Any, str, Callable[..., Any]] | None = None  # of the library: module, name
+    seen: float = 1e-3  # the error that it must exceed
 
 
 Bart = functools.partial(Trap, "bart", "other_ids")

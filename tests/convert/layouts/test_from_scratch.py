@@ -9,11 +9,10 @@ import torch
 
 from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
-from tests.convert.foreign import MODELS, randomized
-from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, gradient_error, target_masks
+from tests.convert.foreign import MODELS
+from tests.convert.tools import LOGIT_BOUNDS, target_masks
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
-from tests.tiers import tiered
 
 # Fewer layers compile faster; two of a kind still show whether they are told apart.
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 2}
@@ -55,28 +54,6 @@ def test_their_model_loaded_with_our_weights_gives_our_logits(name, dtype):
     module.load_state_dict(convert.to_torch(params, config, name), strict=True)
     ours, theirs = logits_of_both(module, params, config)
     assert error(ours, theirs) <= LOGIT_BOUNDS[dtype]
-
-
-@pytest.mark.parametrize("name", tiered(MODELS, ["pre_norm_log_softmax"]))
-def test_gradients_travel_through_the_same_table(name, x64):
-    config = small_config(name, **LAYERS)
-    module = randomized(MODELS[name](config)).double()
-    params = convert.from_torch(module.state_dict(), config, name)
-    module.load_state_dict(convert.to_torch(params, config, name))
-    src, tgt, src_mask, tgt_mask = tokens_and_masks(config)
-    weights = np.random.default_rng(0).normal(size=(*tgt.shape, config.tgt_vocab_size))
-    logits = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask)
-    (logits * torch.from_numpy(weights)).sum().backward()
-    theirs = {name: parameter.grad for name, parameter in module.named_parameters()}
-
-    def objective(params):
-        masks = src_mask.numpy(), tgt_mask.numpy()
-        return (apply(params, config, src, tgt, *masks) * weights).sum()
-
-    ours = jax.jit(jax.grad(objective))(params)
-    read = convert.from_torch(theirs, config, name, buffers=False)
-    assert max(map(gradient_error, jax.tree.leaves(ours), jax.tree.leaves(read))) <= 1e-10
-    assert_same_tensors(convert.to_torch(read, config, name, buffers=False), theirs)
 
 
 def test_a_position_table_of_another_kind_is_refused(name):
