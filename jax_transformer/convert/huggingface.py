@@ -89,8 +89,7 @@ def load_folder(
 
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate` (see `generation_config.generation_options`). Where the code
-        of the target starts the decoder, it is the config's `bos_id`.
+        of `jax_transformer.generate`.
     """
     folder = Path(folder)
     options = {"ignore_generation_config": ignore_generation_config}

@@ -160,7 +160,6 @@ def to_tensors(
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
 
     Args:
-        allow_nonfinite: Whether NaN and infinity pass.
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
             read-only views of any strides, which a file can hold as well.
 

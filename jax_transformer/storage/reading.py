@@ -39,11 +39,7 @@ def open_regular(
     *,
     error: type[InputError] = InputError,
 ) -> io.BufferedReader:
-    """Open a regular file for reading bytes.
-
-    Args:
-        fault: What the message says of a file that cannot be opened, as "cannot be read".
-    """
+    """Open a regular file for reading bytes; its fault may be "cannot be read"."""
     path = Path(path)
     with faults_named(path, fault, OSError, ValueError, error=error):
         descriptor = os.open(path, _FLAGS)
@@ -58,11 +54,7 @@ def open_regular(
 
 
 def read_bytes(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE) -> bytes:
-    """Return the content of a regular file of at most `largest` bytes.
-
-    Args:
-        largest: Most bytes; no more are read, even if the file grows or names another size.
-    """
+    """Return the content of a regular file of at most `largest` bytes, even if it grows."""
     with open_regular(path, fault, largest) as file, faults_named(Path(path), fault, OSError):
         expected = os.fstat(file.fileno()).st_size + 1
         content = file.read(expected)
@@ -86,11 +78,7 @@ def read_json(path: str | os.PathLike[str], largest: int = MAX_SIZE) -> dict[str
 
 
 def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float.
-
-    Args:
-        name: What it is the content of, for messages.
-    """
+    """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float."""
     path = Path(name)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -140,11 +140,10 @@ class TextFiles:
         return json_digest([fact.sha256 for fact in self.facts])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
-        """Yield the lines in blocks, which depend on nothing but the text and `pairs`.
+        """Yield the lines in blocks, each of which ends after `pairs` pairs or with a file.
 
-        A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
-        block, none of them above `LONGEST_LINE` bytes. Files that have changed since their facts
-        were read are refused.
+        In memory are the lines of one block, none of them above `LONGEST_LINE` bytes. Files that
+        have changed since their facts were read are refused.
         """
         first = 0
         for files in zip(*self._sides(), strict=True):

@@ -104,10 +104,7 @@ def corpus_folder(store: Path, key: str) -> Path:
 
 
 def prepare(task: Task, folder: Path, console: Console) -> Corpus:
-    """Encode a text into a folder; go on where an earlier call was killed.
-
-    Memory is bounded by two blocks for each worker. The caller holds `locked`.
-    """
+    """Encode a text into a locked folder; go on where an earlier call was killed."""
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
     if unfinished.exists():

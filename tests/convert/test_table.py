@@ -1,6 +1,5 @@
 """The rule language: operations, rows and their expansion."""
 
-
 import hypothesis
 import numpy as np
 import pytest

@@ -85,9 +85,8 @@ def layout(
 ) -> Layout:
     """Return the names and shapes of the weights of a family.
 
-    A model has only those of the tensors whose parameters its config has: one token table or two,
-    learned positions, norms of the embeddings, norms at the ends of the stacks, the bias of the
-    output. As in transformers, an absent bias of the output means zeros.
+    A model has only the tensors whose parameters its config has. As in transformers, an absent bias
+    of the output means zeros.
     """
     rows = (
         # A table that encoder, decoder and output share has its own name and three copies. With two

@@ -93,11 +93,9 @@ def residual_layer_rows(
     feed_forward: tuple[str, str],
     norm_leaves: tuple[str, str],
 ) -> list[Row]:
-    """Return the rows of a stack whose residual connections hold the norms, numbered by `norms`.
+    """Return the rows of a stack whose residual connections hold the norms.
 
-    Args:
-        attentions: Our name and the foreign module of each attention, in the order of the layer.
-        norms: The norm of a connection, as "residual_connections.{}.norm".
+    They are numbered by `norms`, as "residual_connections.{}.norm".
     """
     modules = {
         name: (module, norms.format(index)) for index, (name, module) in enumerate(attentions)

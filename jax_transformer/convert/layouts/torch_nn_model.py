@@ -58,8 +58,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
 
     It finds the tables of tokens (one that both sides share, or two), learned tables of positions,
     the linear head and whether its matrix is tied, and buffers that hold sinusoids, whose kind it
-    tells by their values. The layout is complete: what `to_torch` writes by it, the module loads
-    with `strict=True`.
+    tells by their values. What `to_torch` writes by the layout, the module loads `strict=True`.
 
     A module does not tell what its `forward` does. Pass the fields where the default is not what
     yours does, and compare the outputs of both models afterwards:
@@ -74,10 +73,6 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
 
     Tables are told apart by their names (source, src, enc; target, tgt, dec; pos), a target's also
     by the head; two tables that no name tells apart are source and target in this order.
-
-    Args:
-        module: A module with embeddings, one torch.nn.Transformer and a head, or some of these.
-        **fields: Fields of `TransformerConfig` that the module does not tell.
 
     Raises:
         InputError: The module has a part that the model cannot have, or a field contradicts it.

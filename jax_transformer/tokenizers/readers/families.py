@@ -54,18 +54,12 @@ Reader = Callable[[Path, TransformerConfig], Tokenizer]
 
 @dataclasses.dataclass(frozen=True)
 class FamilyTokenizer:
-    """How a family's tokenizer is read and written.
+    """How a family's tokenizer is read and written."""
 
-    Attributes:
-        kinds: The kinds in `READERS` whose files the family's class in transformers reads.
-        readers: Returns the readers for a folder, by the names of the files that each one reads.
-            The first whose first file is there reads the folder.
-        settings: Returns what tokenizer_config.json must say for a tokenizer that comes from no
-            folder; None where transformers needs nothing.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # in `READERS`, whose files the family's class in transformers reads
+    # The readers for a folder by the names of their files: the first whose first file is there.
     readers: Callable[[Path], Mapping[tuple[str, ...], Reader]]
+    # What tokenizer_config.json must say for a tokenizer that comes from no folder.
     settings: Callable[[Tokenizer], dict[str, Any]] | None = None
 
     def names(self, folder: Path) -> tuple[str, ...]:
