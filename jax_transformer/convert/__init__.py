@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.layout_file import (
@@ -22,7 +23,6 @@ from jax_transformer.convert.layout_file import (
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
 from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, torch_nn_model
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
 from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors

@@ -6,7 +6,6 @@ read, or is refused unless its value is neutral.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,14 @@ from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
-from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 
 GENERATION_FILE = "generation_config.json"
+# Values at which an option of `generate` changes nothing; so does None.
+USUAL = {"beam_size": 1, "num_hypotheses": 1, "early_stopping": "never"}
+USUAL |= {"allow_padding": False, "renormalize": False}
 REMEDY = "--ignore-generation-config ignores the file's generation defaults"
 DEFAULT_NEW_TOKENS = 20  # of transformers, where a file has neither max_length nor max_new_tokens
 
@@ -52,8 +53,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the generation defaults of a folder, and the name of the file that has them.
 
-    As in transformers, generation_config.json replaces all keys of config.json. Where it is
-    absent, those keys of config.json that are not null are the defaults.
+    As in transformers, generation_config.json replaces all keys of config.json.
     """
     path = folder / GENERATION_FILE
     if os.path.lexists(path):
@@ -75,12 +75,8 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of `generate` that have the effect of generation defaults.
 
-    Options at the default of `generate` are left out. Where the file has no id of the first
-    decoder input, of EOS or of padding, it is that of the config.
-
-    Args:
-        values: The content of generation_config.json. Unknown keys are not read.
-        name: The name of the file in error messages.
+    Options at the default of `generate` are left out; unknown keys are not read. Where the file has
+    no id of the first decoder input, of EOS or of padding, it is that of the config.
     """
     read = _Reader(values, config, name)
     for key, neutral in NEUTRAL.items():
@@ -126,10 +122,11 @@ def generation_options(
         "encoder_no_repeat_ngram_size": read.count("encoder_no_repeat_ngram_size", 0) or None,
         "renormalize": read.value("renormalize_logits", bool, False),
     }
-    defaults = {option.name: option.default for option in dataclasses.fields(GenerationConfig)}
-    # Without a length penalty, transformers has another default than this library.
-    defaults["length_penalty"] = None
-    return {name: value for name, value in options.items() if value != defaults[name]}
+    return {
+        name: value
+        for name, value in options.items()
+        if value not in (None, ()) and value != USUAL.get(name)
+    }
 
 
 class _Reader:

@@ -89,7 +89,7 @@ def load_folder(
 
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate` (see `generation_config.generation_options`). With language
+        of `jax_transformer.generate`. With language
         codes, `languages.generating` gives those that the tokenizer's target needs.
     """
     folder = Path(folder)
@@ -113,8 +113,7 @@ def load_tokenizer(
 ) -> tuple[TransformerConfig, Tokenizer]:
     """Return the config and the tokenizer of a folder; arguments as for `load_folder`.
 
-    The language of the targets is `target_lang`, or that of the generation defaults, or that of
-    tokenizer_config.json; it may be unknown.
+    Without `target_lang`, the generation defaults or tokenizer_config.json may name the language.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -191,7 +190,6 @@ def to_huggingface(
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = languages.language_files(contents, tokenizer)
-    shards.parse_shard_size(max_shard_size)
     whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
     # Of tied copies the first is written: transformers ties them again.
     first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
@@ -211,10 +209,7 @@ def _config_of(
     config: TransformerConfig,
     new_start: bool,
 ) -> bytes:
-    """Return the config.json of an origin, brought up to date.
-
-    Only keys whose meaning changes are written: an absent key, or another name of a value, stays.
-    """
+    """Return the config.json of an origin, in which only keys whose meaning changes are new."""
     if origin.model_type != family.model_type:
         raise InputError(
             f"origin is of the family {origin.model_type}, not {family.model_type}; leave it out"
@@ -281,10 +276,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Return whether a folder holds a model of transformers, of a known family or another.
-
-    The "model_type" in config.json says so; a folder of this library has its own.
-    """
+    """Return whether a folder holds a model of transformers, by the "model_type" in config.json."""
     try:
         return read_config(folder).get("model_type") not in (None, _OWN_TYPE)
     except InputError:  # whoever reads the folder next reports what is wrong with it

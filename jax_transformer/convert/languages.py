@@ -69,8 +69,7 @@ def generating(
 def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:
     """Return the files of a Hugging Face folder with the languages that a tokenizer is set to.
 
-    tokenizer_config.json gets `src_lang` and `tgt_lang`, the generation defaults get the code of
-    the target. A file that says the same already keeps its bytes.
+    A file that says the same already keeps its bytes.
     """
     languages, files = tokenizer.languages, dict(contents)
     if languages is None:

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.fixed_buffer import FixedBuffer
-from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.buffers import FixedBuffer, PositionTable
 from jax_transformer.convert.table import (
     WORD,
     Buffer,

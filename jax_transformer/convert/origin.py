@@ -32,18 +32,11 @@ WEIGHTS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a Hugging Face folder holds besides weights and tokenizer.
-
-    Attributes:
-        model_type: The family of the model.
-        config: The content of config.json.
-        files: The content of the other files that are carried over, by name:
-            generation_config.json, a model card, settings of the tokenizer's class.
-    """
+    """What a Hugging Face folder holds besides weights and tokenizer."""
 
     model_type: str
-    config: dict[str, Any]
-    files: dict[str, bytes]
+    config: dict[str, Any]  # the content of config.json
+    files: dict[str, bytes]  # such as generation_config.json, a model card
 
     def to_bytes(self) -> bytes:
         """Return the content of `ORIGIN_FILE`; `from_bytes` is the inverse."""
@@ -58,8 +51,8 @@ class Origin:
             raise InputError(f"{ORIGIN_FILE}: is damaged ({error})") from error
         for name in origin.files:
             # The names become paths when the model is written as a Hugging Face folder.
-            sound = name.isprintable() and name not in ("", ".", "..", CONFIG_FILE, WEIGHTS_FILE)
-            if not sound or "/" in name or "\\" in name or name.endswith(WEIGHTS):
+            is_free = name.isprintable() and name not in ("", ".", "..", CONFIG_FILE, WEIGHTS_FILE)
+            if not is_free or "/" in name or "\\" in name or name.endswith(WEIGHTS):
                 raise InputError(
                     f"{ORIGIN_FILE}: the name {name[:60]!r} is not that of a file to carry over"
                 )
@@ -69,9 +62,8 @@ class Origin:
 def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """Return the origin that is a Hugging Face folder, and the names of what it leaves out.
 
-    It leaves out weights, folders, files of more than 16 MiB, what is no regular file, and what
-    would make more than 32 MiB together. The names do not include the files of the model's weights
-    and the tokenizer's own files, which the model and the tokenizer carry.
+    These are other weights, folders, files of more than 16 MiB, what is no regular file, and what
+    would make more than 32 MiB together.
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))

@@ -49,17 +49,11 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Report:
-    """What a conversion did with each tensor, in order; prints as plain text.
-
-    Attributes:
-        layout: Name of the layout.
-        entries: One entry for each thing that happened to a tensor.
-        hint: One remedy for many faults, as a prefix to strip; "" where there is none.
-    """
+    """What a conversion did with each tensor, in order; prints as plain text."""
 
     layout: str
     entries: list[Entry] = dataclasses.field(default_factory=list)
-    hint: str = ""
+    hint: str = ""  # one remedy for many faults, as a prefix to strip
 
     def add(self, kind: str, name: str, detail: str) -> None:
         """Append an entry."""
@@ -125,10 +119,10 @@ def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
     numbers = [list(itertools.islice(NUMBER.finditer(name), LAYER_NUMBERS)) for name in names]
     for position in range(max(map(len, numbers), default=0)):
         groups: dict[Template, list[str]] = {}
-        for name, found in zip(names, numbers, strict=True):
+        for name, matches in zip(names, numbers, strict=True):
             template: Template = (name,)
-            if len(found) > position:
-                begin, end = found[position].span()
+            if len(matches) > position:
+                begin, end = matches[position].span()
                 template = name[:begin], name[end:]
             groups.setdefault(template, []).append(name)
         if len(groups) < len(best):
@@ -137,14 +131,12 @@ def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
 
 
 def _alike(entries: Sequence[Entry]) -> list[tuple[Template, list[Entry]]]:
-    """Return entries of one kind in groups that a message shows as one line each, with templates.
-
-    The hint at a missing or unexpected name depends on the layer; other details must be equal.
-    """
+    """Return entries of one kind in groups that a message shows as one line each."""
     templates = group_layers([entry.name for entry in entries])
     template_of = {name: template for template, names in templates.items() for name in names}
     groups: dict[tuple[Template, str], list[Entry]] = {}
     for entry in entries:
+        # The hint at a missing or unexpected name depends on the layer.
         detail = "" if entry.kind in ("missing", "unexpected") else entry.detail
         groups.setdefault((template_of[entry.name], detail), []).append(entry)
     return [(template, group) for (template, _), group in groups.items()]

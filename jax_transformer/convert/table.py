@@ -48,8 +48,8 @@ class Operation:
 
     def __post_init__(self) -> None:
         lengths = [n for n in self.shape if not isinstance(n, str)]
-        sound = all(type(n) is int and (n >= 1 or n == -1) for n in lengths)
-        if not sound or lengths.count(-1) > 1 or {*self.shape} - {*lengths} - {*SIZES}:
+        are_lengths = all(type(n) is int and (n >= 1 or n == -1) for n in lengths)
+        if not are_lengths or lengths.count(-1) > 1 or {*self.shape} - {*lengths} - {*SIZES}:
             raise InputError(
                 f"shape={str(list(self.shape))[:200]} must hold lengths, one -1 at most, and names "
                 f"of {', '.join(SIZES)}"
@@ -60,8 +60,8 @@ class Operation:
         if not self.shape:
             return shape[::-1] if self.transposed else shape
         lengths = [getattr(config, n) if isinstance(n, str) else n for n in self.shape]
-        known = math.prod(length for length in lengths if length != -1)
-        return tuple(math.prod(shape) // known if n == -1 else n for n in lengths)
+        product = math.prod(length for length in lengths if length != -1)
+        return tuple(math.prod(shape) // product if n == -1 else n for n in lengths)
 
     def to_foreign(self, parameter: np.ndarray, foreign_shape: Shape) -> np.ndarray:
         """Return a parameter as the foreign tensor of this shape."""
@@ -118,8 +118,8 @@ class Row:
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
         for template in (self.foreign, *self.paths):
             words = WORD.findall(template)
-            sound = all(map(str.isidentifier, words)) and len(set(words)) == len(words)
-            if not sound or set("{}") & set(WORD.sub("", template)):
+            are_names = all(map(str.isidentifier, words)) and len(set(words)) == len(words)
+            if not are_names or set("{}") & set(WORD.sub("", template)):
                 raise InputError(f"{template!r}: braces must hold a word, as {{i}}, each word once")
         if self.when is not None:
             TransformerConfig.check_value(*self.when)
@@ -167,22 +167,16 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A row applied to one model: a foreign tensor and the parameters that it holds.
-
-    Attributes:
-        shapes: Shape of each parameter.
-        parts: Foreign shape of each part.
-        num_heads: The heads that are kept together where `stack` is "heads".
-    """
+    """A row applied to one model: a foreign tensor and the parameters that it holds."""
 
     foreign: str
     paths: tuple[str, ...]
     operation: Operation
-    shapes: tuple[Shape, ...]
-    parts: tuple[Shape, ...]
+    shapes: tuple[Shape, ...]  # of the parameters
+    parts: tuple[Shape, ...]  # of the foreign tensor, one for each parameter
     zeros: bool = False
     stack: Stack = "rows"
-    num_heads: int = 1
+    num_heads: int = 1  # that the parts of a stack by "heads" have
 
     def __post_init__(self) -> None:
         listed = ", ".join(str(list(part)) for part in self.parts)
@@ -262,16 +256,16 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
             if foreign in pairs:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
             paths = tuple(path.format(**words) for path in row.paths)
-            if any(path not in shapes for path in paths):
+            if absent := [path for path in paths if path not in shapes]:
                 check_possible(layout, row)
-                absent = ", ".join(path for path in paths if path not in shapes)
                 raise InputError(
-                    f"layout {layout.name!r}: {foreign!r} stacks {absent} of a model that lacks it"
+                    f"layout {layout.name!r}: {foreign!r} stacks {', '.join(absent)} of a model "
+                    "that lacks it"
                 )
             lengths = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
-            others = (row.zeros, row.stack, config.num_heads)
-            pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *others)
+            stack = (row.zeros, row.stack, config.num_heads)
+            pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *stack)
     covered = {path for pair in pairs.values() for path in pair.paths}
     if bare := [path for path in shapes if path not in covered]:
         raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
@@ -303,7 +297,7 @@ def check_possible(layout: Layout, row: Row) -> None:
     inside = f"{layout.scope}/" if layout.scope else ""
     for path in row.paths:
         pattern = name_pattern(LAYER.sub("layers_0", f"{inside}{path}"), KEY)
-        if not any(pattern.fullmatch(known.replace("{i}", "0")) for known in PARAMETERS):
+        if not any(pattern.fullmatch(name.replace("{i}", "0")) for name in PARAMETERS):
             raise InputError(
                 f"layout {layout.name!r}: the row {row.foreign!r} names {path!r}, which is no "
                 f"parameter of any config; {nearest(f'{inside}{path}', PARAMETERS)}"

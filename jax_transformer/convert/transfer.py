@@ -28,15 +28,9 @@ HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.
 FREE_FIELDS = (
-    "max_length",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "dropout_placement",
-    "embedding_dropout",
-    "initialization",
-)
-
+    "max_length dropout attention_dropout activation_dropout dropout_placement embedding_dropout "
+    "initialization"
+).split()
 # A computed table may have this many numbers (some 100 MB while it is computed), and more where the
 # parameters are larger: so many times theirs.
 FREE_NUMBERS = 2**22
@@ -52,11 +46,7 @@ def check_config(
     saved: Mapping[str, Any],
     origin: str = "the config saved with the weights",
 ) -> None:
-    """Refuse a config that contradicts the config saved with the tensors.
-
-    Shapes cannot distinguish 4 heads from 8, nor one activation, epsilon or norm placement from
-    another.
-    """
+    """Refuse a config that contradicts the config saved with the tensors; shapes tell no heads."""
     now, explicit = config.to_dict(), config.explicit()
     differing = [
         f"{name}={now.get(name, 'no such field')!r} (saved: {value!r})"
@@ -170,7 +160,6 @@ def to_tensors(
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
 
     Args:
-        allow_nonfinite: Whether NaN and infinity pass.
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
             read-only views of any strides, which a file can hold as well.
 

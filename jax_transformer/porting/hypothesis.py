@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.fixed_buffer import fixed_buffer
-from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.buffers import PositionTable, fixed_buffer
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape, identity
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import Group, matrix_shape, role_shape

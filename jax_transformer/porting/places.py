@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.fixed_buffer import FixedBuffer
+from jax_transformer.convert.buffers import FixedBuffer
 from jax_transformer.convert.table import Layout, expand
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Source, Target, decode, encode

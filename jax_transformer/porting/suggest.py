@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.position_table import PositionTable
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.table import Layout
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout

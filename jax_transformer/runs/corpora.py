@@ -10,10 +10,11 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.runs.state import check_equal
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters, encode_text
-from jax_transformer.text.parallel_text import Text, TextFiles, digest, is_tsv, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles, is_tsv, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -156,7 +157,7 @@ def encode_corpora(
             f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
     fitting = _without_overlong(text, run_text.tokenizer, max_length) if overlong else text
-    sha256 = digest([[task.key for task in tasks], settings.weights, fitting.sha256])
+    sha256 = json_digest([[task.key for task in tasks], settings.weights, fitting.sha256])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
     if settings.drop_duplicates:

@@ -12,12 +12,7 @@ from jax_transformer.errors import InputError
 def faults_named(
     path: Path, fault: str, *kinds: type[Exception], error: type[InputError] = InputError
 ) -> Iterator[None]:
-    """Turn errors of these kinds into an input error, with the original error as its cause.
-
-    Args:
-        fault: What is wrong with it.
-        *kinds: Errors that the called libraries raise for it; their messages name no file.
-    """
+    """Turn errors of these kinds, whose messages name no file, into an input error."""
     try:
         yield
     except InputError:
@@ -28,11 +23,7 @@ def faults_named(
 
 
 def check_path(path: Path, suffix: str = "") -> None:
-    """Refuse a file or folder that the disk cannot hold by its name; changes nothing on the disk.
-
-    Args:
-        suffix: What the writer adds to the name while it writes.
-    """
+    """Refuse a name that the disk cannot hold, also with the suffix that a writer adds to it."""
     parents = path.absolute().parents
     ancestor = next((parent for parent in parents if os.path.lexists(parent)), path)
     with faults_named(path, "cannot be written; name another output", OSError, ValueError):

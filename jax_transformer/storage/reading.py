@@ -39,11 +39,7 @@ def open_regular(
     *,
     error: type[InputError] = InputError,
 ) -> io.BufferedReader:
-    """Open a regular file for reading bytes.
-
-    Args:
-        fault: What the message says of a file that cannot be opened, as "cannot be read".
-    """
+    """Open a regular file for reading bytes; its fault may be "cannot be read"."""
     path = Path(path)
     with faults_named(path, fault, OSError, ValueError, error=error):
         descriptor = os.open(path, _FLAGS)
@@ -57,20 +53,9 @@ def open_regular(
             raise
 
 
-def read_bytes(
-    path: str | os.PathLike[str],
-    fault: str,
-    largest: int = MAX_SIZE,
-) -> bytes:
-    """Return the content of a regular file of at most `largest` bytes.
-
-    Args:
-        largest: Most bytes; no more are read, even if the file grows or names another size.
-    """
-    with (
-        open_regular(path, fault, largest) as file,
-        faults_named(Path(path), fault, OSError),
-    ):
+def read_bytes(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE) -> bytes:
+    """Return the content of a regular file of at most `largest` bytes, even if it grows."""
+    with open_regular(path, fault, largest) as file, faults_named(Path(path), fault, OSError):
         expected = os.fstat(file.fileno()).st_size + 1
         content = file.read(expected)
         if len(content) == expected:  # it grows, or it is a file of /proc, whose size is 0
@@ -80,11 +65,7 @@ def read_bytes(
     return content
 
 
-def read_text(
-    path: str | os.PathLike[str],
-    fault: str,
-    largest: int = MAX_SIZE,
-) -> str:
+def read_text(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE) -> str:
     """Return the UTF-8 text of a regular file, without a byte-order mark at its start."""
     content = read_bytes(path, fault, largest)
     with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
@@ -97,11 +78,7 @@ def read_json(path: str | os.PathLike[str], largest: int = MAX_SIZE) -> dict[str
 
 
 def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float.
-
-    Args:
-        name: What it is the content of, for messages.
-    """
+    """Return a JSON object as RFC 8259 defines it: without NaN and numbers beyond a float."""
     path = Path(name)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,10 +91,7 @@ def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, 
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         values = json.loads(
-            text,
-            object_pairs_hook=unique,
-            parse_constant=_refuse_number,
-            parse_float=_finite,
+            text, object_pairs_hook=unique, parse_constant=_refuse_number, parse_float=_finite
         )
         if _LONE_SURROGATE.search(text):
             json.dumps(values, ensure_ascii=False).encode()

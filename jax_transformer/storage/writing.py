@@ -59,15 +59,10 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 
 def locked(descriptor: int, scratch: Path, path: Path) -> bool:
-    """Lock a file or folder that is being written, until its descriptor is closed.
+    """Lock a file or folder that is being written, until its descriptor or its process ends.
 
-    The lock also ends with its process. So what is not locked is that of a killed process.
-
-    Args:
-        descriptor: Opened at `scratch`; closed if it is not locked.
-
-    Returns:
-        Whether `scratch` still has this name; another process may have finished it in the meantime.
+    So what is not locked is that of a killed process. False, with the descriptor closed, says that
+    another process has finished `scratch` in the meantime.
     """
     with contextlib.ExitStack() as unless_locked:
         unless_locked.callback(os.close, descriptor)

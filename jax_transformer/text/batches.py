@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.model.checks import check_ids
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
 
@@ -95,9 +94,7 @@ def epoch_batches(
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
 
-    Args:
-        first: Window and number in the window of the first batch; earlier windows are not read.
-        rows_to_read: Given a planned batch, returns the part of it that is read.
+    `first` is the window of the first batch and its number there; earlier windows are not read.
     """
 
     def plans() -> Iterator[tuple[int, list[PlannedBatch]]]:
@@ -152,12 +149,20 @@ def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     }
     for name, side in sides.items():
         size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
-        check_ids(name, side, size)  # before the cast, which would wrap around
+        _check_ids(name, side, size)  # before the cast, which would wrap around
     arrays = {name: side.astype(np.int32) for name, side in sides.items()}
     if planned.member_rows is not None:
         arrays["src_segments"] = _segments(source_lengths, planned)
         arrays["tgt_segments"] = _segments(target_lengths - 1, planned)
     return Batch(**arrays)
+
+
+def _check_ids(name: str, ids: Integer[np.ndarray, "rows length"], count: int) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < count:
+        raise InputError(
+            f"{name} has ids from {ids.min()} to {ids.max()}, but those of the vocabulary go from "
+            f"0 to {count - 1}"
+        )
 
 
 def _lay_out(

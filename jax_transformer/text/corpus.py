@@ -251,11 +251,7 @@ def packed_part(
 def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, "places"]:
     """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
 
-    Each epoch has an order of its own, which is computed number by number: it takes no memory.
-
-    Args:
-        count: How many numbers an epoch has, at most 2**32.
-        places: Places from 0; place `count` is the first one of the second epoch.
+    Each epoch of at most 2**32 numbers has an order of its own, which takes no memory.
     """
     from grain.experimental import index_shuffle  # not at the top: a batch is made without it
 

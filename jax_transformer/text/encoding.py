@@ -38,10 +38,7 @@ def encode_pairs(
     dropped: Counter[str],
     seed: int = 0,
 ) -> Part:
-    """Encode both sides of pairs with text; drop and count those that the filters do not keep.
-
-    `dropped` counts the pairs that were dropped before.
-    """
+    """Encode both sides of pairs with text; add those that the filters drop to `dropped` ones."""
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
     pairs, source_lengths = [], []

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.text.text_files import (
     FAULT,
@@ -44,10 +44,7 @@ class Block(NamedTuple):
     targets: list[bytes | None]
 
     def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | None]:
-        """Return the source and the target of some pairs, or of all.
-
-        A pair with a line that is too long is None: its other line may not be text.
-        """
+        """Return the source and the target of some pairs, or of all; None for an overlong line."""
         return [self._pair(i) for i in (range(len(self.sources)) if places is None else places)]
 
     def _pair(self, place: int) -> tuple[str, str] | None:
@@ -96,7 +93,7 @@ class Text:
     @property
     def sha256(self) -> str:
         """Digest of the lines, as 64 hex digits."""
-        return digest([self.sources, self.targets])
+        return json_digest([self.sources, self.targets])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the text in blocks of so many pairs."""
@@ -110,16 +107,12 @@ class Text:
 class TextFiles:
     """Files of a parallel text, whose pairs are numbered in the order of the files.
 
-    Attributes:
-        sources: Files with one source on each line; without targets, .tsv files, each line of which
-            has a source, one tab and a target.
-        targets: For each source file, the file with the translations on the same lines.
-        facts: The facts of the sources, then of the targets; see `with_facts`.
+    Without targets, each line of the sources, .tsv files, has a source, one tab and a target.
     """
 
     sources: tuple[Path, ...]
-    targets: tuple[Path, ...] = ()
-    facts: tuple[FileFacts, ...] = ()
+    targets: tuple[Path, ...] = ()  # for each source file, that with the translations
+    facts: tuple[FileFacts, ...] = ()  # of the sources, then of the targets; see `with_facts`
 
     def __post_init__(self) -> None:
         if self.targets and len(self.sources) != len(self.targets):
@@ -144,14 +137,13 @@ class TextFiles:
     @property
     def sha256(self) -> str:
         """Digest of the files, by their facts, as 64 hex digits."""
-        return digest([fact.sha256 for fact in self.facts])
+        return json_digest([fact.sha256 for fact in self.facts])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
-        """Yield the lines in blocks, which depend on nothing but the text and `pairs`.
+        """Yield the lines in blocks, each of which ends after `pairs` pairs or with a file.
 
-        A block ends after `pairs` pairs or at the end of a file. In memory are the lines of one
-        block, none of them above `LONGEST_LINE` bytes. Files that have changed since their facts
-        were read are refused.
+        In memory are the lines of one block, none of them above `LONGEST_LINE` bytes. Files that
+        have changed since their facts were read are refused.
         """
         first = 0
         for files in zip(*self._sides(), strict=True):
@@ -161,16 +153,13 @@ class TextFiles:
                 first = block.first + len(block.sources)
 
     def with_facts(self, earlier: Sequence[FileFacts] = ()) -> TextFiles:
-        """Return the text with the facts of its files.
-
-        A file is not read again if its size and time are those of its earlier facts.
-        """
-        known = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
+        """Return the text with the facts of its files; only a changed file is read again."""
+        read = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
         facts = {}
         for path in self.sources + self.targets:
-            fact = known.get((str(path.absolute()), *_size_and_time(path)))
+            fact = read.get((str(path.absolute()), *_size_and_time(path)))
             facts[path] = fact = fact or _read_facts(path)
-            known[fact.path, fact.bytes, fact.mtime_ns] = fact
+            read[fact.path, fact.bytes, fact.mtime_ns] = fact
         for files in zip(*self._sides(), strict=True):
             lines = [facts[path].lines for path in files]
             if len(set(lines)) > 1:
@@ -221,11 +210,6 @@ def is_tsv(path: Path) -> bool:
     """Return whether a file contains pairs on its lines, by its name."""
     name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
     return name.suffix == ".tsv"
-
-
-def digest(value: Any) -> str:
-    """Return the sha256 of a value as JSON, as 64 hex digits."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _as_paths(paths: Paths) -> tuple[Path, ...]:

@@ -70,8 +70,9 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
         return EpochLayout(windows, window_pairs, ((rows, settings.pack_length),))
     shapes, shorter = [], 0
     for length in bucket_lengths(counts, settings.bucket_count):
-        share = counts[shorter : length + 1].sum() / counts.sum() * pairs / windows
-        shapes.append((_equal_rows(round(share), settings.max_tokens // length), length))
+        share = round(counts[shorter : length + 1].sum() / counts.sum() * pairs / windows)
+        batches = max(1, math.ceil(share / max(1, settings.max_tokens // length)))
+        shapes.append((max(1, math.ceil(share / batches)), length))
         shorter = length + 1
     return EpochLayout(windows, window_pairs, tuple(shapes))
 
@@ -79,10 +80,7 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
 def plan_window(
     corpus: Corpus, settings: BatchSettings, layout: EpochLayout, epoch: int, window: int
 ) -> list[PlannedBatch]:
-    """Plan the batches of a window of an epoch, both numbered from 0; a pure function.
-
-    Every pair occurs in one window of an epoch, once. The settings are a `TrainingConfig`.
-    """
+    """Plan the batches of a window of an epoch, both numbered from 0; a pure function."""
     begin = window * layout.window_pairs
     end = min(begin + layout.window_pairs, len(corpus))
     first = epoch * len(corpus)
@@ -114,12 +112,6 @@ def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> Plann
     taken = np.isin(member_rows, rows)
     taken_rows = np.searchsorted(rows, member_rows[taken])
     return PlannedBatch(len(rows), planned.length, members[taken], taken_rows)
-
-
-def _equal_rows(pairs: int, most: int) -> int:
-    """Return the rows of the fewest batches of equal size that hold these pairs."""
-    batches = max(1, math.ceil(pairs / max(1, most)))
-    return max(1, math.ceil(pairs / batches))
 
 
 def _buckets(
@@ -166,10 +158,8 @@ def _packed(
 def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
     """Choose at most `count` lengths of buckets that minimise the columns of all pairs; ascending.
 
-    Exact, by dynamic programming over the lengths that occur; the longest one is the last.
-
-    Args:
-        counts: Number of pairs by the columns that they need [longest + 1]; at least one pair.
+    Exact, by dynamic programming over the lengths that occur: `counts` has the number of pairs by
+    the columns that they need [longest + 1].
     """
     values = np.flatnonzero(counts)
     pairs_up_to = np.cumsum(counts[values])

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.writing import to_disk
 from jax_transformer.text.corpus import INDEX_TYPE, NOTHING, Corpus, Counts, FileArray, Part, again
 from jax_transformer.text.duplicates import repeated_pairs
@@ -33,7 +34,6 @@ from jax_transformer.text.parallel_text import (
     Block,
     Text,
     TextFiles,
-    digest,
     has_text,
     no_pairs,
 )
@@ -75,7 +75,7 @@ def corpus_task(
         },
         "drop_duplicates": drop_duplicates,
     }
-    return Task(text, left_out, filters, tokenizer, digest(recipe))
+    return Task(text, left_out, filters, tokenizer, json_digest(recipe))
 
 
 def without_duplicates(store: Path, task: Task, console: Console) -> Task:
@@ -104,10 +104,7 @@ def corpus_folder(store: Path, key: str) -> Path:
 
 
 def prepare(task: Task, folder: Path, console: Console) -> Corpus:
-    """Encode a text into a folder; go on where an earlier call was killed.
-
-    Memory is bounded by two blocks for each worker. The caller holds `locked`.
-    """
+    """Encode a text into a locked folder; go on where an earlier call was killed."""
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
     if unfinished.exists():
@@ -217,9 +214,7 @@ def encode_block(
 ) -> Part:
     """Return the ids of the pairs of a block that are kept; runs in a worker.
 
-    Args:
-        left_out: Why pairs are not kept, by their place in the block.
-        tokenizer: What `to_text` returned for the tokenizer.
+    `left_out` has the reasons why pairs are not kept, by their place in the block.
     """
     dropped, lines = Counter(), []
     most = CHARACTERS_OF_A_TOKEN * filters.max_length

@@ -28,6 +28,7 @@ from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.reading import read_bytes
 from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.storage.writing import staged_file
@@ -37,7 +38,6 @@ from jax_transformer.text.parallel_text import (
     FileFacts,
     Text,
     TextFiles,
-    digest,
     has_text,
     no_pairs,
 )
@@ -128,7 +128,7 @@ def one_line_faults(folder: Path) -> Iterator[None]:
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
     """Return a text with its facts; a file that has not changed is not read again."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
-    entry = store / "texts" / f"{digest([FORMAT, *paths])}.json"
+    entry = store / "texts" / f"{json_digest([FORMAT, *paths])}.json"
     with locked(entry.parent, console):
         earlier = read_entry(entry, list[FileFacts]) if entry.exists() else []
         with console.status("reading the text"):
@@ -143,12 +143,11 @@ def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFile
 def held_out(
     store: Path, text: Text | TextFiles, count: int, seed: int, console: Console
 ) -> tuple[Int64[np.ndarray, "_"], Text]:
-    """Choose pairs of a text for validation by a seed; return their numbers and the pairs.
+    """Choose pairs with text on both sides for validation by a seed; return their numbers and them.
 
-    Only pairs with text on both sides are chosen, in the order of a seeded shuffle; they are
-    returned in the order of the text.
+    They are chosen in the order of a seeded shuffle, and returned in the order of the text.
     """
-    entry = store / "held_out" / f"{digest([FORMAT, text.sha256, count, seed])}.json"
+    entry = store / "held_out" / f"{json_digest([FORMAT, text.sha256, count, seed])}.json"
 
     def choose() -> list[Any]:
         with console.status("choosing the validation pairs"):
@@ -200,12 +199,10 @@ def trained_tokenizer(
     seed: int,
     console: Console,
 ) -> Tokenizer:
-    """Return the byte-pair encoding of texts, trained on a seeded sample of their pairs.
+    """Return the byte-pair encoding of texts, trained on a seeded sample of `most_pairs` pairs.
 
-    Args:
-        without: Numbers of pairs of the first text that it must not see, ascending.
-        most_pairs: Most pairs of the sample.
-        longest: Most characters of a line; longer ones are left out.
+    It sees no line of more than `longest` characters, and of the first text none of the pairs
+    whose numbers `without` has, ascending.
     """
     recipe = {
         "format": FORMAT,
@@ -217,7 +214,7 @@ def trained_tokenizer(
         "longest_word": LONGEST_WORD,
         "seed": seed,
     }
-    entry = store / "tokenizers" / f"{digest(recipe)}.json"
+    entry = store / "tokenizers" / f"{json_digest(recipe)}.json"
     total, left_out = sum(text.pairs for text in texts), 0
 
     def lines() -> Iterator[str]:
@@ -248,10 +245,7 @@ def trained_tokenizer(
 
 
 def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:
-    """Return the numbers of the pairs of a random sample, ascending; all pairs if they are few.
-
-    The time depends on the size of the sample, not on that of the corpus; so does the memory.
-    """
+    """Return the numbers of a random sample of pairs, ascending, in time and memory of its size."""
     if pairs <= count:
         return np.arange(pairs)
     shuffled = grain.MapDataset.range(pairs).shuffle(seed=seed)

@@ -155,10 +155,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def _decompression(kind: str, name: str) -> tuple[Callable[[], Any], type[Exception]]:
-    """Return what makes a decompressor of one part of a file, and the error of damaged bytes.
-
-    The decompressors share `decompress(bytes)`, `eof` and `unused_data`.
-    """
+    """Return what makes a decompressor of one part of a file, and the error of damaged bytes."""
     if kind == "gzip":
         return lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error
     if kind == "xz":

@@ -12,22 +12,16 @@ SHOWN = 6  # codes in a message
 
 @dataclasses.dataclass(frozen=True)
 class Languages:
-    """The language codes of a tokenizer.
+    """The language codes of a tokenizer."""
 
-    Attributes:
-        ids: The id of each code, as {"de_DE": 250003}.
-        placement: Where the code of a line's language is: "before" the text, which EOS ends
-            (mBART-50, M2M100, NLLB), or "after" the EOS (mBART, legacy NLLB).
-        starts: Whether the code of the target is the first decoder input (mBART); otherwise it is
-            the first token that the decoder must generate.
-        source: The code of the sources, if it is known.
-        target: The code of the targets, if it is known.
-    """
-
-    ids: dict[str, int]
+    ids: dict[str, int]  # of each code, as {"de_DE": 250003}
+    # Where the code of a line's language is: "before" the text, which EOS ends (mBART-50, M2M100,
+    # NLLB), or "after" the EOS (mBART, legacy NLLB).
     placement: Literal["before", "after"]
+    # Whether the code of the target is the first decoder input (mBART); otherwise it is the first
+    # token that the decoder must generate.
     starts: bool = False
-    source: str | None = None
+    source: str | None = None  # the code of the sources, if it is known
     target: str | None = None
 
     def __post_init__(self) -> None:

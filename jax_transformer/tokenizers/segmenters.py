@@ -43,12 +43,7 @@ def library_faults(message: str) -> Iterator[None]:
 
 
 class LibrarySegmenter:
-    """A `tokenizers.Tokenizer`; template, truncation, padding, dropout of its file do not act.
-
-    Attributes:
-        size: The largest id and 1.
-        special_ids: Ids of special tokens, the last of which a model's table may lack.
-    """
+    """A `tokenizers.Tokenizer`; template, truncation, padding, dropout of its file do not act."""
 
     def __init__(self, library: tokenizers.Tokenizer, left_out: Set[int] = frozenset()) -> None:
         """Wrap a tokenizer; decoding leaves out the ids in `left_out`, else all special tokens."""
@@ -60,7 +55,7 @@ class LibrarySegmenter:
         self.size = 1 + max(library.get_vocab(with_added_tokens=True).values())
         added = library.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
-        self.special_ids = {*self._special}
+        self.special_ids = {*self._special}  # a model's table may lack the last of them
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; uses every CPU core."""
@@ -118,16 +113,13 @@ class SentencePieceSegmenter:
         joiner: sentencepiece.SentencePieceProcessor,
         is_source: bool = False,
     ) -> None:
-        """Set what splits lines and joins pieces.
+        """Set what splits lines into pieces, the ids of pieces, and what joins them.
 
         Args:
             added: The ids of tokens that are found in a line before it is split into pieces.
             ordinary: Those of `added` that decoding does not leave out.
             unk_id: Id of pieces that `ids` lacks.
             rule: How pieces are joined: as by the class of this family in transformers.
-            model: Splits lines into pieces.
-            ids: Of the pieces.
-            joiner: Joins pieces.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
         self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule

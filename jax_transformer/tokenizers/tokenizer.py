@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
 from jax_transformer.tokenizers.segmenters import LineError, Segmenter
@@ -90,12 +91,7 @@ class Tokenizer:
         name: str,
         segmenters: tuple[Segmenter, Segmenter],
     ) -> "Tokenizer":
-        """Return a tokenizer; for the readers.
-
-        Args:
-            settings: Values that differ from `DEFAULTS`, among them all special ids.
-            segmenters: Those of source and target.
-        """
+        """Return a tokenizer, for the readers; `settings` differ from `DEFAULTS`."""
         unknown = sorted(settings.keys() - DEFAULTS.keys())
         if unknown:
             raise InputError(
@@ -135,11 +131,7 @@ class Tokenizer:
         return tokenizer if languages is None else tokenizer._set_to(languages)
 
     def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":
-        """Return this tokenizer with other language codes; None keeps a code.
-
-        Args:
-            name: What the tokenizer belongs to, for error messages.
-        """
+        """Return this tokenizer with other language codes; None keeps a code."""
         if source is None and target is None:
             return self
         if self.languages is None:
@@ -235,7 +227,6 @@ class Tokenizer:
             else hashlib.sha256(content).hexdigest()
             for name, content in self.contents.items()
         }
-        content = {"kind": self.kind, "settings": self.settings, "files": files}
         if self.kind == "byte_pair":  # whose digest earlier versions have written into checkpoints
-            content = files["tokenizer.json"]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            return json_digest(files["tokenizer.json"])
+        return json_digest({"kind": self.kind, "settings": self.settings, "files": files})

@@ -4,6 +4,8 @@ Each takes a TransformerConfig for its sizes alone and returns logits. Position 
 in float32, as theirs are.
 """
 
+import collections
+import functools
 import math
 
 import torch
@@ -79,18 +81,6 @@ class Table(nn.Module):
 
     def forward(self, ids):
         return self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-
-
-class Projected(nn.Module):
-    """A linear layer under the given name."""
-
-    def __init__(self, name, inputs, outputs):
-        super().__init__()
-        self.add_module(name, nn.Linear(inputs, outputs))
-
-    def forward(self, x):
-        (layer,) = self.children()
-        return layer(x)
 
 
 class Attention(nn.Module):
@@ -258,58 +248,62 @@ class ResidualStack(nn.Module):
         return self.norm(x)
 
 
-def residual_stacks(config, scale, bias, projections, feed_forward):
-    def norm():
-        return StdNorm(config.d_model, 1e-6, scale, bias)
+class ResidualModel(nn.Module):
+    """Encoder and decoder of residual layers; the two programs differ in names alone."""
 
-    def stack(count, decoder):
-        layers = (
-            ResidualLayer(config, norm, projections, feed_forward, decoder) for _ in range(count)
-        )
-        return ResidualStack(layers, norm())
-
-    return stack(config.num_encoder_layers, False), stack(config.num_decoder_layers, True)
-
-
-class PreNorm(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, tables, positions, buffer, head, leaves, projections, feed_forward):
         super().__init__()
-        self.encoder, self.decoder = residual_stacks(
-            config,
-            "alpha",
-            "bias",
-            ("w_q", "w_k", "w_v", "w_o"),
-            ("linear_layer_1", "linear_layer_2"),
-        )
-        self.source_embeddings = Table(config.src_vocab_size, config.d_model)
-        self.target_embeddings = Table(config.tgt_vocab_size, config.d_model)
-        table = interleaved_positions(config.max_length, config.d_model)
-        self.source_pos = Positions("postitons", table)
-        self.target_pos = Positions("postitons", table.clone())
-        self.projection_layer = Projected("projection", config.d_model, config.tgt_vocab_size)
+        self.sides = list(zip(tables, positions, strict=True))
+
+        def norm():
+            return StdNorm(config.d_model, 1e-6, *leaves)
+
+        def stack(count, decoder):
+            layers = (
+                ResidualLayer(config, norm, projections, feed_forward, decoder)
+                for _ in range(count)
+            )
+            return ResidualStack(layers, norm())
+
+        self.encoder = stack(config.num_encoder_layers, False)
+        self.decoder = stack(config.num_decoder_layers, True)
+        for name, size in zip(tables, (config.src_vocab_size, config.tgt_vocab_size), strict=True):
+            self.add_module(name, Table(size, config.d_model))
+        for name in positions:
+            table = interleaved_positions(config.max_length, config.d_model)
+            self.add_module(name, Positions(buffer, table))
+        linear = nn.Linear(config.d_model, config.tgt_vocab_size)
+        self.projection_layer = nn.Sequential(collections.OrderedDict({head: linear}))
 
     def forward(self, src, tgt, src_mask, tgt_mask):
-        memory = self.encoder(self.source_pos(self.source_embeddings(src)), src_mask)
-        x = self.target_pos(self.target_embeddings(tgt))
-        return self.projection_layer(self.decoder(x, tgt_mask, memory, src_mask))
-
-
-class PreNormLogSoftmax(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.encoder, self.decoder = residual_stacks(
-            config, "gamma", "beta", ("W_q", "W_k", "W_v", "W_o"), ("linear1", "linear2")
+        src, tgt = (
+            getattr(self, positions)(getattr(self, table)(ids))
+            for ids, (table, positions) in zip((src, tgt), self.sides, strict=True)
         )
-        self.src_embed = Table(config.src_vocab_size, config.d_model)
-        self.tgt_embed = Table(config.tgt_vocab_size, config.d_model)
-        table = interleaved_positions(config.max_length, config.d_model)
-        self.src_pos, self.tgt_pos = Positions("pe", table), Positions("pe", table.clone())
-        self.projection_layer = Projected("proj", config.d_model, config.tgt_vocab_size)
+        memory = self.encoder(src, src_mask)
+        return self.projection_layer(self.decoder(tgt, tgt_mask, memory, src_mask))
 
-    def forward(self, src, tgt, src_mask, tgt_mask):
-        memory = self.encoder(self.src_pos(self.src_embed(src)), src_mask)
-        x = self.tgt_pos(self.tgt_embed(tgt))
-        return self.projection_layer(self.decoder(x, tgt_mask, memory, src_mask))
+
+PreNorm = functools.partial(
+    ResidualModel,
+    tables=("source_embeddings", "target_embeddings"),
+    positions=("source_pos", "target_pos"),
+    buffer="postitons",
+    head="projection",
+    leaves=("alpha", "bias"),
+    projections=("w_q", "w_k", "w_v", "w_o"),
+    feed_forward=("linear_layer_1", "linear_layer_2"),
+)
+PreNormLogSoftmax = functools.partial(
+    ResidualModel,
+    tables=("src_embed", "tgt_embed"),
+    positions=("src_pos", "tgt_pos"),
+    buffer="pe",
+    head="proj",
+    leaves=("gamma", "beta"),
+    projections=("W_q", "W_k", "W_v", "W_o"),
+    feed_forward=("linear1", "linear2"),
+)
 
 
 # The pre-norm model whose decoder layers norm the memory.

@@ -26,14 +26,7 @@ from tests.convert.families.case import (
     write_tokenizer,
 )
 from tests.convert.tools import assert_same_params
-from tests.parity.ladder import bound, error
-
-TIED = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "lm_head.weight",
-)
+from tests.parity.ladder import error
 
 
 @pytest.fixture
@@ -57,15 +50,6 @@ def bart():
     return from_huggingface(foreign_model("bart"))
 
 
-@pytest.mark.parametrize("kept", TIED)
-def test_one_of_the_four_tied_names_is_enough(kept, bart, folder):
-    def only(tensors):
-        for name in set(TIED) - {kept}:
-            del tensors[name]
-
-    assert_same_params(from_huggingface(folder("bart", only))[1], bart[1])
-
-
 def test_an_absent_output_bias_means_zeros_and_versions_are_not_read(bart, folder):
     def old(tensors):
         del tensors["final_logits_bias"]
@@ -85,31 +69,6 @@ def test_an_absent_output_bias_means_zeros_and_versions_are_not_read(bart, folde
     assert params["output_projection"]["bias"].dtype == np.float16
     assert report.names("zeros") == ["final_logits_bias"]
     assert report.names("not read") == ["model.encoder.version", "model.decoder.version"]
-
-
-DAMAGES = {
-    "a tied table with other values": (
-        lambda tensors: tensors["model.decoder.embed_tokens.weight"][4, 3].add_(1),
-        r"not tied +model\.decoder\.embed_tokens\.weight",
-    ),
-    "no table": (
-        lambda tensors: [tensors.pop(name) for name in TIED],
-        r"missing +model\.shared\.weight",
-    ),
-    "too few positions": (
-        lambda tensors: tensors.update(
-            {"model.encoder.embed_positions.weight": torch.ones(37, 42)}
-        ),
-        r"wrong shape +model\.encoder\.embed_positions\.weight  \[37, 42\], expected \[39, 42\]",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_does_not_fit_is_refused_by_name(damage, folder):
-    change, message = DAMAGES[damage]
-    with pytest.raises(InputError, match=message):
-        from_huggingface(folder("bart", change))
 
 
 NAMES = [f"model.{stack}.embed_positions.weights" for stack in ("encoder", "decoder")]
@@ -141,9 +100,8 @@ def test_m2m100_with_the_table_that_transformers_computes_in_float32():
     src, tgt = ragged_tokens(config, 150, 160)
     logits, _ = foreign_results(model, config, src, tgt)
     with jax.default_matmul_precision("highest"):
-        measured = error(jax.jit(apply, static_argnums=1)(params, config, src, tgt), logits)
-    print(f"\nM2M100, 160 positions, its own table: {measured:.1e}")
-    assert measured <= 5e-6
+        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
+    assert error(ours, logits) <= 5e-6
 
 
 def test_layerdrop_is_said_once_and_goes_home(folder, tmp_path, capsys):
@@ -171,21 +129,6 @@ def test_layerdrop_is_said_where_a_run_starts(tmp_path):
     model.save_pretrained(tmp_path / "model")
     said = "config.json: decoder_layerdrop=0.1 is kept, but not applied in training"
     assert read_initial_model(tmp_path / "model")[2] == (f"{tmp_path / 'model'}: {said}",)
-
-
-def test_keys_that_the_class_does_not_read_change_nothing(bart):
-    values = config_to_json(FAMILIES["bart"], bart[0])
-    unread = {
-        "add_bias_logits": True,
-        "add_final_layer_norm": True,
-        "do_blenderbot_90_layernorm": True,
-        "extra_pos_embeddings": 5,
-        "normalize_before": True,
-        "normalize_embedding": False,
-        "static_position_embeddings": True,
-        "task_specific_params": {"summarization": {"num_beams": 6}},
-    }
-    assert config_from_json(FAMILIES["bart"], values | unread) == bart[0]
 
 
 @pytest.mark.parametrize("name", ["mbart", "plbart"])
@@ -220,35 +163,12 @@ def test_generation_defaults_of_a_folder_without_an_origin(bart):
     assert FAMILIES["m2m_100"].generation(bart[0]) == expected
 
 
-OPUS_MT = both_sides(
-    heads=8,
-    d_ff=2048,
-    vocab_size=58_101,
-    d_model=512,
-    encoder_layers=6,
-    decoder_layers=6,
-    max_position_embeddings=512,
-    activation_function="swish",
-    **ids(pad=58_100, eos=0),
-)
-
-
-@pytest.mark.exhaustive
-def test_the_numbers_of_opus_mt():
-    """In the real widths and depths."""
-    model = foreign_model("marian", None, **OPUS_MT)
-    config, params = from_huggingface(model)
-    src, tgt = ragged_tokens(config, 7, 5)
-    logits, _ = foreign_results(model, config, src, tgt)
-    with jax.default_matmul_precision("highest"):
-        measured = error(jax.jit(apply, static_argnums=1)(params, config, src, tgt), logits)
-    print(f"\nopus-mt: logits {measured:.1e} of the largest, {logits.abs().max():.1f}")
-    assert measured <= bound("logits", "float32")
-
-
 def test_config_of_an_older_transformers_is_read():
     """The keys that config.json of opus-mt models had in 2020, before some of today's."""
-    values = transformers.MarianConfig(**OPUS_MT).to_dict()
+    sizes = {"vocab_size": 58_101, "d_model": 512, "max_position_embeddings": 512}
+    sizes |= {"encoder_layers": 6, "decoder_layers": 6, "activation_function": "swish"}
+    widths = both_sides(heads=8, d_ff=2048, **sizes, **ids(pad=58_100, eos=0))
+    values = transformers.MarianConfig(**widths).to_dict()
     for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"):
         del values[key]
     values |= {

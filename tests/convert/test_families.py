@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 import socket
-import time
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -350,42 +350,9 @@ def test_types_are_changed_on_request(usual, source):
     assert_same_params(params, expected)
 
 
-def test_claims_beyond_the_weights_are_refused_at_once(family, usual, tmp_path):
-    usual.model.config.save_pretrained(tmp_path)
-    torch.save(usual.model.state_dict(), tmp_path / "pytorch_model.bin")
-    claims = {
-        (
-            "num_encoder_layers",
-            "num_decoder_layers",
-        ): r"num_encoder_layers=\d+ .* at most \d+ layers",
-        ("d_model",): r"wrong shape .*expected \[.*000",
-        ("d_ff",): r"wrong shape .*expected \[\d*000",
-        ("src_vocab_size", "tgt_vocab_size"): r"wrong shape .*expected \[.*000",
-    }
-    # A computed table that is not saved, or none, bears no witness.
-    if any("embed_positions" in name for name in usual.model.state_dict()):
-        claims["max_length",] = r"wrong shape .*expected \[\d*000"
-    for fields, message in claims.items():
-        claimed = {
-            key: usual.json[key] * (10**3 if "num_encoder_layers" in fields else 10**6)
-            for key, own in family.fields.items()
-            if set(fields) & ({own} if isinstance(own, str) else set(own))
-        }
-        (tmp_path / "config.json").write_text(json.dumps(usual.json | claimed))
-        start = time.process_time()
-        with pytest.raises(InputError, match=message):
-            from_huggingface(tmp_path)
-        assert time.process_time() - start < 2
-
-
 @ONE_FAMILY
 def test_all_works_offline(family, usual, tmp_path, monkeypatch):
-    connections = []
-
-    def refuse(*arguments):
-        connections.append(arguments)
-        raise OSError("the network is off")
-
+    refuse = mock.Mock(side_effect=OSError("the network is off"))
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
@@ -393,8 +360,7 @@ def test_all_works_offline(family, usual, tmp_path, monkeypatch):
     to_huggingface(params, config, tmp_path / "model", family=usual.json["model_type"])
     from_huggingface(tmp_path / "model")
     type(usual.model).from_pretrained(tmp_path / "model")
-    print(f"\n{len(connections)} connections tried")
-    assert not connections
+    refuse.assert_not_called()
 
 
 def test_translation_goes_on_in_transformers(family, usual):

@@ -180,21 +180,6 @@ def test_without_a_generation_config_none_is_written(home, tmp_path):
     assert contents(tmp_path / "new") == before
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "README.md"])
-def test_all_files_are_written_or_none(home, tmp_path, name):
-    config, params, tokenizer, _ = load_folder(home)
-    origin, _ = read_origin(home)
-    options = {"tokenizer": tokenizer, "origin": origin, "overwrite": True}
-    to_huggingface(params, config, tmp_path / "model", **options)
-    (tmp_path / "model" / name).unlink()
-    (tmp_path / "model" / name).mkdir()
-    before = contents(tmp_path)
-    other = {**params, "output_projection": {"bias": params["output_projection"]["bias"] + 1}}
-    with pytest.raises(InputError, match=f"{name}: is a folder, which would not be"):
-        to_huggingface(other, config, tmp_path / "model", **options)
-    assert contents(tmp_path) == before
-
-
 def test_a_write_that_fails_leaves_the_folder_as_it_was(home, tmp_path, monkeypatch):
     config, params, tokenizer, _ = load_folder(home)
     options = {"tokenizer": tokenizer, "overwrite": True}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import fields
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ import torch
 from jax_transformer import TransformerConfig
 from jax_transformer.convert.generation_config import (
     NEUTRAL,
+    USUAL,
     generation_options,
     read_generation_config,
 )
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.errors import InputError
 from tests.convert.families.case import foreign_model, transformers
 
@@ -63,6 +66,10 @@ def test_the_defaults_of_transformers_are_no_options():
     assert generation_options(defaults, CONFIG) == BASE | {"max_new_tokens": 19}
     assert options(**transformers.GenerationConfig().to_dict()) == BASE
     assert options() == BASE
+    ours = {option.name: option.default for option in fields(GenerationConfig)}
+    left_out = ours.keys() - BASE.keys() | USUAL.keys()
+    assert all(ours[name] == USUAL.get(name) or ours[name] in (None, ()) for name in left_out)
+    assert USUAL.items() <= ours.items()
 
 
 # What a file has: the options that differ from those of an empty file.

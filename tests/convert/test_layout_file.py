@@ -92,12 +92,14 @@ def test_every_config_comes_back_equal(tmp_path, preset):
 
 def test_what_a_person_writes(write):
     layout, config = read_layout(write(BY_HAND))
-    own = "encoder/layers_{i}/self_attention"
+    block = "encoder/layers_{i}/self_attention"
     assert layout == Layout(
         "mine",
         (
-            Row("enc.{i}.qkv", (f"{own}/query/kernel", f"{own}/key/kernel"), stack="columns"),
-            Row("enc.{i}.v", f"{own}/value/kernel", Operation(True, ("num_heads", "head_dim", -1))),
+            Row("enc.{i}.qkv", (f"{block}/query/kernel", f"{block}/key/kernel"), stack="columns"),
+            Row(
+                "enc.{i}.v", f"{block}/value/kernel", Operation(True, ("num_heads", "head_dim", -1))
+            ),
             Row("head.bias", "output_projection/bias", zeros=True, when=("output_bias", True)),
         ),
         (Buffer("pos", PositionTable(("length", 1, "d_model"), 5000)),),
@@ -176,14 +178,10 @@ REFUSED = {
     "no UTF-8": (b'name = "\xff"', "is no readable layout"),
     "deep": ("a = " + "[" * 5000, "is not TOML"),
     "long number": ("name = " + "9" * 5000, "is not TOML"),
-    "empty": ("", "missing required field `name`"),
     "empty rows": ('name = "x"\nrows = []', "length >= 1 - at `$.rows`"),
-    "row no table": ('name = "x"\nrows = [3]', "got `int` - at `$.rows[0]`"),
     "unknown key": (f'name = "x"\nrowz = 1\n{ROW}', "unknown field `rowz`"),
     "unknown key of a row": (f'name = "x"\n{ROW}kind = 1', "field `kind` - at `$.rows[0]`"),
     "second row": (f'name = "x"\n{ROW}{ROW}zeros = 1', "got `int` - at `$.rows[1].zeros`"),
-    "name": (f"name = 3\n{ROW}", "Expected `str`, got `int` - at `$.name`"),
-    "operation": (f'name = "x"\n{ROW}operation = "flip"', "'flip' - at `$.rows[0].operation`"),
     "stack": (f'name = "x"\n{ROW}stack = "row"', "'row' - at `$.rows[0].stack`"),
     "stack of one": (
         f'name = "x"\n{ROW}stack = "heads"',
@@ -191,7 +189,6 @@ REFUSED = {
     ),
     "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
     "when": (f'name = "x"\n{ROW}when = ["head", 1]', "head=1 is not a setting"),
-    "when's one": (f'name = "x"\n{ROW}when = ["d_model"]', "at `$.rows[0].when`"),
     "path": (
         'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
         "the row 'x' names 'encoder/norm/scales', which is no parameter of any config; nearest",
@@ -205,7 +202,6 @@ REFUSED = {
         'name = "x"\n[[rows]]\nforeign = "{a}{b}"\nparameters = "{a}/{b}/scale"\n',
         "must hold at most one {word} between two '.'",
     ),
-    "kind": (f'{BUFFER}kind = "mask"\nshape = []\n', "'mask' - at `$.buffers[0].kind`"),
     "length": (
         f'{BUFFER}kind = "position_table"\nshape = ["length", "d_model"]\nlength = 1000000000000\n',
         "<= 131072 - at `$.buffers[0].length`",
@@ -229,7 +225,6 @@ REFUSED = {
     "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
     "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is not a setting"),
     "long value": (f'name = "x"\nconfig = {{num_heads = "{"3" * 9999}"}}\n{ROW}', "num_heads='33"),
-    "config": (f'name = "x"\nconfig = 3\n{ROW}', "got `int` - at `$.config`"),
 }
 
 
@@ -246,16 +241,12 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_the_place(write, text, m
 
 
 def test_what_is_no_regular_file_of_a_bounded_size_is_refused(write, tmp_path):
-    for path in (tmp_path, write(b"#" * (2**20 + 1))):
+    os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
+    for path in (tmp_path, write(b"#" * (2**20 + 1)), tmp_path / "pipe.toml"):
         with pytest.raises(InputError, match="no regular file of at most"):
             read_layout(path)
-    os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
-    with pytest.raises(InputError, match="no regular file"):
-        convert.get_layout(str(tmp_path / "pipe.toml"))
     with pytest.raises(InputError, match=r"nowhere.toml is no readable layout \(FileNotFoundErr"):
         convert.get_layout("nowhere.toml")
-    with pytest.raises(InputError, match="no readable layout"):
-        read_layout("a\0b.toml")
 
 
 PATHS = ", ".join(["'encoder/norm/bias'"] * 40_000)
@@ -275,9 +266,7 @@ def test_a_hostile_file_takes_bounded_time(write, text):
     begin, path = time.process_time(), write(text)
     with pytest.raises(InputError):
         convert.from_torch({}, small_config("pre_norm"), path)
-    took = time.process_time() - begin
-    print(f"{took:.2f} s for {len(text):,} bytes")
-    assert took < 20
+    assert time.process_time() - begin < 20
 
 
 LEAVES = st.booleans() | st.integers() | st.floats() | st.text(max_size=4)

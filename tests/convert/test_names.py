@@ -20,7 +20,6 @@ def message_of(tensors, config, layout="reference"):
     """Return the lines of a refusal, without the spaces that align them."""
     with pytest.raises(ConversionError) as caught:
         convert.from_torch(tensors, config, layout)
-    print(caught.value)
     lines = str(caught.value).splitlines()
     assert len(lines) <= 20
     return [" ".join(line.split()) for line in lines]

@@ -70,11 +70,9 @@ def test_random_bits_survive_both_directions(layout, name, x64):
         bits = tied.setdefault(pair.paths, random_bits(pair.shape, name, random))
         tensors[pair.foreign] = as_torch(bits)
     params = convert.from_torch(tensors, config, layout, **options)
-    count = assert_same_tensors(convert.to_torch(params, config, layout, **options), tensors)
-    again = convert.from_torch(tensors, config, layout, **options)
-    leaves = assert_same_params(again, params)
+    assert_same_tensors(convert.to_torch(params, config, layout, **options), tensors)
+    assert_same_params(convert.from_torch(tensors, config, layout, **options), params)
     assert all(leaf.dtype == name for leaf in jax.tree.leaves(params))
-    print(f"{layout} {name}: {count}/{count} tensors, {leaves} parameters bit-equal")
 
 
 def test_each_key_dropped_added_or_reshaped_is_refused_and_nothing_changes():
@@ -88,7 +86,6 @@ def test_each_key_dropped_added_or_reshaped_is_refused_and_nothing_changes():
         reshaped = state_dict | {name: tensor[None]}
         assert refused(reshaped, config).names("wrong shape") == [name]
     assert_same_tensors(state_dict, before)
-    print(f"{3 * len(state_dict)}/{3 * len(state_dict)} faults refused, 0 tensors changed")
 
 
 def test_each_parameter_dropped_added_or_reshaped_is_refused_on_the_way_out():
@@ -106,7 +103,6 @@ def test_each_parameter_dropped_added_or_reshaped_is_refused_on_the_way_out():
             ((found, name),) = [(entry.kind, entry.name) for entry in caught.value.report.faults]
             assert found == kind
             assert name == (f"{path}_ema" if kind == "unexpected" else path)
-    print(f"{3 * len(leaves)}/{3 * len(leaves)} faults refused")
 
 
 def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
@@ -118,7 +114,6 @@ def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
     state_dict["extra"] = torch.zeros(2)
     with pytest.raises(ConversionError) as caught:
         convert.from_torch(state_dict, config)
-    print(caught.value)
     first, *lines = str(caught.value).splitlines()
     assert first == (
         "layout 'reference' does not fit, nothing was converted: "
@@ -135,21 +130,6 @@ def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
     ]
 
 
-@pytest.mark.exhaustive
-def test_many_faults_stay_readable_and_fast():
-    config, _, state_dict = reference_case()
-    letters = str.maketrans("0123456789", "abcdefghij")
-    strangers = {
-        "x" * 500 + str(number).translate(letters): torch.zeros(1) for number in range(20_000)
-    }
-    report = refused(state_dict | strangers, config)
-    assert len(report.faults) == 20_000
-    message = str(ConversionError(report))
-    assert message.splitlines()[-1] == "  ... and 19983 more unexpected"
-    assert len(message.splitlines()) <= 20
-    assert max(map(len, message.splitlines())) < 300
-
-
 @pytest.mark.parametrize("name", tiered(TYPES, ["bfloat16"]))
 def test_one_value_that_is_not_finite_is_named_or_allowed(name, x64):
     config, _, _ = reference_case()
@@ -157,14 +137,13 @@ def test_one_value_that_is_not_finite_is_named_or_allowed(name, x64):
     values = itertools.cycle((np.nan, np.inf, -np.inf))
     for tensor, value in zip(tensors.values(), values, strict=False):
         index = tuple(size // 2 for size in tensor.shape)
-        kept = tensor[index].clone()
+        before = tensor[index].clone()
         tensor[index] = value
         (entry,) = refused(tensors, config).faults
         assert entry.kind == "not finite"
         assert entry.detail == f"{value} at {list(index)}"
         convert.from_torch(tensors, config, allow_nonfinite=True)
-        tensor[index] = kept
-    print(f"{name}: {len(tensors)}/{len(tensors)} caught")
+        tensor[index] = before
     params = convert.from_torch(tensors, config)
     params["encoder"]["norm"]["bias"] = params["encoder"]["norm"]["bias"].at[3].set(np.inf)
     with pytest.raises(ConversionError, match=r"encoder/norm/bias +inf at \[3\]"):
@@ -197,7 +176,6 @@ def test_no_type_is_changed_in_silence():
         tensors = state_dict | {name: others[kind]}
         params = convert.from_torch(tensors, config, dtype="float32")
         np.testing.assert_array_equal(params["encoder"]["norm"]["bias"], np.ones(42, np.float32))
-    print(f"{len(others)}/{len(others)} types refused")
 
 
 def test_float64_needs_x64_or_a_type_to_convert_to():
@@ -207,16 +185,10 @@ def test_float64_needs_x64_or_a_type_to_convert_to():
     with pytest.raises(InputError, match="jax_enable_x64, or give dtype='float32'"):
         convert.from_torch(doubles, config)
     assert_same_params(convert.from_torch(doubles, config, dtype="float32"), params)
-    with pytest.raises(InputError, match="dtype='int8' must be one of float16, bfloat16"):
-        convert.from_torch(doubles, config, dtype="int8")
-
-
-@pytest.mark.parametrize("dtype", ["int8", "3", "", "float17", "f4,f4", "x" * 5000, "\0"])
-def test_a_dtype_that_is_none_of_the_known_ones_is_refused_in_one_line(dtype):
-    config, _, state_dict = reference_case()
-    with pytest.raises(InputError, match=r"dtype='.* must be one of float16, bfloat16") as refusal:
-        convert.from_torch(state_dict, config, dtype=dtype)
-    assert len(str(refusal.value)) < 200
+    for dtype in ("int8", "3", "", "float17", "f4,f4", "x" * 5000, "\0"):
+        with pytest.raises(InputError, match=r"dtype='.* must be one of float16, bfl") as refusal:
+            convert.from_torch(doubles, config, dtype=dtype)
+        assert len(str(refusal.value)) < 200
 
 
 @pytest.mark.parametrize("target", ["float16", "bfloat16"])
@@ -334,9 +306,7 @@ def test_every_line_shown_for_renamed_tensors_has_the_nearest_name():
     renamed = {name.replace("_attention", "_attn"): tensor for name, tensor in state_dict.items()}
     with pytest.raises(ConversionError) as caught:
         convert.from_torch(renamed, config)
-    message = str(caught.value)
-    print(message)
-    lines = message.splitlines()
+    lines = str(caught.value).splitlines()
     assert len(lines) <= 20
     shown = [line for line in lines if line.startswith(("  missing", "  unexpected"))]
     assert len(shown) == 16
@@ -370,38 +340,25 @@ def test_what_is_no_state_dict_is_refused_with_the_remedy(source, message):
             read(source, config)
 
 
-def strange(array, form):
-    """Return the same values in memory of another form."""
-    if form == "transposed view":
-        return np.ascontiguousarray(array.T).T
-    if form == "Fortran order":
-        return np.asfortranarray(array)
-    if form == "every second":
-        doubled = np.repeat(array, 2, axis=-1)
-        return doubled[..., ::2]
-    if form == "backwards":
-        return np.ascontiguousarray(array[::-1])[::-1]
-    if form == "big-endian":
-        return array.astype(array.dtype.newbyteorder(">"))
-    read_only = array.copy()
-    read_only.flags.writeable = False
-    return read_only
+FORMS = {  # the same values in memory of another form
+    "Fortran order": np.asfortranarray,
+    "every second": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "backwards": lambda array: np.ascontiguousarray(array[::-1])[::-1],
+    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
+    "read-only": lambda array: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape),
+}
 
 
-@pytest.mark.parametrize(
-    "form",
-    ["transposed view", "Fortran order", "every second", "backwards", "big-endian", "read-only"],
-)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", ["reference", "torch_nn", "pre_norm"])
 def test_memory_of_any_form_is_read_and_contiguous_memory_is_written(layout, form):
     config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=1)
     params = random_params(config)
     table = convert.get_layout(layout)
     tensors, _ = convert.to_tensors(params, config, table)
-    odd = {name: strange(tensor, form) for name, tensor in tensors.items()}
+    odd = {name: FORMS[form](tensor) for name, tensor in tensors.items()}
     assert_same_params(convert.to_params(odd, config, table)[0], params)
-    odd_params = jax.tree.map(lambda leaf: strange(leaf, form), params)
-    written, _ = convert.to_tensors(odd_params, config, table)
+    written, _ = convert.to_tensors(jax.tree.map(FORMS[form], params), config, table)
     assert_same_tensors(written, tensors)
     for array in (*written.values(), *jax.tree.leaves(convert.to_params(odd, config, table)[0])):
         assert array.flags.c_contiguous
@@ -423,13 +380,13 @@ def test_a_view_that_claims_terabytes_is_refused_unread():
 def test_no_memory_is_shared(layout):
     config = small_config(PRESETS[layout], num_encoder_layers=1, num_decoder_layers=1)
     params = jax.tree.map(jnp.array, random_params(config))
-    kept = jax.tree.map(np.array, params)
+    before = jax.tree.map(np.array, params)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of memory that it may not write to
         tensors = convert.to_torch(params, config, layout)
     for tensor in tensors.values():
         tensor.add_(1)
-    assert_same_params(params, kept)
+    assert_same_params(params, before)
     tensors = convert.to_torch(params, config, layout)
     read = convert.from_torch(tensors, config, layout)
     plain, _ = convert.to_params(tensors, config, convert.get_layout(layout))
@@ -438,8 +395,8 @@ def test_no_memory_is_shared(layout):
         tensor.zero_()
     for array in written.values():
         array.fill(0)
-    assert_same_params(read, kept)
-    assert_same_params(plain, kept)
+    assert_same_params(read, before)
+    assert_same_params(plain, before)
 
 
 def test_adam_moments_travel_without_buffers():
@@ -469,7 +426,6 @@ def test_a_report_prints_every_tensor():
     config, params, _ = reference_case()
     tensors, report = convert.to_tensors(params, config, convert.get_layout("pre_norm"))
     lines = str(report).splitlines()
-    print(lines[0])
     assert lines[0].startswith("layout 'pre_norm': ")
     assert lines[0].endswith("2 computed")
     assert len(lines) == 1 + len(tensors)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from jax_transformer import convert, porting
-from jax_transformer.convert.fixed_buffer import FixedBuffer
+from jax_transformer.convert.buffers import FixedBuffer
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.table import Buffer, flatten, nest
 from jax_transformer.errors import InputError

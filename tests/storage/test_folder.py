@@ -52,11 +52,12 @@ def test_a_new_folder_appears_with_its_parents(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "b").stat().st_mode == plain.stat().st_mode
 
 
-def test_a_fifo_of_the_old_folder_is_not_waited_for(folder):
-    os.mkfifo(folder / "waiting")
+def test_files_of_the_same_name_are_replaced_and_others_stay(folder):
+    os.mkfifo(folder / "waiting")  # which nobody waits for
     write(folder)
     assert (folder / "waiting").is_fifo()
     assert contents(folder) == NEW | {"notes": "kept"}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_a_umask_that_closes_the_new_folder_leaves_none(tmp_path, monkeypatch):
@@ -67,12 +68,6 @@ def test_a_umask_that_closes_the_new_folder_leaves_none(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"model cannot be written \(PermissionError"):
         write(tmp_path / "model")
     assert os.listdir(tmp_path) == []
-
-
-def test_files_of_the_same_name_are_replaced_and_others_stay(folder):
-    write(folder)
-    assert contents(folder) == NEW | {"notes": "kept"}
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
@@ -160,10 +155,7 @@ def test_what_a_killed_writer_has_left_is_removed(folder, tmp_path):
 
 def test_two_writers_of_one_folder_do_not_meet(folder):
     with staged(folder) as staging:
-        with (
-            pytest.raises(InputError, match="another process is writing it; wait"),
-            staged(folder),
-        ):
+        with pytest.raises(InputError, match="another process is writing it; wait"), staged(folder):
             pytest.fail("the folder is being written")
         (staging / "config.json").write_text("new config")
     assert (folder / "config.json").read_text() == "new config"

@@ -34,19 +34,15 @@ def one_short_line(refused):
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", ["fifo", "folder", "missing", "device", "long", "NUL", "dangling"])
 def test_what_is_no_regular_file_of_a_bounded_size_is_refused(tmp_path, reader, kind):
-    path = tmp_path / "file"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "dangling":
-        path.symlink_to("nowhere")
-    elif kind == "long":
-        path.write_bytes(b"\n" * (2**17 + 1))
-    elif kind == "NUL":
-        path = tmp_path / "a\0b"
+    path = tmp_path / ("a\0b" if kind == "NUL" else "file")
+    make = {
+        "fifo": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "dangling": lambda: path.symlink_to("nowhere"),
+        "long": lambda: path.write_bytes(b"\n" * (2**17 + 1)),
+    }
+    make.get(kind, lambda: None)()
     with pytest.raises(InputError, match=r"cannot be read|is not? ") as refused:
         READERS[reader](path)
     shown = str(path).replace("\0", r"\x00")

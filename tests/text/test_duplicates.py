@@ -39,12 +39,12 @@ def test_digests_differ_where_a_pair_is_split():
     assert len(np.unique(records[:, :2], axis=0)) == 5
 
 
-@pytest.mark.parametrize("byte", range(16))
-def test_digests_that_differ_in_one_byte_do_not_repeat(byte):
-    digests = np.zeros((3, 24), np.uint8)
-    digests[1, byte] = 1
-    digests[:, 16] = range(3)
-    assert repeated_numbers(digests.view(np.uint64)).tolist() == [2]
+def test_digests_that_differ_in_one_byte_do_not_repeat():
+    for byte in range(16):
+        digests = np.zeros((3, 24), np.uint8)
+        digests[1, byte] = 1
+        digests[:, 16] = range(3)
+        assert repeated_numbers(digests.view(np.uint64)).tolist() == [2]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path):

@@ -80,16 +80,6 @@ def test_a_prepared_corpus_is_what_is_encoded_in_memory(tmp_path, small_blocks):
     assert prepared.counts == expected.counts
 
 
-def test_a_tsv_file_holds_the_same_pairs(tmp_path, one_process):
-    sources, targets = lines(90)
-    path = tmp_path / "text.tsv"
-    path.write_text("".join(map("{}\t{}\n".format, sources, targets)))
-    expected = corpus(tmp_path / "store", write(tmp_path, sources, targets))
-    tsv = corpus(tmp_path / "store", TextFiles((path,)))
-    assert tsv.parts[0].folder != expected.parts[0].folder
-    assert_same_pairs(tsv, expected)
-
-
 def test_an_error_of_a_worker_reaches_another_process(monkeypatch):
     monkeypatch.setattr(preparing, "encode_pairs", mock.Mock(side_effect=LineError(0, "is odd")))
     (block,) = Text(("a",), ("b",)).blocks(1)
@@ -392,15 +382,6 @@ def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
         "a word of more than 1,000\n"
     )
     assert tokenizer.encode_source(["ä"])[0][:-1].count(tokenizer.unk_id)
-
-
-def test_a_bad_line_of_a_sample_has_its_own_number(tmp_path):
-    text = write(tmp_path, ["eins"] * 9, ["zwei"] * 9)
-    content = text.sources[0].read_bytes().splitlines(keepends=True)
-    content[6] = b"\xff\n"
-    text.sources[0].write_bytes(b"".join(content))
-    with pytest.raises(InputError, match=r"text\.de:7:1: byte 0xff is not UTF-8"):
-        list(chosen_pairs(text, np.array([2, 6])))
 
 
 def test_what_is_written_is_as_long_as_what_occurs_whatever_the_limit(tmp_path):

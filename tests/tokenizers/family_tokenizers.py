@@ -40,7 +40,9 @@ def write_bart(folder, saved=True, mask_takes_space=False):
 
 def write_blenderbot(folder, saved=True, template=False):
     byte_level(folder, ["<pad>", "<s>", "</s>", "<unk>"])
-    found = _saved(transformers.BlenderbotTokenizer, folder, ["vocab.json", "merges.txt"], saved)
+    tokenizer = _saved(
+        transformers.BlenderbotTokenizer, folder, ["vocab.json", "merges.txt"], saved
+    )
     if template:  # as the files of older versions have it
         values = json.loads((folder / "tokenizer.json").read_text())
         ends = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -48,8 +50,8 @@ def write_blenderbot(folder, saved=True, template=False):
         special = {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}
         values["post_processor"] |= {"single": ends, "special_tokens": special}
         (folder / "tokenizer.json").write_text(json.dumps(values))
-        found = transformers.BlenderbotTokenizer.from_pretrained(folder)
-    return found
+        tokenizer = transformers.BlenderbotTokenizer.from_pretrained(folder)
+    return tokenizer
 
 
 def write_mbart(folder, saved=True, **languages):
@@ -96,15 +98,7 @@ def write_pegasus(folder, cleans=False):
 
 
 def _saved(tokenizer_class, folder, names, saved=True, **options):
-    """Return the tokenizer of a folder, in which a class has saved its files.
-
-    Args:
-        tokenizer_class: The class.
-        folder: The folder.
-        names: Files that make place for the saved ones.
-        saved: Whether the class saves its files; otherwise it reads those that are there.
-        options: Arguments of the class.
-    """
+    """Return the tokenizer of a folder, in which a class has saved its files in place of others."""
     tokenizer = tokenizer_class.from_pretrained(folder, **options)
     if not saved:
         return tokenizer

@@ -17,6 +17,7 @@ from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Languages, LineError, describe, from_description
 from jax_transformer.tokenizers.readers.families import FAMILIES
+from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS
 from jax_transformer.training.config import TrainingConfig
 from tests.tiers import tiered
 from tests.tokenizers import family_tokenizers as write
@@ -147,10 +148,8 @@ def test_the_sentencepiece_model_of_mbart_normalises(tmp_path):
     eos, code = 2, theirs.convert_tokens_to_ids("fr_XX")
     ids = [[i + 1 if i else 3 for i in model.encode(line)] + [eos, code] for line in odd]
     assert own.encode_source(odd) == ids
-    differing = sum(a != b for a, b in zip(ids, theirs(odd).input_ids, strict=True))
-    print(f"\n{len(plain)} plain lines equal; of {len(odd)} odd strings {differing} differ")
+    assert sum(a != b for a, b in zip(ids, theirs(odd).input_ids, strict=True)) > 50
     assert own.encode_source(["\uff41\uff42"]) == own.encode_source(["ab"])
-    assert differing > 50
     texts = [own.decode(row) for row in ids]
     assert texts == theirs.batch_decode(ids, skip_special_tokens=True)
 
@@ -209,9 +208,9 @@ def test_it_comes_back_the_same(folder):
     back = from_description(description, own.contents, "x")
     assert back.digest() == own.digest()
     assert back.languages == own.languages
-    assert (back.pad_id, back.bos_id, back.eos_id, back.unk_id) == (
-        *(own.pad_id, own.bos_id, own.eos_id, own.unk_id),
-    )
+    assert [getattr(back, name) for name in SPECIAL_IDS] == [
+        getattr(own, name) for name in SPECIAL_IDS
+    ]
     assert back.encode_target(STRINGS[:90]) == own.encode_target(STRINGS[:90])
     line = "tlx 6r5 tlx"
     ids = own.encode_source([line])[0]
@@ -385,17 +384,17 @@ def change(folder, name, edit):
 
 
 def configure(folder, **values):
-    change(folder, "tokenizer_config.json", lambda known: known.update(values))
+    change(folder, "tokenizer_config.json", lambda config: config.update(values))
 
 
 def without_codes(values):
     values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
 
 
-@pytest.mark.parametrize("code", [10_000_000, ["fr_XX"], {"fr_XX": 1}], ids=str)
-def test_a_code_that_is_not_a_text_is_refused_in_one_line(code):
-    with pytest.raises(InputError, match=r"target_lang=.* is none of the model's 1 language codes"):
-        Languages({"fr_XX": 3}, "before").changed(None, code)
+def test_a_code_that_is_not_a_text_is_refused_in_one_line():
+    for code in (10_000_000, ["fr_XX"], {"fr_XX": 1}):
+        with pytest.raises(InputError, match=r"target_lang=.* is none of the model's 1 language"):
+            Languages({"fr_XX": 3}, "before").changed(None, code)
 
 
 @pytest.mark.parametrize(("kind", "damage", "message"), REFUSED.values(), ids=REFUSED)
@@ -406,14 +405,11 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message
         folder.files.read(tmp_path, folder.config)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"target": "x"}, {"placement": "x"}, {"ids": {"fr": "1"}}, {"ids": {"fr": -1}}],
-    ids=str,
-)
-def test_damaged_settings_of_languages_are_refused(folder_of, changed):
+def test_damaged_settings_of_languages_are_refused(folder_of):
     own, _ = folder_of("m2m100").read()
-    description = describe(own)
-    description |= {"languages": description["languages"] | {"source": "fr"} | changed}
-    with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
-        from_description(description, own.contents, "x")
+    languages = describe(own)["languages"] | {"source": "fr"}
+    damages = ({"target": "x"}, {"placement": "x"}, {"ids": {"fr": "1"}}, {"ids": {"fr": -1}})
+    for damage in damages:
+        description = describe(own) | {"languages": languages | damage}
+        with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
+            from_description(description, own.contents, "x")

@@ -17,10 +17,6 @@ def tokenizer():
     return separate(*SIDES)
 
 
-def test_the_digest_tells_the_sides_apart(tokenizer):
-    assert tokenizer.digest() != separate(*SIDES[::-1]).digest()
-
-
 def test_each_side_has_its_own(tokenizer):
     assert (tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) == (12, 15)
     unknown = tokenizer.unk_id
@@ -38,7 +34,7 @@ def test_it_comes_back_from_its_files(tokenizer):
     assert sorted(tokenizer.contents) == ["source_tokenizer.json", "target_tokenizer.json"]
     description = json.loads(json.dumps(describe(tokenizer)))
     back = from_description(description, tokenizer.contents, "x")
-    assert back.digest() == tokenizer.digest()
+    assert back.digest() == tokenizer.digest() != separate(*SIDES[::-1]).digest()
     assert back.encode_source(["abc cab"]) == tokenizer.encode_source(["abc cab"])
     assert back.encode_target(["xyz"]) == tokenizer.encode_target(["xyz"])
 

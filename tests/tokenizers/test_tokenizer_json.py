@@ -69,8 +69,7 @@ def word_level(*special):
 )
 def test_special_ids_are_found_by_their_usual_names(special, ids):
     tokenizer = read_usual_names(word_level(*special), "x")
-    found = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id
-    assert found == ids
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == ids
     assert tokenizer.encode_source(["a"]) == [[len(special), ids[2]]]
 
 
@@ -138,22 +137,16 @@ def test_usual_replacements_are_read():
     assert tokenizer.encode_source(["yellow"])
 
 
-DAMAGE = {
-    "no padding": (word_level("</s>", "<unk>"), "x: has no token for padding: none of <pad>"),
-    "no EOS": (word_level("<pad>", "<unk>"), "x: has no token for the end of a line: none of </s>"),
-}
+def test_a_file_without_padding_or_an_end_is_refused():
+    for special, meaning in (("</s>", "padding: none of <pad>"), ("<pad>", "the end of a line")):
+        with pytest.raises(InputError, match=f"^x: has no token for {meaning}"):
+            read_usual_names(word_level(special, "<unk>"), "x")
 
 
-@pytest.mark.parametrize(("damaged", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_refused_in_one_line(damaged, message):
-    with pytest.raises(InputError, match=f"^{message}"):
-        read_usual_names(damaged, "x")
-
-
-@pytest.mark.parametrize("changed", [{"eos_id": 500}, {"pad_id": None}, {"source_prefix": [-1]}])
-def test_ids_beyond_the_vocabulary_are_refused(content, changed):
-    with pytest.raises(InputError, match=f"x: {next(iter(changed))}=.* must be ids of the vocab"):
-        read(content, PEGASUS | changed, "x")
+def test_ids_beyond_the_vocabulary_are_refused(content):
+    for name, value in {"eos_id": 500, "pad_id": None, "source_prefix": [-1]}.items():
+        with pytest.raises(InputError, match=f"x: {name}=.* must be ids of the vocab"):
+            read(content, PEGASUS | {name: value}, "x")
 
 
 def test_an_id_far_beyond_the_vocabulary_is_refused_without_memory_for_the_ids_between():

@@ -1,4 +1,4 @@
-"""Model families of Hugging Face transformers: one file each, and one line each in `FAMILIES`.
+"""Model families of Hugging Face transformers: one file each, and one name each in `_FILES`.
 
 Whatever differs from family to family is in its `Family`; the reader of folders, the command line
 and the tests look it up here. A program can add its own: `FAMILIES[family.model_type] = family`.
@@ -22,19 +22,8 @@ from jax_transformer.convert.families import (
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
-FAMILIES: dict[str, Family] = {
-    "marian": marian.FAMILY,
-    "pegasus": pegasus.FAMILY,
-    "bart": bart.FAMILY,
-    "mbart": mbart.FAMILY,
-    "plbart": plbart.FAMILY,
-    "mvp": mvp.FAMILY,
-    "blenderbot": blenderbot.FAMILY,
-    "m2m_100": m2m_100.FAMILY,
-    "t5": t5.FAMILY,
-    "mt5": mt5.FAMILY,
-    "umt5": umt5.FAMILY,
-}
+_FILES = (marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5)
+FAMILIES: dict[str, Family] = {file.FAMILY.model_type: file.FAMILY for file in _FILES}
 _EXPERTS = "its layers are mixtures of experts"
 _SPARSE = "its attention is sparse"
 _ROTARY = "its positions are rotary"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, generation
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row
 from jax_transformer.model.parameters import STACKS
 
@@ -85,9 +85,8 @@ def layout(
 ) -> Layout:
     """Return the names and shapes of the weights of a family.
 
-    A model has only those of the tensors whose parameters its config has: one token table or two,
-    learned positions, norms of the embeddings, norms at the ends of the stacks, the bias of the
-    output. As in transformers, an absent bias of the output means zeros.
+    A model has only the tensors whose parameters its config has. As in transformers, an absent bias
+    of the output means zeros.
     """
     rows = (
         # A table that encoder, decoder and output share has its own name and three copies. With two

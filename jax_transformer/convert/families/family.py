@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
@@ -26,7 +26,7 @@ ACTIVATIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Family:
     """A model family of Hugging Face transformers.
 
@@ -62,13 +62,11 @@ class Family:
     layout: Layout
     generation: Callable[[TransformerConfig], dict[str, Any]]
     fields: Mapping[str, str | tuple[str, ...]]
-    words: Mapping[str, Mapping[Any, Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    training_only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(
-        default_factory=dict
-    )
+    words: Mapping[str, Mapping[Any, Mapping[str, Any]]] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    training_only: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: str | FamilyTokenizer | None = None
     saves_buffers: bool = False
@@ -103,16 +101,16 @@ def config_from_json(
     sources: dict[str, str] = {}
     declared = declarations(TransformerConfig)
     for key, names in family.fields.items():
-        for field in _names(names):
+        for name in _names(names):
             if (value := _get(values, key)) is None:
                 raise InputError(f"config.json: {key}=null must be a number")
-            value = checked(f"config.json: {key}", value, declared[field])
-            if fields.setdefault(field, value) != value:
+            value = checked(f"config.json: {key}", value, declared[name])
+            if fields.setdefault(name, value) != value:
                 raise InputError(
                     f"config.json: {key}={shorten(value)} must equal "
-                    f"{sources[field]}={shorten(fields[field])}"
+                    f"{sources[name]}={shorten(fields[name])}"
                 )
-            sources.setdefault(field, key)
+            sources.setdefault(name, key)
     for key, words in family.words.items():
         value = _get(values, key)
         if (type(value), value) not in [(type(word), word) for word in words]:
@@ -176,9 +174,9 @@ def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
     """Return a line for each key of config.json that acts on training and is not applied here."""
     return [
-        f"config.json: {key}={found!r} is kept, but not applied in training"
+        f"config.json: {key}={value!r} is kept, but not applied in training"
         for key, neutral in family.training_only.items()
-        if (found := values.get(key, family.defaults.get(key, neutral))) != neutral
+        if (value := values.get(key, family.defaults.get(key, neutral))) != neutral
     ]
 
 

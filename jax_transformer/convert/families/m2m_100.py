@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families import bart_lineage
 from jax_transformer.convert.families.family import generation_without_forced_end
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.errors import InputError
 
 EXTRA_ROWS = 2  # of the table in transformers, whatever the id of padding is

@@ -91,12 +91,7 @@ SCALED: Mapping[str, Mapping[str, Any]] = {
 
 
 def layout(name: str) -> Layout:
-    """Return the names and shapes of the weights of a family.
-
-    A model has only those of the tensors whose parameters its config has: `wi` or the two
-    matrices of a gated network, one table of relative biases a stack or one a layer, an output
-    matrix of its own or a copy of the token table.
-    """
+    """Return the names and shapes of a family's weights, of which each config has a part."""
     rows = (
         *(Row(table, "token_embedding/embedding") for table in TABLES),
         Row(HEAD, "token_embedding/embedding", when=("output_projection", "tied")),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, residual_layer_rows
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 
 
@@ -29,11 +29,7 @@ def shared_heads() -> Layout:
 
 
 def pre_norm() -> Layout:
-    """Return the layout of what `build_transformer` builds.
-
-    The printed code lacks its blocks and its norm; their names here come from the implementation
-    that it names as its source.
-    """
+    """Return the layout of what `build_transformer` builds, with the blocks of its named source."""
     return _residual_layout(
         "pre_norm",
         tables=("source_embeddings", "target_embeddings"),

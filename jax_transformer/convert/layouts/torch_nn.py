@@ -64,10 +64,9 @@ def layer_rows(
     feed_forward: tuple[str, str, str],
     norm_leaves: tuple[str, str] = ("weight", "bias"),
 ) -> list[Row]:
-    """Return the rows of a stack's layers whose products are each a torch.nn.Linear.
+    """Return the rows of a stack's layers, which `foreign` lists, and whose products are Linears.
 
     Args:
-        foreign: The list of the layers, as "encoder.layers".
         attentions: The foreign modules of each attention and of its norm, by our name.
         projections: Modules of query, key, value and output in those of the attentions.
         feed_forward: Modules of the inner and the outer product, and of their norm.
@@ -94,11 +93,9 @@ def residual_layer_rows(
     feed_forward: tuple[str, str],
     norm_leaves: tuple[str, str],
 ) -> list[Row]:
-    """Return the rows of a stack whose residual connections hold the norms, numbered by `norms`.
+    """Return the rows of a stack whose residual connections hold the norms.
 
-    Args:
-        attentions: Our name and the foreign module of each attention, in the order of the layer.
-        norms: The norm of a connection, as "residual_connections.{}.norm".
+    They are numbered by `norms`, as "residual_connections.{}.norm".
     """
     modules = {
         name: (module, norms.format(index)) for index, (name, module) in enumerate(attentions)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, transformer
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, expand, transpose
 from jax_transformer.convert.transfer import COMPUTED_TOLERANCE, FREE_FIELDS, HALF_ROUNDING
 from jax_transformer.errors import InputError
@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Fields that a module has no part for: its forward function, or its user, decides.
-UNTOLD = (
-    *FREE_FIELDS,
-    "embedding_scale",
-    "position_offset",
-    "output_scale",
-    "attention_scale",
-    "pad_id",
-    "bos_id",
-    "eos_id",
-)
+SCALES_AND_IDS = "embedding_scale position_offset output_scale attention_scale pad_id bos_id eos_id"
+UNTOLD = (*FREE_FIELDS, *SCALES_AND_IDS.split())
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SIDES = {
     "source": re.compile(r"src|source|enc|inp", re.IGNORECASE),
@@ -66,8 +58,7 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
 
     It finds the tables of tokens (one that both sides share, or two), learned tables of positions,
     the linear head and whether its matrix is tied, and buffers that hold sinusoids, whose kind it
-    tells by their values. The layout is complete: what `to_torch` writes by it, the module loads
-    with `strict=True`.
+    tells by their values. What `to_torch` writes by the layout, the module loads `strict=True`.
 
     A module does not tell what its `forward` does. Pass the fields where the default is not what
     yours does, and compare the outputs of both models afterwards:
@@ -82,10 +73,6 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
 
     Tables are told apart by their names (source, src, enc; target, tgt, dec; pos), a target's also
     by the head; two tables that no name tells apart are source and target in this order.
-
-    Args:
-        module: A module with embeddings, one torch.nn.Transformer and a head, or some of these.
-        **fields: Fields of `TransformerConfig` that the module does not tell.
 
     Raises:
         InputError: The module has a part that the model cannot have, or a field contradicts it.
@@ -250,10 +237,7 @@ def _tokens(
     bias = head.owner(nn.Linear).bias
     names = (part.names[0] for part in parts if part.tensor is bias)
     rows += [Row(name, "output_projection/bias") for name in names]
-    fields |= {
-        "output_projection": "tied" if tied else "linear",
-        "output_bias": bias is not None,
-    }
+    fields |= {"output_projection": "tied" if tied else "linear", "output_bias": bias is not None}
     return fields, rows
 
 

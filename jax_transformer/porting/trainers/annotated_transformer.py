@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import linear, residual_layer_rows
-from jax_transformer.convert.position_table import PositionTable
 from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer
 

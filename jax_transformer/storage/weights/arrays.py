@@ -20,11 +20,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Return a numpy array of the same bits, without a copy where the value lies on the host.
+    """Return a numpy array of the same bits in native byte order; bfloat16 is of ml_dtypes.
 
-    Returns:
-        The array in native byte order; torch's bfloat16 becomes the type of ml_dtypes. It may
-        share memory with `value` and may be strided: copy it before keeping it.
+    It may share memory with `value` and may be strided: copy it before keeping it.
     """
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):
         raise InputError(
@@ -58,12 +56,9 @@ def as_jax(array: np.ndarray) -> jax.Array:
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    """Return a contiguous torch tensor of the same bits.
+    """Return a contiguous torch tensor of the same bits; bfloat16 is the type of ml_dtypes.
 
-    Args:
-        array: An array of any type that torch has; bfloat16 is the type of ml_dtypes. The tensor
-            shares its memory where the array owns it and it is contiguous and writable;
-            otherwise the memory is copied.
+    It shares the memory of an array that owns it, if that is contiguous and writable.
     """
     import torch
 
@@ -74,10 +69,7 @@ def as_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield an array in pieces of some million elements: the index of the first row, the rows.
-
-    What is computed of a piece takes little memory beside a large array.
-    """
+    """Yield an array in pieces of some million elements: the index of the first row, the rows."""
     if array.size <= PIECE:
         yield 0, array
         return

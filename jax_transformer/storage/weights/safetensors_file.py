@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_transformer.errors import one_line
+from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.weights.checks import (
     DTYPES,
@@ -63,7 +64,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
     # As the library sorts them: a tensor begins at a multiple of its items' size.
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     text = {**metadata, **{f"{_DIGEST}:{name}": "0" * 64 for name in names}}
-    text[_DIGEST] = _text_digest(metadata)
+    text[_DIGEST] = json_digest(metadata)
     with path.open("wb") as file:
         file.write(_header(arrays, names, text))
         for name in names:
@@ -139,10 +140,6 @@ def _tensor_digest(name: str, array: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _text_digest(metadata: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
-
-
 def _free_text(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in metadata.items() if not name.startswith(_DIGEST)}
 
@@ -155,7 +152,7 @@ def _stored_digests(
     if free_text == metadata:
         return {}
     due = {_DIGEST, *(f"{_DIGEST}:{name}" for name in names)}
-    if metadata.keys() - free_text.keys() != due or metadata[_DIGEST] != _text_digest(free_text):
+    if metadata.keys() - free_text.keys() != due or metadata[_DIGEST] != json_digest(free_text):
         raise WeightFileError(
             f"{path}: the metadata differ from their {_DIGEST}; the file is damaged, fetch or "
             "convert it again"

@@ -95,13 +95,9 @@ def parse_shard_size(size: int | str) -> int:
 
 
 def split(tensors: Mapping[str, Any], max_shard_size: int | str) -> dict[str, list[str]]:
-    """Return which file holds which tensors: `WEIGHTS_FILE` alone, or shards.
+    """Return which file holds which tensors: `WEIGHTS_FILE` alone, or shards in their order.
 
     A tensor that is larger than the limit has a shard of its own.
-
-    Args:
-        tensors: Arrays by name, in the order of the shards.
-        max_shard_size: Most bytes of a shard's tensors; see `parse_shard_size`.
     """
     limit = parse_shard_size(max_shard_size)
     shards: list[list[str]] = []
@@ -132,10 +128,7 @@ def names_written(shards: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def stale_files(folder: Path, written: Collection[str]) -> list[str]:
-    """Return the names of safetensors weights in a folder that would belong to other weights.
-
-    transformers would read some of them in the place of the new ones.
-    """
+    """Return the names of other safetensors weights, which transformers could read instead."""
     if not folder.is_dir():
         return []
     names = sorted(path.name for path in folder.iterdir())

@@ -54,16 +54,11 @@ class Namespace:
 
 
 class Checkpoint(NamedTuple):
-    """A file of torch.save that holds more than tensors.
-
-    Attributes:
-        size: Its size in bytes.
-        content: What was saved: dicts, lists, numbers, text, tensors and `Namespace`s.
-    """
+    """A file of torch.save that holds more than tensors."""
 
     path: Path
-    size: int
-    content: Any
+    size: int  # in bytes
+    content: Any  # dicts, lists, numbers, text, tensors and `Namespace`s
 
     def arrays(self, tensors: object) -> dict[str, np.ndarray]:
         """Return a state_dict of the content as arrays; tied tensors are one array."""
@@ -71,11 +66,7 @@ class Checkpoint(NamedTuple):
 
 
 def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
-    """Return the state_dict of a file; tied tensors are one array.
-
-    Args:
-        key: The entry that holds the state_dict, where the file holds more.
-    """
+    """Return the state_dict of a file, or that under `key`; tied tensors are one array."""
     size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
@@ -126,10 +117,7 @@ def _import_torch(path: Path) -> ModuleType:
 
 
 def _check_archive(path: Path, file: BinaryIO, size: int, longest: int) -> bytes:
-    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole.
-
-    Leaves `file` at its first byte.
-    """
+    """Return the pickle, of `longest` bytes at most, of an archive whose records are whole."""
     if not zipfile.is_zipfile(file):
         raise WeightFileError(
             f"{path} is no zip archive, as torch.save has written since 1.6; files without "

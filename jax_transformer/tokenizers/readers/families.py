@@ -54,18 +54,12 @@ Reader = Callable[[Path, TransformerConfig], Tokenizer]
 
 @dataclasses.dataclass(frozen=True)
 class FamilyTokenizer:
-    """How a family's tokenizer is read and written.
+    """How a family's tokenizer is read and written."""
 
-    Attributes:
-        kinds: The kinds in `READERS` whose files the family's class in transformers reads.
-        readers: Returns the readers for a folder, by the names of the files that each one reads.
-            The first whose first file is there reads the folder.
-        settings: Returns what tokenizer_config.json must say for a tokenizer that comes from no
-            folder; None where transformers needs nothing.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # in `READERS`, whose files the family's class in transformers reads
+    # The readers for a folder by the names of their files: the first whose first file is there.
     readers: Callable[[Path], Mapping[tuple[str, ...], Reader]]
+    # What tokenizer_config.json must say for a tokenizer that comes from no folder.
     settings: Callable[[Tokenizer], dict[str, Any]] | None = None
 
     def names(self, folder: Path) -> tuple[str, ...]:
@@ -103,10 +97,9 @@ def _read(
     by_template: bool = False,
     **options: Any,
 ) -> Tokenizer:
-    """Return the tokenizer in files that the library tokenizers splits.
+    """Return the tokenizer in files that the library tokenizers splits by some settings.
 
     Args:
-        splitting: Settings that decide how text is split.
         by_template: Whether the affixes of sources are those of the file's own template.
         options: Those of `family_settings`; language codes are those of the files.
     """
@@ -196,8 +189,8 @@ def _read_byte_level(
 ) -> Tokenizer:
     """Return the tokenizer in the vocab.json and merges.txt of a folder.
 
-    Where tokenizer_config.json does not say so, `spaces` decides whether a line gets a space before
-    it, and whether the mask token includes the space before it.
+    Without tokenizer_config.json, `spaces` decides whether a line gets a space before it, and
+    whether the mask token includes one.
     """
     values = read_tokenizer_config(folder)
     tokens = special_tokens(values)

@@ -109,8 +109,7 @@ def family_settings(
         prefix: Names in `USUAL` of the tokens before a source and a target; `suffix`: after them.
         target_suffix: Those after a target; None for those after a source.
         rule: How lines are marked by their languages; None by `prefix` and `suffix`.
-        fit: Whether the model may have more ids than the tokenizer, because its table is padded,
-            or may lack the tokenizer's last special tokens; None for neither.
+        fit: "padded" if the model's table may be longer, "cut" if it may lack the last tokens.
     """
     values = read_tokenizer_config(path.parent)
     tokens = special_tokens(values)

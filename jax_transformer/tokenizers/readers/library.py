@@ -129,8 +129,7 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
         split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
     else:
         steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
-    if steps:
-        library.normalizer = normalizers.Sequence(steps)
+    library.normalizer = normalizers.Sequence(steps)
     library.pre_tokenizer = split
     library.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
     return library

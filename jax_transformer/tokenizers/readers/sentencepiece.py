@@ -48,9 +48,8 @@ def read_sentencepiece(
 ) -> Tokenizer:
     """Return the tokenizer in sentencepiece models and their vocabularies.
 
-    The settings are those of `Tokenizer.build`, and `rule`: a name in `FILES`, which decides the
-    files; `added_tokens`: the ids of tokens that are found in a line before it is split into
-    pieces; `ordinary_tokens`: those of them that decoding does not leave out.
+    The settings are those of `Tokenizer.build`, among them `rule`, a name in `FILES`, and what
+    `SentencePieceSegmenter` needs.
     """
     values = DEFAULTS | settings
     rule = values["rule"]

@@ -1,34 +1,25 @@
 """How the small models of a family are described."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Case:
-    """Small models of a family, and what must be refused.
+    """Small models of a family, and what must be refused."""
 
-    Attributes:
-        shapes: Arguments of the configuration class in transformers for small models that differ
-            in every size; the first is used where one model is enough.
-        refused: A value that the model cannot have for keys of config.json.
-        required: Keys of config.json that may not be absent.
-        impossible: Fields of TransformerConfig that no model of the family has.
-        tables: Ends of names of tensors that transformers computes in float32, with a function
-            (rows, columns) that computes them in float64.
-        finish: Changes a model that has its numbers, given the arguments of its shape.
-        float32: Ends of names of tensors that transformers keeps in float32 in a float16 model.
-    """
-
+    # Arguments of the configuration class in transformers for small models that differ in every
+    # size; the first is used where one model is enough.
     shapes: Mapping[str, Mapping[str, Any]]
-    refused: Mapping[str, Any]
-    required: tuple[str, ...]
-    impossible: tuple[Mapping[str, Any], ...]
-    tables: Mapping[str, Callable[[int, int], torch.Tensor]] = dataclasses.field(
-        default_factory=dict
-    )
+    refused: Mapping[str, Any]  # a value that the model cannot have for keys of config.json
+    required: tuple[str, ...]  # keys of config.json that may not be absent
+    impossible: tuple[Mapping[str, Any], ...]  # fields of the config that no model has
+    # Ends of names of tensors that transformers computes in float32: functions (rows, columns)
+    # that compute them in float64.
+    tables: Mapping[str, Callable[[int, int], torch.Tensor]] = field(default_factory=dict)
+    # Changes a model that has its numbers, given the arguments of its shape.
     finish: Callable[[torch.nn.Module, Mapping[str, Any]], None] | None = None
-    float32: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()  # ends of names that stay float32 in a float16 model

@@ -9,11 +9,10 @@ import torch
 
 from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
-from tests.convert.foreign import MODELS, randomized
-from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, gradient_error, target_masks
+from tests.convert.foreign import MODELS
+from tests.convert.tools import LOGIT_BOUNDS, target_masks
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
-from tests.tiers import tiered
 
 # Fewer layers compile faster; two of a kind still show whether they are told apart.
 LAYERS = {"num_encoder_layers": 1, "num_decoder_layers": 2}
@@ -54,38 +53,7 @@ def test_their_model_loaded_with_our_weights_gives_our_logits(name, dtype):
     module = MODELS[name](config).to(getattr(torch, dtype))
     module.load_state_dict(convert.to_torch(params, config, name), strict=True)
     ours, theirs = logits_of_both(module, params, config)
-    measured = error(ours, theirs)
-    print(f"{name} {dtype}: logits differ by {measured:.1e}")
-    assert measured <= LOGIT_BOUNDS[dtype]
-
-
-@pytest.mark.parametrize("name", tiered(MODELS, ["pre_norm_log_softmax"]))
-def test_gradients_travel_through_the_same_table(name, x64):
-    config = small_config(name, **LAYERS)
-    module = randomized(MODELS[name](config)).double()
-    params = convert.from_torch(module.state_dict(), config, name)
-    module.load_state_dict(convert.to_torch(params, config, name))
-    src, tgt, src_mask, tgt_mask = tokens_and_masks(config)
-    weights = np.random.default_rng(0).normal(size=(*tgt.shape, config.tgt_vocab_size))
-    logits = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long(), src_mask, tgt_mask)
-    (logits * torch.from_numpy(weights)).sum().backward()
-    theirs = {name: parameter.grad for name, parameter in module.named_parameters()}
-
-    @jax.jit
-    def gradients(params):
-        def objective(params):
-            return (
-                apply(params, config, src, tgt, src_mask.numpy(), tgt_mask.numpy()) * weights
-            ).sum()
-
-        return jax.grad(objective)(params)
-
-    ours = gradients(params)
-    read = convert.from_torch(theirs, config, name, buffers=False)
-    worst = max(map(gradient_error, jax.tree.leaves(ours), jax.tree.leaves(read)))
-    print(f"{name}: worst gradient leaf differs by {worst:.1e}")
-    assert worst <= 1e-10
-    assert_same_tensors(convert.to_torch(read, config, name, buffers=False), theirs)
+    assert error(ours, theirs) <= LOGIT_BOUNDS[dtype]
 
 
 def test_a_position_table_of_another_kind_is_refused(name):
@@ -109,4 +77,3 @@ def test_position_tables_computed_in_float32_are_recognised(length):
     module = MODELS["pre_norm"](config)
     _, report = convert.to_params(module.state_dict(), config, convert.get_layout("pre_norm"))
     assert report.names("computed") == ["source_pos.postitons", "target_pos.postitons"]
-    print([entry.detail for entry in report.entries if entry.kind == "computed"])

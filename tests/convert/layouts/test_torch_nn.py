@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from jax_transformer import TransformerConfig, apply, convert, decode, encode
-from jax_transformer.convert import Layout, Row
+from jax_transformer import TransformerConfig, convert, decode, encode
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.kernels.segments import causal_mask
 from jax_transformer.model.layers import MultiHeadAttention
@@ -24,7 +23,6 @@ from tests.convert.tools import (
     assert_same_tensors,
     gradient_error,
 )
-from tests.models import small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered_rows
 
@@ -232,21 +230,6 @@ def after_adam(run, params, call, module):
     return run(params)[1], call(module).detach()
 
 
-@pytest.mark.parametrize("dtype_name", ["float64", "float32"])
-def test_the_configurations_cover_what_they_promise(dtype_name):
-    drawn = [
-        configuration
-        for configuration, dtype in zip(CONFIGURATIONS, DTYPES, strict=True)
-        if dtype == dtype_name
-    ]
-    configs = [config for config, *_ in drawn]
-    choices = {(one.norm_placement, one.activation, one.qkv_bias) for one in configs}
-    assert len(choices) == 2**3
-    assert {kind for *_, kind in drawn} == set(MASKS)
-    assert {one.num_encoder_layers for one in configs} == {1, 2}
-    assert {one.num_decoder_layers for one in configs} == {1, 2}
-
-
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_an_encoder_alone(final_norm):
     layer = nn.TransformerEncoderLayer(14, 2, 17, dropout=0.0, batch_first=True)
@@ -297,59 +280,3 @@ def test_an_attention_alone(bias):
     assert_same_tensors(convert.to_torch(params, config, "torch_nn_attention"), module.state_dict())
     cross = torch_nn.attention("decoder/layers_0/cross_attention")
     assert_same_params(convert.from_torch(module.state_dict(), config, cross), params)
-
-
-class Wrapped(nn.Module):
-    """A whole model around torch.nn.Transformer, as its users write it."""
-
-    def __init__(self, config, tie):
-        super().__init__()
-        self.src_table = nn.Embedding(config.src_vocab_size, config.d_model)
-        self.tgt_table = nn.Embedding(config.tgt_vocab_size, config.d_model)
-        self.body = convert.torch_nn_module(config)
-        self.generator = nn.Linear(config.d_model, config.tgt_vocab_size)
-        randomized(self)
-        if tie:
-            self.generator.weight = self.tgt_table.weight
-        if tie == "three":
-            self.src_table.weight = self.tgt_table.weight
-
-    def forward(self, src, tgt):
-        hidden = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
-        return self.generator(self.body(self.src_table(src), self.tgt_table(tgt), tgt_mask=hidden))
-
-
-@pytest.mark.parametrize("tie", [None, "two", "three"])
-def test_inside_a_module_with_embeddings_and_output_layer(tie):
-    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "tgt_vocab_size": 41}
-    sizes["src_vocab_size"] = 41 if tie == "three" else 37
-    body = small_config("torch_nn", **sizes)
-    module = Wrapped(body, tie)
-    config = dataclasses.replace(
-        body,
-        token_embeddings="shared" if tie == "three" else "separate",
-        output_projection="tied" if tie else "linear",
-        output_bias=True,
-    )
-    names = {"source_embedding": ["src_table"], "target_embedding": ["tgt_table"]}
-    if tie == "two":
-        names["target_embedding"] += ["generator"]
-    if tie == "three":
-        names = {"token_embedding": ["tgt_table", "src_table", "generator"]}
-    tables = [Row(f"{n}.weight", f"{path}/embedding") for path in names for n in names[path]]
-    rows = (*tables, *torch_nn.transformer("body.").rows)
-    layout = Layout("wrapped", (*rows, *torch_nn.linear("generator", "output_projection")))
-    params = convert.from_torch(module.state_dict(), config, layout)
-    src = np.random.default_rng(0).integers(1, 37, (3, 7)).astype(np.int32)
-    tgt = np.random.default_rng(1).integers(1, 41, (3, 5)).astype(np.int32)
-    with jax.default_matmul_precision("highest"):
-        ours = jax.jit(apply, static_argnums=1)(params, config, src, tgt)
-    theirs = module(torch.from_numpy(src).long(), torch.from_numpy(tgt).long())
-    measured = error(ours, theirs)
-    print(f"tie {tie}: logits differ by {measured:.1e}")
-    assert measured <= LOGIT_BOUNDS["float32"]
-    back = convert.to_torch(params, config, layout)
-    assert_same_tensors(back, module.state_dict())
-    if tie:
-        assert back["generator.weight"] is back["tgt_table.weight"]
-    module.load_state_dict(back, strict=True)

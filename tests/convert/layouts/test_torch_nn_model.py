@@ -25,14 +25,15 @@ def table(kind, *axes, length=LONGEST):
 
 
 class Model(nn.Module):
-    """What the modules of this file share: a forward function over `embed` and `head`."""
+    """What the modules of this file share: a forward function over `embed` and the output."""
 
-    scale = math.sqrt(WIDTH)
+    scale, output = math.sqrt(WIDTH), "head"
 
     def forward(self, src, tgt):
         hidden = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
         body = next(part for part in self.modules() if isinstance(part, nn.Transformer))
-        return self.project(body(self.embed(src, 0), self.embed(tgt, 1), tgt_mask=hidden))
+        x = body(self.embed(src, 0), self.embed(tgt, 1), tgt_mask=hidden)
+        return getattr(self, self.output)(x) if self.output else x
 
 
 class Positions(nn.Module):
@@ -46,6 +47,8 @@ class Positions(nn.Module):
 class Tutorial(Model):
     """Two tables, one buffer, a head."""
 
+    output = "generator"
+
     def __init__(self):
         super().__init__()
         self.transformer = Body()
@@ -57,9 +60,6 @@ class Tutorial(Model):
     def embed(self, ids, side):
         tokens = (self.src_tok_emb, self.tgt_tok_emb)[side](ids)
         return tokens * self.scale + self.positional_encoding.pe[: ids.shape[1], 0]
-
-    def project(self, x):
-        return self.generator(x)
 
 
 class Tied(Model):
@@ -78,12 +78,11 @@ class Tied(Model):
         places = (self.encoder_position, self.decoder_position)[side]
         return self.words(ids) + places.weight[: ids.shape[1]]
 
-    def project(self, x):
-        return self.head(x)
-
 
 class Nameless(Model):
     """Names that say nothing; the head, tied with a bias, tells the target's table."""
+
+    output = "d"
 
     def __init__(self):
         super().__init__()
@@ -98,12 +97,11 @@ class Nameless(Model):
     def embed(self, ids, side):
         return (self.b, self.a)[side](ids) * self.scale + self.e[: ids.shape[1]]
 
-    def project(self, x):
-        return self.d(x)
-
 
 class Bare(Model):
     """Parameters for positions, stacks under second names, a decoder without a final norm."""
+
+    output = None
 
     def __init__(self):
         super().__init__()
@@ -118,9 +116,6 @@ class Bare(Model):
     def embed(self, ids, side):
         places = (self.source_pos[0], self.target_pos[:, 0])[side]
         return self.src(ids) * self.scale + places[: ids.shape[1]]
-
-    def project(self, x):
-        return x
 
 
 class Computed(Model):
@@ -137,9 +132,6 @@ class Computed(Model):
     def embed(self, ids, side):
         tokens = (self.encoder_words, self.decoder_words)[side](ids)
         return tokens * self.scale + table("sinusoidal_per_column", LONGEST)[: ids.shape[1]]
-
-    def project(self, x):
-        return self.head(x)
 
 
 SEPARATE, SHARED = {"token_embeddings": "separate"}, {"token_embeddings": "shared"}
@@ -191,7 +183,7 @@ def test_a_module_is_found_out_computed_and_handed_back(kind, untold, found):
     assert error(ours, theirs) <= 1e-5
 
 
-def test_what_is_found_in_the_tutorial_is_complete():
+def test_what_is_found_in_the_tutorial_is_complete_and_goes_into_a_file(tmp_path):
     config, layout = convert.torch_nn_model(Tutorial())
     assert layout.name == "Tutorial"
     assert [buffer.foreign for buffer in layout.buffers] == ["positional_encoding.pe"]
@@ -202,12 +194,7 @@ def test_what_is_found_in_the_tutorial_is_complete():
     fields |= {"output_projection": "linear", "output_bias": True, "embedding_dropout": "both"}
     fields |= {"attention_dropout": 0.1, "activation_dropout": 0.1}
     fields |= {"embedding_scale": "sqrt_d_model"}
-    expected = TransformerConfig.preset("torch_nn", **fields)
-    assert config == expected
-
-
-def test_a_layout_that_was_found_goes_into_a_file(tmp_path):
-    config, layout = convert.torch_nn_model(Tutorial())
+    assert config == TransformerConfig.preset("torch_nn", **fields)
     convert.write_layout(tmp_path / "mine.toml", layout, config)
     assert convert.read_layout(tmp_path / "mine.toml") == (layout, config)
 
@@ -269,25 +256,16 @@ def test_what_the_model_cannot_have_is_refused_by_name():
         convert.torch_nn_model(module)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_heads": 3}, "num_heads=3, but the module has 2"),
-        (
-            {"token_embeddings": "shared"},
-            "token_embeddings='shared', but the module has 'separate'",
-        ),
-        (
-            {"positions": "sinusoidal_halves"},
-            "positions='sinusoidal_halves', but the module has 's",
-        ),
-        ({"positions": "rotary"}, "positions='rotary' must be one of 'learned'"),
-        ({"heads": 3}, "heads=3 is not a setting"),
-    ],
-)
-def test_a_field_that_contradicts_the_module_is_refused(fields, message):
-    with pytest.raises(InputError, match=message):
-        convert.torch_nn_model(Tutorial(), **fields)
+def test_a_field_that_contradicts_the_module_is_refused():
+    for name, value, message in (
+        ("num_heads", 3, "num_heads=3, but the module has 2"),
+        ("token_embeddings", "shared", "'shared', but the module has 'separate'"),
+        ("positions", "sinusoidal_halves", "'sinusoidal_halves', but the module has 's"),
+        ("positions", "rotary", "positions='rotary' must be one of 'learned'"),
+        ("heads", 3, "heads=3 is not a setting"),
+    ):
+        with pytest.raises(InputError, match=message):
+            convert.torch_nn_model(Tutorial(), **{name: value})
 
 
 def foreign_of(layout, path):
@@ -311,8 +289,8 @@ def test_tables_of_positions_are_told_apart_by_their_names():
     module.src_positional_encoding = nn.Embedding(LONGEST, WIDTH)
     config, layout = convert.torch_nn_model(module)
     assert (config.positions, config.token_embeddings) == ("learned", "none")
-    found = foreign_of(layout, "source_positions/embedding")
-    assert found == ["src_positional_encoding.weight"]
+    names = foreign_of(layout, "source_positions/embedding")
+    assert names == ["src_positional_encoding.weight"]
 
 
 def test_what_forward_does_is_taken_from_the_caller():

@@ -1,5 +1,6 @@
 """Weight files: every bit comes back, whatever the memory layout, the framework or the accident."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -17,7 +18,6 @@ import torch
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights import safetensors_file
 from jax_transformer.storage.weights.checks import DTYPES, WeightFileError
-from tests.tiers import tiered
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -77,10 +77,8 @@ def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix):
     arrays |= {f"{np.dtype(dtype).name}.specials": specials(dtype) for dtype in FLOATS}
     files.write(tmp_path / f"w{suffix}", arrays)
     read = files.read(tmp_path / f"w{suffix}")
-    equal = [name for name in arrays if identical(read[name], arrays[name])]
-    print(f"\n{suffix}: {len(equal)} of {len(arrays)} tensors bit-equal")
     assert read.keys() == arrays.keys()
-    assert equal == list(arrays)
+    assert all(identical(read[name], arrays[name]) for name in arrays)
     assert all(array.flags.c_contiguous for array in read.values())
 
 
@@ -104,13 +102,9 @@ def test_any_memory_layout_is_stored_as_its_values(tmp_path, suffix):
     }
     files.write(tmp_path / f"w{suffix}", views)
     read = files.read(tmp_path / f"w{suffix}")
-    worst = 0
     for name, view in views.items():
         expected = view.float().numpy() if isinstance(view, torch.Tensor) else np.asarray(view)
-        error = np.abs(read[name].astype(np.float64) - expected.astype(np.float64)).max()
-        worst = max(worst, error)
-    print(f"\n{suffix}, safetensors {safetensors.__version__}: largest difference {worst}")
-    assert worst == 0
+        assert (read[name].astype(np.float64) == expected.astype(np.float64)).all(), name
 
 
 def test_the_libraries_read_what_is_written(tmp_path):
@@ -180,9 +174,6 @@ def test_nested_state_dict_is_picked_by_key(tmp_path):
         files.read(path, key="ema")
     with pytest.raises(WeightFileError, match="no dict under key='epoch'"):
         files.read(path, key="epoch")
-
-
-def test_key_is_for_torch_files(tmp_path):
     files.write(tmp_path / "w.safetensors", model())
     with pytest.raises(WeightFileError, match=r"key='model' is for torch\.save files"):
         files.read(tmp_path / "w.safetensors", key="model")
@@ -244,31 +235,24 @@ def test_a_link_is_not_followed(tmp_path, dangling):
     assert target.read_bytes() == b"precious" if not dangling else not target.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("missing/w.safetensors", "missing does not exist"),
-        ("file/w.safetensors", "file does not exist"),
-        ("folder.pt", "already exists"),
-        ("w.onnx", "must end in .safetensors, .pt, .pth or .bin"),
-        ("w", "must end in"),
-    ],
-)
-def test_unusable_places_are_refused(tmp_path, name, fault):
+def test_unusable_places_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(WeightFileError, match=fault):
-        files.write(tmp_path / name, model(), overwrite=True)
+    for name, fault in {
+        "missing/w.safetensors": "missing does not exist",
+        "file/w.safetensors": "file does not exist",
+        "folder.pt": "already exists",
+        "w.onnx": "must end in .safetensors, .pt, .pth or .bin",
+        "w": "must end in",
+    }.items():
+        with pytest.raises(WeightFileError, match=fault):
+            files.write(tmp_path / name, model(), overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.pt"]
-
-
-@pytest.mark.parametrize("name", ["absent.pt", "folder.pt", "w.onnx", "fifo.safetensors"])
-def test_unusable_inputs_are_refused(tmp_path, name):
-    (tmp_path / "folder.pt").mkdir()
     (tmp_path / "w.onnx").write_text("x")
     os.mkfifo(tmp_path / "fifo.safetensors")
-    with pytest.raises(WeightFileError, match=name):
-        files.read(tmp_path / name)
+    for name in ("absent.pt", "folder.pt", "w.onnx", "fifo.safetensors"):
+        with pytest.raises(WeightFileError, match=name):
+            files.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -316,21 +300,14 @@ def test_every_flipped_bit_of_an_own_safetensors_file_is_detected(tmp_path):
     path, damaged = tmp_path / "w.safetensors", tmp_path / "damaged.safetensors"
     files.write(path, model(), metadata={"format": "pt", "config": '{"num_heads": 3}'})
     size = path.stat().st_size
-    bits = np.random.default_rng(2).choice(8 * size, 1000, replace=False)
-    detected = 0
-    for bit in bits:
+    for bit in np.random.default_rng(2).choice(8 * size, 1000, replace=False):
         flipped(path, int(bit), damaged)
-        try:
+        with pytest.raises(WeightFileError, match=re.escape(str(damaged))):
             files.read(damaged)
-        except WeightFileError as error:
-            detected += str(damaged) in str(error)
-    print(f"\n.safetensors: {detected} of 1000 flipped bits detected, file of {size} bytes")
-    assert detected == 1000
 
 
-@pytest.mark.parametrize("count", tiered([100, 1000], [100]))
 @pytest.mark.exhaustive
-def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path, count):
+def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
     """Flips between the records, in padding and directory, may pass, but change no weight."""
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
     files.write(path, model())
@@ -342,25 +319,15 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path, count
             begin = data.index(archive.read(record), record.header_offset + 30)
             inside |= set(range(8 * begin, 8 * (begin + record.file_size)))
     random = np.random.default_rng(3)
-    bits = set(random.choice(sorted(inside), count, replace=False).tolist())
-    bits |= set(random.choice(8 * len(data), count, replace=False).tolist())
-    detected, harmless = set(), set()
+    bits = set(random.choice(sorted(inside), 500, replace=False).tolist())
+    bits |= set(random.choice(8 * len(data), 500, replace=False).tolist())
     for bit in bits:
         flipped(path, bit, damaged)
-        try:
+        with contextlib.suppress(WeightFileError):
             read = files.read(damaged)
-        except WeightFileError as error:
-            detected |= {bit} if str(damaged) in str(error) else set()
-        else:
+            assert bit not in inside
             assert read.keys() == whole.keys()
             assert all(identical(read[name], whole[name]) for name in whole)
-            harmless.add(bit)
-    print(
-        f"\n.pt: {len(detected & inside)} of {len(bits & inside)} flipped bits in records detected;"
-        f" outside {len(detected - inside)} detected, {len(harmless)} without effect"
-    )
-    assert len(bits & inside) >= count
-    assert not harmless & inside
 
 
 def test_a_record_that_is_marked_as_a_folder_is_refused(tmp_path):
@@ -381,9 +348,7 @@ def test_every_truncation_is_detected(tmp_path, suffix):
     files.write(tmp_path / f"w{suffix}", model())
     data = (tmp_path / f"w{suffix}").read_bytes()
     damaged = tmp_path / f"damaged{suffix}"
-    lengths = range(0, len(data), 31)
-    for length in lengths:
+    for length in range(0, len(data), 31):
         damaged.write_bytes(data[:length])
         with pytest.raises(WeightFileError, match="damaged"):
             files.read(damaged)
-    print(f"\n{suffix}: {len(lengths)} of {len(lengths)} truncations detected")

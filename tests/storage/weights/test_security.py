@@ -2,8 +2,6 @@
 
 import argparse
 import ast
-import builtins
-import collections
 import io
 import json
 import os
@@ -65,17 +63,14 @@ def status(field):
 
 
 def refuse(path):
-    """Return the message with which a file is refused, and what that took: seconds and MB."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, start = status("VmRSS"), time.perf_counter()
+    """Return the message with which a file is refused."""
     with pytest.raises(WeightFileError) as refused:
         files.read(path)
-    seconds, megabytes = time.perf_counter() - start, status("VmHWM") - before
     message = str(refused.value)
     assert path.name in message
     assert "\n" not in message
     assert len(message) < 1000
-    return message, seconds, megabytes
+    return message
 
 
 PROTOCOLS = (0, 2, 4)
@@ -117,7 +112,6 @@ def test_the_payloads_are_alive(tmp_path):
 
 def test_no_code_in_a_file_runs(tmp_path, canary):
     torch.save({"x": Call(os.system, f"touch {canary}")}, tmp_path / "inner.pt")
-    tried = 0
     for name, payload in payloads(canary).items():
         for protocol in PROTOCOLS:
             pickled = pickle.dumps({"weight": payload}, protocol)
@@ -132,14 +126,10 @@ def test_no_code_in_a_file_runs(tmp_path, canary):
             archive(inert, b"\x80\x02}." + pickled, [("inner.pt", zipped.read_bytes())])
             assert files.read(inert) == {}
             assert not canary.exists(), (name, protocol)
-            tried += 4
         for legacy in (True, False):
             path = tmp_path / "saved.pt"
             torch.save({"w": payload}, path, _use_new_zipfile_serialization=not legacy)
             refuse(path)
-            tried += 1
-    print(f"\n0 canaries in {tried} files with code, under TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1")
-    assert not canary.exists()
 
 
 @pytest.mark.parametrize(
@@ -157,14 +147,13 @@ def test_no_code_in_a_file_runs(tmp_path, canary):
 )
 def test_objects_are_refused_by_name(tmp_path, saved):
     torch.save(saved, tmp_path / "saved.pt")
-    message, _, _ = refuse(tmp_path / "saved.pt")
-    assert "no part of a state_dict; nothing was run" in message
+    assert "no part of a state_dict; nothing was run" in refuse(tmp_path / "saved.pt")
 
 
 def test_older_formats_of_torch_are_refused_with_a_remedy(tmp_path):
     path = tmp_path / "old.bin"
     torch.save({"weight": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
-    assert "no zip archive, as torch.save has written since 1.6" in refuse(path)[0]
+    assert "no zip archive, as torch.save has written since 1.6" in refuse(path)
 
 
 def test_torch_before_its_hole_was_mended_is_refused(tmp_path, monkeypatch):
@@ -174,8 +163,7 @@ def test_torch_before_its_hole_was_mended_is_refused(tmp_path, monkeypatch):
         old = types.ModuleType("torch")
         old.__version__, old.load, old.save = version, called.append, called.append
         monkeypatch.setitem(sys.modules, "torch", old)
-        assert f"torch {version}" in refuse(tmp_path / "w.pt")[0]
-        assert "CVE-2026-24747" in refuse(tmp_path / "w.pt")[0]
+        assert f"torch {version} (CVE-2026-24747)" in refuse(tmp_path / "w.pt")
         with pytest.raises(WeightFileError, match=r"install torch 2\.10 or newer"):
             files.write(tmp_path / "new.pt", {"weight": np.ones(3)})
     assert not called
@@ -188,15 +176,11 @@ def test_torch_before_its_hole_was_mended_is_refused(tmp_path, monkeypatch):
 def test_absent_torch_is_said(tmp_path, monkeypatch):
     torch.save({"weight": torch.ones(3)}, tmp_path / "w.pt")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "install jax-transformer[torch] or use .safetensors" in refuse(tmp_path / "w.pt")[0]
+    assert "install jax-transformer[torch] or use .safetensors" in refuse(tmp_path / "w.pt")
 
 
 def hostile_files(folder):
-    """Yield name and file of what would cost memory or time far beyond its size."""
-
-    def path(name, suffix):
-        return folder / f"{name}{suffix}"
-
+    """Yield files that would cost memory or time far beyond their size."""
     zeros = torch.zeros(10**6)
     saved = {
         "expand": {"w": torch.zeros(1).expand(10**12)},
@@ -205,19 +189,19 @@ def hostile_files(folder):
         "empty_with_axis": {"w": torch.zeros(0, 2**61)},
     }
     for name, content in saved.items():
-        torch.save(content, path(name, ".pt"))
-        yield name, path(name, ".pt")
-    archive(path("bomb", ".pt"), b"\0" * 200_000_000, (), zipfile.ZIP_DEFLATED)
-    yield "bomb", path("bomb", ".pt")
-    archive(path("bytearray", ".pt"), pickle.dumps({"w": Call(bytearray, 10**11)}, 2))
-    yield "bytearray", path("bytearray", ".pt")
-    archive(path("records", ".pt"), b"\x80\x02}.", [(f"data/{i}", b"") for i in range(20_000)])
-    yield "records", path("records", ".pt")
-    archive(path("long_pickle", ".pt"), b"\x80\x02" + b"(" * 10_000_000 + b".")
-    yield "long_pickle", path("long_pickle", ".pt")
-    claim = pickled_claim(10**12)
-    archive(path("storage", ".pt"), claim, [("data/0", b"\0" * 4)])
-    yield "storage", path("storage", ".pt")
+        torch.save(content, folder / f"{name}.pt")
+        yield folder / f"{name}.pt"
+    many = [(f"data/{i}", b"") for i in range(20_000)]
+    archives = {
+        "bomb": (b"\0" * 200_000_000, (), zipfile.ZIP_DEFLATED),
+        "bytearray": (pickle.dumps({"w": Call(bytearray, 10**11)}, 2),),
+        "records": (b"\x80\x02}.", many),
+        "long_pickle": (b"\x80\x02" + b"(" * 10_000_000 + b".",),
+        "storage": (pickled_claim(10**12), [("data/0", b"\0" * 4)]),
+    }
+    for name, arguments in archives.items():
+        archive(folder / f"{name}.pt", *arguments)
+        yield folder / f"{name}.pt"
 
     length = 2**20 - 64
     headers = {
@@ -235,8 +219,8 @@ def hostile_files(folder):
         "digits": (b'{"w":' + b"9" * length + b"}", None),
     }
     for name, (content, claimed) in headers.items():
-        header(path(name, ".safetensors"), content, length=claimed)
-        yield name, path(name, ".safetensors")
+        header(folder / f"{name}.safetensors", content, length=claimed)
+        yield folder / f"{name}.safetensors"
 
 
 def pickled_claim(count):
@@ -258,14 +242,13 @@ def test_the_claiming_pickle_is_right(tmp_path):
 def test_refusing_costs_little(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "warm.pt")
     files.read(tmp_path / "warm.pt")  # torch itself is loaded
-    costs = {}
-    for name, path in hostile_files(tmp_path):
-        message, seconds, megabytes = refuse(path)
-        costs[name] = (seconds, megabytes)
-        print(f"\n{name:22}{seconds:7.3f} s{megabytes:+8.1f} MB  {message.rpartition('/')[2]:.90}")
+    for path in hostile_files(tmp_path):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before, start = status("VmRSS"), time.perf_counter()
+        refuse(path)
+        assert time.perf_counter() - start < SECONDS, path.name
+        assert status("VmHWM") - before < MEGABYTES, path.name
         path.unlink()
-    assert max(seconds for seconds, _ in costs.values()) < SECONDS
-    assert max(megabytes for _, megabytes in costs.values()) < MEGABYTES
 
 
 def test_a_tensor_of_more_axes_than_an_array_can_have_is_refused_by_its_shape(tmp_path):
@@ -301,12 +284,12 @@ def test_false_headers_are_refused(tmp_path, content):
     header(tmp_path / "sound.safetensors", WHOLE, bytes(30))
     assert files.read(tmp_path / "sound.safetensors").keys() == WHOLE.keys()
     header(tmp_path / "w.safetensors", content, bytes(30))
-    assert "w.safetensors is damaged or hostile: " in refuse(tmp_path / "w.safetensors")[0]
+    assert "w.safetensors is damaged or hostile: " in refuse(tmp_path / "w.safetensors")
 
 
 def test_dtypes_that_no_model_has_are_refused(tmp_path):
     header(tmp_path / "w.safetensors", {"w": entry([1], 0, 1, "F8_E4M3")}, bytes(1))
-    assert "w has dtype F8_E4M3, which is none of F64" in refuse(tmp_path / "w.safetensors")[0]
+    assert "w has dtype F8_E4M3, which is none of F64" in refuse(tmp_path / "w.safetensors")
 
 
 NAMES = (
@@ -319,8 +302,6 @@ NAMES = (
     "",
     "w" * 10**6,
 )
-
-
 GROWN = """
 import pathlib, resource, sys
 from jax_transformer.storage import weights
@@ -350,22 +331,21 @@ def test_names_are_data(tmp_path, name):
     header(folder / "w.safetensors", {name: entry([1], 0, 4)}, bytes(4))
     torch.save({name: torch.ones(1)}, folder / "w.pt")
     for path in (folder / "w.safetensors", folder / "w.pt"):
-        message, _, _ = refuse(path)
-        assert message.isprintable()
+        assert refuse(path).isprintable()
     assert os.listdir(tmp_path) == ["in"]
 
 
 def test_bombs_are_refused_before_they_are_inflated(tmp_path):
     record = [("data/0", bytes(10**6))]
     archive(tmp_path / "bomb.pt", pickled_claim(1), record, zipfile.ZIP_DEFLATED)
-    assert "the records claim more than" in refuse(tmp_path / "bomb.pt")[0]
+    assert "the records claim more than" in refuse(tmp_path / "bomb.pt")
 
 
 def test_duplicate_records_are_refused(tmp_path):
     pickled = pickled_claim(1)
     with pytest.warns(UserWarning, match="Duplicate name"):
         archive(tmp_path / "w.pt", pickled, [("data/0", bytes(4)), ("data/0", b"\1" * 4)])
-    assert "no name twice" in refuse(tmp_path / "w.pt")[0]
+    assert "no name twice" in refuse(tmp_path / "w.pt")
 
 
 def test_a_file_that_is_two_files_is_refused(tmp_path):
@@ -388,8 +368,7 @@ def test_a_file_that_is_two_files_is_refused(tmp_path):
         saved["zip"] + b"0",
     ):
         path.write_bytes(content)
-        with pytest.raises(WeightFileError, match=r"two\.pt holds something before or behind its"):
-            files.read(path)
+        assert "two.pt holds something before or behind its" in refuse(path)
 
 
 def test_a_directory_elsewhere_is_refused(tmp_path):
@@ -408,8 +387,7 @@ def test_a_directory_elsewhere_is_refused(tmp_path):
     path.write_bytes(content)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None  # zipfile finds no fault
-    with pytest.raises(WeightFileError, match=r"w\.pt holds something before or behind its"):
-        files.read(path)
+    assert "w.pt holds something before or behind its" in refuse(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"P", b"some text\n" * 40, bytes(1000), b"\x80\x02}."])
@@ -429,7 +407,7 @@ def test_a_damaged_digest_is_refused(tmp_path):
     for old, new in ((b"[2,3]", b"[3,2]"), (b'"F32"', b'"I32"')):
         assert whole.count(old) == 1
         path.write_bytes(whole.replace(old, new))
-        assert "w differs from its sha256" in refuse(path)[0]
+        assert "w differs from its sha256" in refuse(path)
     with safetensors.safe_open(path, "np") as file:
         stored = file.metadata()
     changes = (
@@ -442,7 +420,7 @@ def test_a_damaged_digest_is_refused(tmp_path):
     )
     for changed in changes:
         safetensors.numpy.save_file(arrays, path, metadata=changed)
-        assert "sha256" in refuse(path)[0]
+        assert "sha256" in refuse(path)
     safetensors.numpy.save_file(arrays, path, metadata=stored)
     assert files.read(path)["w"].sum() == 6
 
@@ -488,51 +466,41 @@ def mutated_files(folder, count):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("count", tiered([150, 3000], [150]))
 def test_mutated_files_raise_nothing_else(tmp_path, count):
-    outcomes, slowest = collections.Counter(), 0.0
+    refusals = []
     for path in mutated_files(tmp_path, count):
         start = time.perf_counter()
         try:
             files.read(path)
         except WeightFileError as error:
-            kind = "refused" if path.name in str(error) and "\n" not in str(error) else "unclear"
-            cause = type(error.__cause__).__name__
-            outcomes["our own fault" if cause == "TypeCheckError" else kind] += 1
-        else:
-            outcomes["read"] += 1
-        slowest = max(slowest, time.perf_counter() - start)
-    print(f"\n{outcomes.total()} mutated files: {dict(outcomes)}, the slowest in {slowest:.3f} s")
-    assert outcomes.keys() == {"refused", "read"}
-    assert outcomes.total() == count
-    assert slowest < SECONDS
+            refusals.append((path.name, error))
+        assert time.perf_counter() - start < SECONDS
+    assert 0 < len(refusals) < count
+    for name, error in refusals:
+        assert name in str(error)
+        assert "\n" not in str(error)
+        assert type(error.__cause__).__name__ != "TypeCheckError"  # a fault of this library
 
 
 def test_the_library_holds_no_unsafe_reader():
     """No switch, no fallback: nothing in the library can unpickle, and torch.load is told so."""
-    forbidden_modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    forbidden_calls = {"eval", "exec", "compile", "__import__"} & set(dir(builtins))
-    loads, found, sources = 0, [], sorted(Path(jax_transformer.__file__).parent.rglob("*.py"))
-    for source in sources:
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    calls = {"eval", "exec", "compile", "__import__", "yaml.load"}
+    loads, unsafe = 0, []
+    for source in Path(jax_transformer.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
-            place = f"{source.name}:{getattr(node, 'lineno', 0)}"
+            is_unsafe = False
             if isinstance(node, ast.Import | ast.ImportFrom):
-                module = getattr(node, "module", None)
-                names = {alias.name for alias in node.names} | ({module} if module else set())
-                found += [place for name in names if name.split(".")[0] in forbidden_modules]
-            if not isinstance(node, ast.Call):
-                continue
-            called = ast.unparse(node.func)
-            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-            if called in forbidden_calls or called == "yaml.load":
-                found.append(place)
-            if (
-                options.get("weights_only", "True") != "True"
-                or options.get("allow_pickle") == "True"
-            ):
-                found.append(place)
-            if called.endswith("torch.load"):
-                loads += 1
-                if "weights_only" not in options:
-                    found.append(place)
-    print(f"\n{len(sources)} sources, {loads} calls of torch.load, {len(found)} unsafe places")
+                names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+                is_unsafe = any(name.split(".")[0] in modules for name in names)
+            elif isinstance(node, ast.Call):
+                called, is_load = (
+                    ast.unparse(node.func),
+                    ast.unparse(node.func).endswith("torch.load"),
+                )
+                options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+                is_unsafe = called in calls or options.get("allow_pickle") == "True"
+                is_unsafe |= options.get("weights_only", str(not is_load)) != "True"
+                loads += is_load
+            unsafe += [f"{source.name}:{node.lineno}"] if is_unsafe else []
     assert loads > 0
-    assert not found
+    assert not unsafe

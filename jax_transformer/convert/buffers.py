@@ -1,4 +1,4 @@
-"""A buffer of another program that no parameter changes: a range of numbers, or a mask."""
+"""Values of a `Buffer`: a position table, a range of numbers, or a mask."""
 
 from __future__ import annotations
 
@@ -10,11 +10,58 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.model.checks import check_position_table
+from jax_transformer.model.functional import sinusoidal_positions
 
 Kind = Literal["range", "triangle"]
 Number = bool | int | float
 MOST_NUMBERS = 2**24
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
+@dataclasses.dataclass(frozen=True)
+class PositionTable:
+    """The sinusoids of a config in another program's shape: a `Buffer.value`.
+
+    Attributes:
+        shape: The axes of the buffer: "length", then "d_model", and any axes of length 1, as
+            (1, "length", "d_model") for a table that is added to a batch [B, L, D].
+        length: Rows of the table; None is `max_length + position_offset` of the config.
+    """
+
+    shape: tuple[int | str, ...] = (1, "length", "d_model")
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        axes = [axis for axis in self.shape if type(axis) is not int or axis != 1]
+        if axes != ["length", "d_model"]:
+            raise InputError(
+                f"shape={list(self.shape)!r} of a position table must hold 'length', then "
+                "'d_model', and otherwise axes of length 1"
+            )
+        if self.length is not None and not (type(self.length) is int and self.length >= 1):
+            raise InputError(f"length={self.length!r} must be a whole number of rows, or None")
+
+    def __call__(self, config: TransformerConfig) -> np.ndarray:
+        """Return the float64 table for a config, in `shape`."""
+        if not config.positions.startswith("sinusoidal"):
+            raise InputError(
+                f"positions={config.positions!r} has no computed table, but the layout has a "
+                "buffer for one; name a sinusoidal kind, or leave the buffer out"
+            )
+        check_position_table(self.rows(config), config.d_model)
+        table = sinusoidal_positions(self.rows(config), config.d_model, config.positions)
+        return table.reshape(self.lengths(config))
+
+    def lengths(self, config: TransformerConfig) -> tuple[int, ...]:
+        """Return the shape of the table for a config, without computing the table."""
+        sizes = {"length": self.rows(config), "d_model": config.d_model}
+        return tuple(sizes.get(axis, 1) for axis in self.shape)
+
+    def rows(self, config: TransformerConfig) -> int:
+        """Return the number of rows of the table for a config."""
+        return config.max_length + config.position_offset if self.length is None else self.length
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -39,13 +86,13 @@ class FixedBuffer:
                 f"kind={shorten(self.kind)}, dtype={shorten(self.dtype)}: a buffer is a "
                 f"{' or a '.join(get_args(Kind))} of {', '.join(DTYPES)}"
             )
-        sound = all(type(length) is int and length >= 0 for length in self.shape)
-        if not sound or math.prod(self.shape) > MOST_NUMBERS:
+        are_lengths = all(type(length) is int and length >= 0 for length in self.shape)
+        if not are_lengths or math.prod(self.shape) > MOST_NUMBERS:
             raise InputError(
                 f"shape={shorten(list(self.shape))} must hold lengths of at most {MOST_NUMBERS:,} "
                 "numbers together"
             )
-        if len(self.values) != 2 or not all(isinstance(n, bool | int | float) for n in self.values):
+        if len(self.values) != 2 or not all(isinstance(n, Number) for n in self.values):
             raise InputError(f"values={shorten(self.values)} must be two numbers")
 
     def __call__(self, config: TransformerConfig | None = None) -> np.ndarray:
