@@ -121,25 +121,3 @@ def test_ties_take_the_lowest_id(beam_size, endings):
     found = search(model, src, beam_size=beam_size, num_hypotheses=beam_size)
     assert (found.tokens[..., :-1] == 4).all()
     assert found.tokens[..., -1].tolist() == [endings, endings]
-
-
-@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_neighbours_and_padding_do_not_matter(preset, beam_size):
-    model = learners(preset)[-1]
-    src = sources(model.config, 4, seed=2)
-    together = search(model, src, beam_size=beam_size)
-    for row, length in enumerate((src != model.config.pad_id).sum(axis=1)):
-        alone = search(model, src[row : row + 1, :length], beam_size=beam_size)
-        assert torch.equal(alone.tokens[0], together.tokens[row])
-        torch.testing.assert_close(alone.scores[0], together.scores[row], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("preset", tiered(PRESETS, ["shared_heads"]))
-def test_a_lower_limit_cuts_the_same_targets(preset):
-    """Also below the length of the sources, which some targets must be as long as."""
-    model = learners(preset)[-1]
-    src = sources(model.config, 4, seed=3)
-    whole, cut = search(model, src), search(model, src, max_new_tokens=5)
-    assert torch.equal(cut.tokens, whole.tokens[..., :5])
-    assert torch.equal(cut.lengths, whole.lengths.clamp(max=5))

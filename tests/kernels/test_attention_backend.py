@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from jax_transformer import apply
-from jax_transformer.commands import train
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.attention_backend import Choice, choose, choose_for, execution_on
+from jax_transformer.kernels.attention_backend import Choice, choose, execution_on
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.segments import SegmentMask, dense
@@ -73,19 +72,6 @@ def test_on_a_tpu_long_attention_is_flash():
     assert execution.attention_of(512, 512, by_segments=True) == "flash"
     assert execution.attention_of(511, 512, by_segments=True) == "plain"
     assert execution.attention_of(512, 512, by_segments=False) == "plain"
-
-
-@pytest.mark.exhaustive
-def test_a_run_says_which_one_it_uses(tmp_path, monkeypatch, capsys):
-    def stop(*_):
-        raise InputError("enough")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.loop, "train", stop)
-    with pytest.raises(SystemExit):
-        train.train()
-    choice = choose_for(jax.devices()[0], "float32", 16, False)
-    assert f"\n{choice}\n" in capsys.readouterr().out
 
 
 def test_a_model_drops_no_weights_by_fused_kernels(fused):

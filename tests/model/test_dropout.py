@@ -70,20 +70,6 @@ DESCRIBED = {
     "umt5": (0.1, {*SITES}),
 }
 
-# The same places in torch.nn.Transformer, which has no embeddings.
-TORCH_NN = {
-    "encoder/layers_0/self_attention/dropout": "encoder.layers.0.self_attn",
-    "encoder/layers_0/self_attention_residual/dropout": "encoder.layers.0.dropout1",
-    "encoder/layers_0/feed_forward/dropout": "encoder.layers.0.dropout",
-    "encoder/layers_0/feed_forward_residual/dropout": "encoder.layers.0.dropout2",
-    "decoder/layers_0/self_attention/dropout": "decoder.layers.0.self_attn",
-    "decoder/layers_0/self_attention_residual/dropout": "decoder.layers.0.dropout1",
-    "decoder/layers_0/cross_attention/dropout": "decoder.layers.0.multihead_attn",
-    "decoder/layers_0/cross_attention_residual/dropout": "decoder.layers.0.dropout2",
-    "decoder/layers_0/feed_forward/dropout": "decoder.layers.0.dropout",
-    "decoder/layers_0/feed_forward_residual/dropout": "decoder.layers.0.dropout3",
-}
-
 
 def make_config(preset, *, dropout, attention_dropout=None, activation_dropout=None):
     """Return a small model; the rates given here also hold where the preset has 0."""
@@ -340,29 +326,6 @@ def test_equal_masks_at_all_sites_give_what_the_torch_reference_gives(preset):
         dropout.register_forward_hook(functools.partial(multiply, site=site))
     expected = module(*map(torch.from_numpy, inputs(config)[1:]))
     assert error(run(drawn), expected) <= bound("logits", "float64")
-
-
-@pytest.mark.parametrize("site", TORCH_NN)
-@pytest.mark.usefixtures("x64")
-def test_rate_one_at_one_site_is_that_of_torchs_own_transformer(site):
-    config = certain_config("torch_nn")
-    params, src, tgt = inputs(config)
-    module = convert.torch_nn_module(config).double().train()
-    module.load_state_dict(convert.to_torch(params, config, "torch_nn"), strict=True)
-    for name, part in module.named_modules():
-        rate = float(name == TORCH_NN[site])
-        if isinstance(part, torch.nn.Dropout):
-            part.p = rate
-        elif isinstance(part, torch.nn.MultiheadAttention):
-            part.dropout = rate
-    blocked = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).triu(1)
-    expected = module(*map(torch.from_numpy, (src, tgt)), tgt_mask=blocked)
-    actual = run_with("torch_nn", dropped=site)
-    assert error(actual, expected) <= bound("logits", "float64")
-
-
-def test_torchs_own_transformer_has_no_other_site():
-    assert set(TORCH_NN) == set(possible_sites("torch_nn")) == DESCRIBED["torch_nn"][1]
 
 
 @pytest.mark.parametrize("preset", COMPILED)
