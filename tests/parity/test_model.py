@@ -23,13 +23,12 @@ def test_encode(pair, ladder):
     ladder.check(pair.preset, "encode", actual, pair.module.encode(torch.from_numpy(pair.src)))
 
 
-# As users compile, the test of each preset is exhaustive: it compiles for seven times as long.
-@pytest.mark.parametrize("pair", QUICK_PRESETS, indirect=True)
 def test_logits(pair, ladder):
     check_logits(pair, ladder, None)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # it compiles for seven times as long, so not for every preset
+@pytest.mark.parametrize("pair", QUICK_PRESETS, indirect=True)
 def test_logits_as_users_compile(pair, ladder):
     check_logits(pair, ladder, AS_USERS_DO)
 
