@@ -27,7 +27,7 @@ def test_a_small_recipe_reaches_what_it_reached_before(tmp_path, monkeypatch):
     arguments = [f"--source={files['train_source']}", f"--target={files['train_target']}"]
     arguments += [f"--valid-{side}={files[f'test_{side}']}" for side in ("source", "target")]
     scores = scores_of(recipe, 0, [*arguments, *SETTINGS.split()])
-    # Seeds 0 to 5 reached losses of 0.916 to 0.961, and 93.2 to 97.8 BLEU.
+    # Seeds 0 to 2 reached losses of 0.870 to 0.877, and 99.6 to 99.9 BLEU.
     assert scores["steps"] == 150
-    assert scores["validation loss"] < 0.98
-    assert scores["BLEU, beam 1"] > 91
+    assert scores["validation loss"] < 0.9
+    assert scores["BLEU, beam 1"] > 98

@@ -8,29 +8,20 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.compiled import parse, report, scheduled, wide_arrays
-from jax_transformer.config import TransformerConfig
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload, compile_step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_evaluation_step, state_shapes
+from tests.models import one_layer
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.exhaustive  # it compiles for minutes
 
 SLICE = "v5e:2x4"
 VOCAB, WIDTH, HEADS, INNER, LENGTH, ROWS = 1152, 128, 4, 384, 64, 32
-CONFIG = TransformerConfig.preset(
-    "vaswani2017",
-    d_model=WIDTH,
-    num_heads=HEADS,
-    d_ff=INNER,
-    src_vocab_size=VOCAB,
-    tgt_vocab_size=VOCAB,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-)
+CONFIG = one_layer("vaswani2017", vocab_size=VOCAB, d_model=WIDTH, num_heads=HEADS, d_ff=INNER)
 BFLOAT16 = TrainingConfig(compute_dtype="bfloat16")
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
 
