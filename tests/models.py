@@ -37,6 +37,13 @@ def small_config(preset, **overrides):
     return TransformerConfig.preset(preset, **(fields | overrides))
 
 
+def one_layer(preset, vocab_size, **fields):
+    """Return a model of one layer a side and as many ids on both."""
+    sizes = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1)
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), vocab_size)
+    return TransformerConfig.preset(preset, **sizes, **fields)
+
+
 def random_params(config, seed=0, dtype=np.float32):
     """Return parameters with no leaf at its starting value: biases and norm scales vary too.
 

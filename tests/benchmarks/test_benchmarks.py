@@ -10,9 +10,10 @@ from rich.console import Console
 from benchmarks import accelerators, machine, memory, training
 from benchmarks.cost import nearest_line
 from benchmarks.nn_transformer import Size, our_steps, torch_steps
-from jax_transformer import TransformerConfig, decode_step, init_cache, init_params
+from jax_transformer import decode_step, init_cache, init_params
 from jax_transformer.decoding.cache import select_hypotheses
 from jax_transformer.runtime.sharding import parse_sizes
+from tests.models import one_layer
 
 MEGABYTE = 2**20
 
@@ -93,16 +94,7 @@ def test_the_most_that_a_call_holds_is_measured_beyond_what_was_there_before():
 
 @pytest.mark.exhaustive
 def test_gathered_slots_are_those_that_the_ancestors_name():
-    config = TransformerConfig.preset(
-        "vaswani2017",
-        src_vocab_size=11,
-        tgt_vocab_size=11,
-        d_model=8,
-        num_heads=2,
-        d_ff=8,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-    )
+    config = one_layer("vaswani2017", vocab_size=11, d_model=8, num_heads=2, d_ff=8)
     batch, count, length = 2, 3, 4
     params = init_params(jax.random.key(0), config)
     encoded = jax.random.normal(jax.random.key(1), (batch, 5, config.d_model))

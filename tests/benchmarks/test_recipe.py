@@ -9,7 +9,7 @@ from jax_transformer.text import number_words
 
 SETTINGS = (
     "--vocab-size=200 --d-model=128 --num-heads=4 --d-ff=256 --dropout=0 --num-encoder-layers=1 "
-    "--num-decoder-layers=1 --steps=250 --warmup-steps=80 --evaluation-interval=125"
+    "--num-decoder-layers=1 --steps=150 --warmup-steps=60 --evaluation-interval=75 --bucket-count=2"
 )
 
 
@@ -27,7 +27,7 @@ def test_a_small_recipe_reaches_what_it_reached_before(tmp_path, monkeypatch):
     arguments = [f"--source={files['train_source']}", f"--target={files['train_target']}"]
     arguments += [f"--valid-{side}={files[f'test_{side}']}" for side in ("source", "target")]
     scores = scores_of(recipe, 0, [*arguments, *SETTINGS.split()])
-    # Seeds 0 to 5 reached losses of 0.916 to 0.961, and 93.2 to 97.8 BLEU.
-    assert scores["steps"] == 250
-    assert scores["validation loss"] < 0.98
-    assert scores["BLEU, beam 1"] > 91
+    # Seeds 0 to 2 reached losses of 0.870 to 0.877, and 99.6 to 99.9 BLEU.
+    assert scores["steps"] == 150
+    assert scores["validation loss"] < 0.9
+    assert scores["BLEU, beam 1"] > 98

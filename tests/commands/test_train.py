@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import jax
 import pytest
 import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train, train_arguments
+from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
@@ -41,6 +43,7 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
         "bucket_count=1, evaluation_interval=5, seed=0",
         "all settings: model/settings.yaml",
     ]
+    assert f"\n{choose_for(jax.devices()[0], 'float32', 4, False)}\n" in shown
     assert re.search(r"1 batch shapes compiled in \d+\.\d s", shown)
     assert re.search(r"step 12: validation loss \d\.\d{3}", shown)
     assert re.search(r"model of step \d+ written to model\n", shown)

@@ -180,13 +180,3 @@ def test_of_an_output_that_is_deleted_during_the_run_the_rest_is_written(
     assert "WARNING: model/curves.png is not drawn" in capsys.readouterr().out
     assert load(Path("model")).config.d_model == 8
     assert sorted(path.name for path in Path("model/run").iterdir()) == ["12", "start"]
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.exhaustive
-def test_a_damaged_checkpoint_costs_some_steps_and_not_the_run(finished, monkeypatch, capsys):
-    (finished / "run/12/_METADATA").unlink()
-    program("--output=model", "--resume")
-    shown = capsys.readouterr().out
-    assert "WARNING: model/run/12 is damaged (ValueError: _METADATA is missing or" in shown
-    assert "resumed at step 10 of 12" in shown

@@ -144,16 +144,6 @@ def test_n_best_lines_with_scores(run, checkpoint):
         assert float(score) == pytest.approx(one.score, abs=1e-6)
 
 
-def test_blank_lines_stay_in_step_with_the_n_best_of_others(run):
-    code, out, _ = run(b"\n" + TEXT + b"\n \n", "--beam=4", "--nbest=3")
-    assert code == 0
-    lines = out[:-1].split("\n")
-    assert len(lines) == 3 * 6
-    assert not any(lines[:3] + lines[6:9] + lines[15:])
-    assert all(any(lines[start : start + 3]) for start in (3, 9, 12))
-    assert run(b"") == (0, "", "")
-
-
 def test_what_is_cut_is_said_on_standard_error(run):
     text = b"cab\n\n" + b"abc " * 12 + b"\n"
     code, out, err = run(text, "--overlong=cut", "--max-new-tokens=3")

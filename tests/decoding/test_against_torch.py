@@ -53,7 +53,7 @@ def assert_same(found, tokens, scores, atol):
 
 
 @pytest.mark.exhaustive  # the quick tier compares the compiled search with transformers
-@pytest.mark.parametrize("beams", [(1, 1), (5, 5), (8, 3)])
+@pytest.mark.parametrize("beams", [(1, 1), (5, 3)])
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.usefixtures("x64")
 def test_ids_and_scores_are_the_references(compiled, preset, beams):
@@ -68,7 +68,7 @@ def test_ids_and_scores_are_the_references(compiled, preset, beams):
         }
         # The mask of another row: what it hides is not what None would hide.
         mask = np.roll(src != model.config.pad_id, 1, axis=0)[:, None, None]
-        mask = mask if beams == (5, 5) else None
+        mask = mask if beams == (5, 3) else None
         theirs = None if mask is None else torch.from_numpy(mask)
         with unchecked():
             source = torch.from_numpy(src)

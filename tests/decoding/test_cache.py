@@ -204,22 +204,6 @@ def test_hypotheses_share_the_memory_and_move_nothing_else():
     assert moved.ancestors[:, :, 0].tolist() == [[2] * BEAM] * BATCH
 
 
-@pytest.mark.exhaustive
-def test_a_step_can_be_mapped():
-    """Two caches at different positions, one step for both."""
-    config, params, src, tokens = setting("pre_norm")
-    first = start(config, params, src)
-    _, second = quick_step(params, config, first, tokens[0])
-    both = jax.tree.map(lambda *pair: np.stack(pair), first, second)
-    mapped = jax.jit(jax.vmap(functools.partial(decode_step, params, config)))
-    logits, caches = mapped(both, tokens[1:3])
-    for index, cache in enumerate((first, second)):
-        expected, after = quick_step(params, config, cache, tokens[1 + index])
-        assert error(logits[index], expected) <= bound("logits", "float32")
-        for a, b in zip(jax.tree.leaves(caches), jax.tree.leaves(after), strict=True):
-            np.testing.assert_allclose(a[index], b, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("preset", tiered(["pre_norm", "shared_heads"], ["pre_norm"]))
 def test_a_full_cache_is_refused_and_never_written(preset):
     config, params, src, tokens = setting(preset)

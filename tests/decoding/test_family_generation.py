@@ -9,7 +9,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.generation_config import generation_options
 from jax_transformer.convert.huggingface import from_huggingface
-from jax_transformer.decoding import rules as processors
 from tests.convert.families.case import as_inputs, case_of, foreign_model, transformers
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
@@ -164,40 +162,3 @@ def test_hypotheses_and_scores_are_those_of_transformers(name):
 
 def test_every_family_is_compared():
     assert {name.partition(",")[0] for name in DEFAULTS} == set(FAMILIES)
-
-
-def force_and_score(scores, forced):
-    """Forbid all but the forced tokens, which keep their log-probability."""
-    if forced is None:
-        return scores
-    only = jnp.arange(scores.shape[-1]) == forced[:, None, None]
-    return jnp.where((forced[:, None, None] < 0) | only, scores, -jnp.inf)
-
-
-@pytest.mark.exhaustive
-def test_wrong_defaults_are_seen():
-    """Each mistake gives other hypotheses than those of transformers."""
-    speaker, values = defaults_of("bart")
-    values = values | {"length_penalty": 2.0}
-    theirs = found_by_transformers(speaker, values)
-    assert compare(speaker, values, theirs)[0] == 0
-    mistakes = {
-        "min_length as min_new_tokens": {"min_new_tokens": values["min_length"]},
-        "keys of config.json read beside": {"encoder_no_repeat_ngram_size": 1},
-        "the start token of another family": {"decoder_start_token_id": speaker.config.pad_id},
-    }
-    for name, mistake in mistakes.items():
-        different, _ = compare(speaker, values | mistake, theirs)
-        print(f"\n{name}: {different} of {theirs[1].size} hypotheses differ", end="")
-        assert different > 0, name
-
-
-@pytest.mark.exhaustive
-def test_scored_forced_tokens_are_seen(fresh_caches, monkeypatch):
-    speaker, values = defaults_of("bart")
-    values = values | {"length_penalty": 2.0}
-    theirs = found_by_transformers(speaker, values)
-    monkeypatch.setattr(processors, "force", force_and_score)
-    different, apart = compare(speaker, values, theirs)
-    print(f"\nforced tokens scored: {different} differ, scores by {apart:.1e}")
-    assert different > 0

@@ -167,17 +167,3 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
     config, params, src = random_model("shared_heads")
     cut, whole = (quick_generate(params, config, src, max_new_tokens=most) for most in (3, 15))
     np.testing.assert_array_equal(cut.tokens, whole.tokens[..., :3])
-
-
-def test_ids_of_any_integer_type_are_the_same_ids():
-    config, params, src = random_model("vaswani2017")
-    found = quick_generate(params, config, src.astype(np.uint8), max_new_tokens=15)
-    assert found.tokens.dtype == np.int32
-    assert_equal(found, quick_generate(params, config, src, max_new_tokens=15))
-
-
-def test_bfloat16_weights_generate():
-    config, params, src = random_model("vaswani2017")
-    params = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.bfloat16), params)
-    found = quick_generate(params, config, src, max_new_tokens=4, beam_size=2)
-    assert np.isfinite(found.scores).all()

@@ -10,26 +10,17 @@ from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled import parse, report, scheduled
 from jax_transformer import generate
-from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
+from tests.models import one_layer
 
 pytestmark = pytest.mark.exhaustive
 
 pytest.importorskip("libtpu")
 
 ROWS, SOURCE, TARGET, VOCAB = 16, 40, 48, 1152
-CONFIG = TransformerConfig.preset(
-    "vaswani2017",
-    d_model=128,
-    num_heads=2,
-    d_ff=384,
-    src_vocab_size=VOCAB,
-    tgt_vocab_size=VOCAB,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-)
+CONFIG = one_layer("vaswani2017", vocab_size=VOCAB, d_model=128, num_heads=2, d_ff=384)
 SEARCHES = {
     "greedy": {},
     "beam": {"beam_size": 4, "num_hypotheses": 4, "length_penalty": 0.6},

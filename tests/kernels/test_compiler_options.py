@@ -5,25 +5,17 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import compiled
-from jax_transformer import TransformerConfig
 from jax_transformer.kernels.compiler_options import REDUCED_TOGETHER, TPU_OPTIONS, compiler_options
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
+from tests.models import one_layer
 
 WIDTH = 256  # the kernels of attention, in bfloat16, are the smallest that are reduced alone
-CONFIG = TransformerConfig.preset(
-    "vaswani2017",
-    src_vocab_size=512,
-    tgt_vocab_size=512,
-    d_model=WIDTH,
-    num_heads=2,
-    d_ff=2 * WIDTH,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout=0.0,
+CONFIG = one_layer(
+    "vaswani2017", vocab_size=512, d_model=WIDTH, num_heads=2, d_ff=2 * WIDTH, dropout=0.0
 )
 SETTINGS = TrainingConfig(compute_dtype="bfloat16")
 

@@ -3,9 +3,6 @@
 What `generate` refuses of its options is in `decoding/test_options.py`.
 """
 
-import dataclasses
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,11 +25,10 @@ from jax_transformer.decoding import score
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
-from jax_transformer.model.checks import check_ids
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import evaluation_step, init_state, train_step
+from jax_transformer.training.step import init_state, train_step
 from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
@@ -88,35 +84,6 @@ def test_ids_of_a_large_vocabulary_are_not_wrapped():
     batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
     assert batch.src[0].tolist() == ids.tolist()
     assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]
-
-
-def test_checking_costs_less_than_a_hundredth_of_a_step():
-    # A step costs far more than this: the forward pass alone, of a model of one small layer.
-    config = dataclasses.replace(
-        CONFIG, d_model=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1
-    )
-    params = random_params(config)
-    ids = np.random.default_rng(0).integers(3, 41, (128, 29)).astype(np.int32)
-    batch, settings = Batch(ids, ids, ids), TrainingConfig()
-
-    def check():
-        for array in batch[:3]:
-            check_ids("ids", array, 41)
-
-    def step():
-        jax.block_until_ready(evaluation_step(params, batch, config, settings))
-
-    def fastest(function):
-        times = []
-        for _ in range(10):
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    share = fastest(check) / fastest(step)
-    print(f"\nchecking {3 * ids.size:,} ids takes {share:.3%} of a forward pass")
-    assert share < 0.01
 
 
 SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)

@@ -14,10 +14,8 @@ from hypothesis.extra.numpy import arrays
 import torch_reference
 from jax_transformer import apply, convert, decode
 from jax_transformer.model import functional
-from jax_transformer.model.layers import MultiHeadAttention
-from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, random_params, small_config
+from tests.models import random_params, small_config
 from tests.parity.ladder import error
-from tests.parity.test_blocks import MASK_KINDS, make_mask
 from tests.tiers import DISTINCT_PRESETS, QUICK_PRESETS, tiered
 
 WITH_IDS = [name for name in DISTINCT_PRESETS if small_config(name).token_embeddings != "none"]
@@ -257,37 +255,6 @@ def test_any_mask_is_finite_and_hides_what_nobody_attends_to(compared, dtype, ma
     assert not np.asarray(query_gradient)[idle].any()
     assert not np.asarray(key_gradient)[hidden[..., 0]].any()
     assert not np.asarray(value_gradient)[hidden[..., 0]].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [*MASK_KINDS, "nothing"])
-def test_every_kind_of_mask_is_finite_and_an_idle_query_gives_the_output_bias(kind, dtype):
-    config, random = make_config("torch_nn"), np.random.default_rng(0)
-    layer, params = MultiHeadAttention(config), parameters(config, dtype)
-    params = params["decoder"]["layers_0"]["cross_attention"]
-    query = random.normal(size=(BATCH, TARGET_LENGTH, config.d_model))
-    memory = random.normal(size=(BATCH, SOURCE_LENGTH, config.d_model))
-    shape = (BATCH, config.num_heads, TARGET_LENGTH, SOURCE_LENGTH)
-    mask = np.zeros((1, 1, 1, 1), bool)
-    if kind != "nothing":
-        mask = make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, config.num_heads)
-
-    @jax.jit
-    def run(params, query, memory, mask):
-        def objective(params, query, memory):
-            outputs = layer.apply({"params": params}, query, memory, memory, mask)
-            return jnp.sum(jnp.sin(outputs)), outputs
-
-        return jax.grad(objective, argnums=(0, 1, 2), has_aux=True)(params, query, memory)
-
-    gradients, outputs = run(params, *cast(dtype, query, memory), mask)
-    assert outputs.dtype == dtype
-    assert_same_and_finite((gradients, outputs), (gradients, outputs))
-    seen = np.broadcast_to(True if mask is None else mask, shape)
-    idle = ~seen.any(axis=(1, 3))
-    assert idle.any() == (kind in ("empty row", "nothing"))
-    wanted = np.broadcast_to(params["output"]["bias"], outputs.shape)
-    assert np.array_equal(np.asarray(outputs)[idle], wanted[idle])
 
 
 # Other batches of the same sentences

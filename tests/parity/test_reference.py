@@ -9,7 +9,7 @@ from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
 from tests.parity.ladder import bound, error
 from tests.parity.test_blocks import make_mask, to_torch
 from torch_reference import functional
-from torch_reference.layers import DecoderLayer, EncoderLayer, MultiHeadAttention, Norm
+from torch_reference.layers import MultiHeadAttention, Norm
 from torch_reference.model import Transformer
 
 
@@ -78,16 +78,6 @@ def test_attention_is_torchs(torch_dtype, kind):
     assert_identical(ours(query, key, value, mask), expected)
 
 
-@pytest.mark.parametrize("kind", ["none", "padding", "causal", "per head", "empty row"])
-def test_dot_product_attention_is_torchs(torch_dtype, kind):
-    query = tensor(BATCH, 3, TARGET_LENGTH, 7, seed=1).to(torch_dtype)
-    key, value = tensor(2, BATCH, 3, SOURCE_LENGTH, 7, seed=2).to(torch_dtype)
-    mask = to_torch(make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, 3))
-    expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    actual = functional.dot_product_attention(query, key, value, mask)
-    assert_identical(actual, expected)
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_norm_is_torchs(torch_dtype, scale):
     config = small_config("torch_nn")
@@ -118,30 +108,6 @@ def torch_options(config):
         "batch_first": True,
         "norm_first": config.norm_placement == "pre",
     }
-
-
-def test_encoder_layer_is_torchs(torch_dtype, config):
-    sizes = (config.d_model, config.num_heads)
-    theirs = randomize(nn.TransformerEncoderLayer(*sizes, **torch_options(config))).to(torch_dtype)
-    ours = EncoderLayer(config).to(torch_dtype)
-    copy_layer(theirs, ours)
-    x = tensor(BATCH, SOURCE_LENGTH, config.d_model).to(torch_dtype)
-    mask = to_torch(make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, config.num_heads))
-    expected = theirs(x, src_key_padding_mask=~mask[:, 0, 0])
-    assert_identical(ours(x, mask), expected)
-
-
-def test_decoder_layer_is_torchs(torch_dtype, config):
-    sizes = (config.d_model, config.num_heads)
-    theirs = randomize(nn.TransformerDecoderLayer(*sizes, **torch_options(config))).to(torch_dtype)
-    ours = DecoderLayer(config).to(torch_dtype)
-    copy_layer(theirs, ours)
-    x = tensor(BATCH, TARGET_LENGTH, config.d_model, seed=1).to(torch_dtype)
-    memory = tensor(BATCH, SOURCE_LENGTH, config.d_model, seed=2).to(torch_dtype)
-    causal = to_torch(make_mask("causal", TARGET_LENGTH, TARGET_LENGTH, config.num_heads))
-    padding = to_torch(make_mask("padding", TARGET_LENGTH, SOURCE_LENGTH, config.num_heads))
-    expected = theirs(x, memory, tgt_mask=~causal[0, 0], memory_key_padding_mask=~padding[:, 0, 0])
-    assert_identical(ours(x, memory, causal, padding), expected)
 
 
 def test_whole_model_is_torchs(torch_dtype, config):

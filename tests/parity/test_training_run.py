@@ -4,24 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
+from tests.models import one_layer
 from tests.parity.training_run import run
 
 
 @pytest.mark.exhaustive
 def test_loss_at_every_step_and_translations_at_the_end(x64):
-    config = TransformerConfig.preset(
-        "vaswani2017",
-        src_vocab_size=60,
-        tgt_vocab_size=60,
-        d_model=32,
-        num_heads=2,
-        d_ff=64,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_length=64,
-        dropout=0.0,
+    config = one_layer(
+        "vaswani2017", vocab_size=60, d_model=32, num_heads=2, d_ff=64, max_length=64, dropout=0.0
     )
     settings = TrainingConfig(
         steps=300, warmup_steps=60, learning_rate_factor=0.25, max_tokens=400, bucket_count=1

@@ -19,7 +19,7 @@ from jax_transformer.training.optimizer import adam
 from tests.models import random_params, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, error
-from tests.parity.precision import MANTISSA_BITS, with_rounded_products
+from tests.parity.precision import with_rounded_products
 from torch_reference.layers import MultiHeadAttention as TorchAttention
 
 
@@ -30,16 +30,15 @@ def pair():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("precision", MANTISSA_BITS)
-def test_products_of_rounded_inputs(pair, precision):
+def test_products_of_rounded_inputs(pair):
     (batch,) = measure.random_batches(pair.config, 1)
 
     def rounding(function):
-        return jax.jit(with_rounded_products(function, precision))
+        return jax.jit(with_rounded_products(function, "tensorfloat32"))  # the finest of devices
 
     _, exact = measure.worst(measure.forward(pair, batch))
     _, rounded = measure.worst(measure.forward(pair, batch, rounding))
-    print(f"{precision}: logits {rounded:.1e} instead of {exact:.1e}")
+    print(f"logits {rounded:.1e} instead of {exact:.1e}")
     assert exact <= bound("logits", "float32") < rounded / 100
     exact, rounded = (measure.gradients(pair, batch, one) for one in (jax.jit, rounding))
     for objective in exact:

@@ -7,13 +7,13 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.kill_resume import named_arrays
-from jax_transformer import TransformerConfig
 from jax_transformer.convert.origin import Origin
 from jax_transformer.runs.checkpoints import RunCheckpoints
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, init_state
+from tests.models import one_layer
 
 GENERATION = {"beam_size": 4, "length_penalty": 1.0, "banned_tokens": (3,)}
 ORIGIN = Origin("toy", {"width": 4, "tied": True}, {"README.md": b"# toy\n", "x.txt": bytes([255])})
@@ -22,16 +22,8 @@ WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 def make_settings(ema_decay=0.9, d_ff=3):
     tokenizer = train_byte_pair(WORDS, vocab_size=8)
-    config = TransformerConfig.preset(
-        "vaswani2017",
-        src_vocab_size=8,
-        tgt_vocab_size=8,
-        d_model=4,
-        num_heads=2,
-        d_ff=d_ff,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_length=16,
+    config = one_layer(
+        "vaswani2017", vocab_size=8, d_model=4, num_heads=2, d_ff=d_ff, max_length=16
     )
     training_config = TrainingConfig(steps=40, ema_decay=ema_decay)
     arguments = {"source": None, "vocab_size": 8}

@@ -200,16 +200,3 @@ def test_no_flipped_bit_of_an_entry_of_the_store_is_read(tmp_path):
         # A bit may also change the case of a digit of an escape, which has the same value.
         with contextlib.suppress(InputError):
             assert read_entry(path, list) == content
-
-
-def test_a_digit_of_a_held_out_number_is_not_read_as_another(settings):
-    files = Files(settings.files.source, settings.files.target)
-    settings = settings._replace(files=files, valid_pairs=20)
-    encode(settings)
-    (entry,) = (settings.store / "held_out").glob("*.json")
-    content = entry.read_bytes()
-    places = [place for place, byte in enumerate(content) if chr(byte).isdigit()]
-    for place in places[:: len(places) // 20]:
-        entry.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(InputError, match="delete it"):
-            encode(settings)

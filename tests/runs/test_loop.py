@@ -233,16 +233,3 @@ def test_a_clock_that_jumps_gives_finite_numbers(monkeypatch, jump):
     assert re.search(r"trained for [\d.]+ minutes", line)
     assert ("left" in line) == (jump != 0)  # no line waits for the clock to come back
     assert "-1 day" not in line
-
-
-@pytest.mark.exhaustive
-def test_a_clock_that_goes_backwards_changes_nothing(train, monkeypatch):
-    expected = train(SETTINGS, console())
-    now = itertools.count(2_000_000_000, -1000)
-    for clock in ("time", "monotonic"):
-        monkeypatch.setattr(progress.time, clock, lambda: float(next(now)))
-    lines = console()
-    found = train(SETTINGS, lines)
-    assert (found.step, found.score) == (expected.step, expected.score)
-    assert next(now) < 2_000_000_000
-    assert "trained for 0.0 minutes" in lines.file.getvalue()

@@ -181,21 +181,6 @@ def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):
             read_nonfinite(tmp_path)
 
 
-@pytest.mark.exhaustive
-def test_the_learning_rate_goes_on_where_the_warm_up_ends(unbroken, tmp_path):
-    edge = tiny_task(Task(STEPS))[0].training_config.warmup_steps
-    train_or_resume(tmp_path, Task(edge))
-    assert newest(tmp_path).progress.step == edge
-    train_or_resume(tmp_path, Task(STEPS))
-    rates = [
-        {report["step"]: report["learning_rate"] for report in losses(run) if "loss" in report}
-        for run in (unbroken, tmp_path)
-    ]
-    assert rates[0] == rates[1]
-    assert max(rates[0].values()) == rates[0][edge]
-    assert losses(tmp_path) == losses(unbroken)
-
-
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(400))
     config = dataclasses.replace(settings.training_config, patience=3)

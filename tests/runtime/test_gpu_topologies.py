@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import compiled
-from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import topologies
 from jax_transformer.runtime.devices import DEVICES
@@ -23,22 +22,13 @@ from jax_transformer.runtime.topologies import (
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
+from tests.models import one_layer
 
 pytestmark = pytest.mark.exhaustive
 
 
 ATTENTIONS = 3  # of an encoder layer and a decoder layer
-CONFIG = TransformerConfig.preset(
-    "vaswani2017",
-    src_vocab_size=256,
-    tgt_vocab_size=256,
-    d_model=64,
-    num_heads=1,
-    d_ff=128,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    dropout=0.0,
-)
+CONFIG = one_layer("vaswani2017", vocab_size=256, d_model=64, num_heads=1, d_ff=128, dropout=0.0)
 SETTINGS = TrainingConfig(compute_dtype="bfloat16")
 
 

@@ -96,24 +96,19 @@ def test_a_file_of_the_user_with_the_name_of_an_unfinished_output_is_kept(path, 
     "make", [Path.mkdir, os.mkfifo, Path.touch, lambda path: path.symlink_to("a")]
 )
 def test_what_has_the_name_of_a_state_and_is_none_is_kept(path, make, options):
-    state = Path(f"{path}.part.json")
+    """And a file of the user beside it; an empty file alone would be a state."""
+    part, state = Path(f"{path}.part"), Path(f"{path}.part.json")
     make(state)
-    for names in ([state.name], [path.name, state.name]):
+    for user_file in (None, path) if make is Path.touch else (None, path, part):
+        if user_file is not None:
+            user_file.write_text("of the user\n")
+        names = sorted(os.listdir(path.parent))
         with pytest.raises(InputError, match=r"output\.part\.json: is in the way"):
             write(path, **options)
         assert sorted(os.listdir(path.parent)) == names
-        path.write_text("finished\n")
-
-
-@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("a")])
-def test_a_file_of_the_user_beside_what_is_no_state_is_kept(path, make, options):
-    part = Path(f"{path}.part")
-    part.write_text("of the user\n")
-    make(Path(f"{path}.part.json"))
-    with pytest.raises(InputError, match=r"output\.part\.json: is in the way"):
-        write(path, **options)
-    assert part.read_text() == "of the user\n"
+        if user_file is not None:
+            assert user_file.read_text() == "of the user\n"
+            user_file.unlink()
 
 
 @pytest.mark.parametrize("name", ["output", "output.part", "output.part.json", "link"])

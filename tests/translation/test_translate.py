@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.decoding import Hypotheses, generate, generation, score
+from jax_transformer.decoding import Hypotheses, generate, score
 from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
@@ -230,19 +230,6 @@ def test_a_blank_line_has_blank_translations(model, found):
     assert [[one.text for one in best] for best in translate(model, [" "])] == [[""]]
 
 
-@pytest.mark.usefixtures("fresh_caches")
-@pytest.mark.exhaustive
-def test_each_bucket_is_compiled_once(model):
-    options = {"max_tokens": 32, "max_new_tokens": 3}
-    before = generation._search._cache_size()
-    translate(model, LINES * 4, **options)  # batches of (2, 16) and (4, 8)
-    assert generation._search._cache_size() - before == 2
-    translate(model, LINES[::-1] * 4, **options)
-    assert generation._search._cache_size() - before == 2
-    translate(model, LINES, max_new_tokens=3)  # one batch has room for all
-    assert generation._search._cache_size() - before == 3
-
-
 def test_the_longest_translation_can_be_set(model):
     for (one,) in translate(model, TEXTS, max_new_tokens=3):
         assert len(one.tokens) == 3
@@ -298,22 +285,6 @@ def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
         counts = {38: defaults["num_hypotheses"], 26: defaults["beam_size"]}
         assert all(count == counts[limit] for limit, count in calls)
         assert found[0] != found[1]
-
-
-def test_other_options_of_generate_can_be_defaults(model, monkeypatch):
-    taken = {}
-
-    def record(params, config, src, **options):
-        taken.update(options)
-        raise InputError("enough")
-
-    monkeypatch.setattr(translation, "generate", record)
-    defaults = {"length_normalization": "power", "banned_tokens": (0,)}
-    with pytest.raises(InputError, match="enough"):
-        translate(model._replace(generation=defaults), ["b"])
-    assert taken["length_normalization"] == "power"
-    assert taken["banned_tokens"] == (0,)
-    assert taken["beam_size"] == 1
 
 
 def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
