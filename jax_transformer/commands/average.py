@@ -36,7 +36,8 @@ def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool
 def average_run(
     directory: Path, last: int | None = None
 ) -> tuple[RunSettings, dict[str, Any], tuple[int, ...]]:
-    """Return settings, mean of the evaluated parameters and steps of a run, or of its run/."""
+    """Return a run's settings, the mean of its evaluated parameters, and their steps."""
+    # The folder of the checkpoints is as good as the output of the run.
     checkpoints = directory / CHECKPOINTS if steps_in(directory / CHECKPOINTS) else directory
     steps = steps_in(checkpoints)
     if not steps:

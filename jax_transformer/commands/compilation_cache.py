@@ -14,7 +14,7 @@ from jax_transformer.storage.user_cache import user_cache
 
 
 def keep_compilations() -> None:
-    """Keep what XLA compiles in the user's cache folder, or in JAX's; a line says where not."""
+    """Keep what XLA compiles in the user's cache folder or JAX's; a line on stderr says if not."""
     fault = None
     if jax.config.jax_compilation_cache_dir is None:
         folder = user_cache()

@@ -121,10 +121,10 @@ def read_source(
     """Return the model in a weight file or folder; arguments as for `convert`."""
     options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
     if is_checkpoint(source, layout, config_file):
-        program, trained = read_trainer(source, layout, num_heads=num_heads)
-        config = program.config(trained)
-        tokenizer = program.tokenizer(trained, config)
-        params, report = to_params(trained.tensors, config, program.layout, **options)
+        program, model = read_trainer(source, layout, num_heads=num_heads)
+        config = program.config(model)
+        tokenizer = program.tokenizer(model, config)
+        params, report = to_params(model.tensors, config, program.layout, **options)
         return SourceModel(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")

@@ -121,7 +121,7 @@ def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Cons
     check_values(arguments, start)
     mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
 
-    expected = resumed.settings.data_sha256 if resumed else None
+    expected = resumed.settings.text_sha256 if resumed else None
     settings, corpora = prepare(arguments, start, console, expected)
     distributed.check_agreement(facts(settings, start, mesh))
     if unnamed := arguments.output is None:
@@ -246,7 +246,7 @@ def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
     """Return the facts that all processes of a run must have in common, by name."""
     shared = {"library": distributed.library_digest(), "jax": jax.__version__}
     shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
-    shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.data_sha256}
+    shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.text_sha256}
     shared |= {"mesh": describe(mesh)}
     if start.params is not None:
         initial = TrainedModel(start.config, start.params, start.tokenizer, start.generation)

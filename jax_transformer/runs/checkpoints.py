@@ -43,7 +43,7 @@ from jax_transformer.storage.digests import json_digest
 from jax_transformer.storage.writing import lock
 from jax_transformer.training.step import state_shapes, state_shardings
 
-FORMAT = 6  # of what a step's folder holds
+FORMAT = 7  # of what a step's folder holds
 RUN, START = "run.json", "start"
 DAMAGED = "damaged"  # folder that unreadable steps are moved to
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a folder that is not whole
@@ -61,7 +61,7 @@ class Saved(NamedTuple):
     progress: RunProgress
 
     def read(self, mesh: Mesh | None = None) -> RunCheckpoint:
-        """Return the checkpoint, of each array the parts on a mesh; None: whole, on the host."""
+        """Return the checkpoint: its arrays on a mesh, or without one whole and on the host."""
         shapes = _shapes(self.settings, self.progress)
         targets = named_leaves(shapes)
         if mesh is None:

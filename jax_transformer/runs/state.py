@@ -33,7 +33,7 @@ class RunSettings(NamedTuple):
     config: TransformerConfig
     training_config: TrainingConfig
     tokenizer: Tokenizer
-    data_sha256: str  # of the text, of what is kept of it, and of the tokenizer
+    text_sha256: str  # of the text, of what is kept of it, and of the tokenizer
     arguments: dict[str, Any]  # what else the program needs to start again, as JSON
     generation: Mapping[str, Any] | None = None  # defaults of the model that the run starts from
     origin: Origin | None = None  # the Hugging Face folder of that model
@@ -114,7 +114,7 @@ def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
             if name not in may_change:
                 check_equal(name, old[name], new[name])
     check_equal("tokenizer's sha256", saved.tokenizer.digest(), named.tokenizer.digest())
-    check_equal("text's sha256", saved.data_sha256, named.data_sha256)
+    check_equal("text's sha256", saved.text_sha256, named.text_sha256)
 
 
 def check_equal(name: str, saved: Any, named: Any) -> None:
@@ -130,7 +130,7 @@ def settings_to_json(settings: RunSettings) -> dict[str, Any]:
         "training_config": dataclasses.asdict(settings.training_config),
         "tokenizer": describe(settings.tokenizer),
         "tokenizer_sha256": settings.tokenizer.digest(),
-        "data_sha256": settings.data_sha256,
+        "text_sha256": settings.text_sha256,
         "arguments": settings.arguments,
         "generation": None if settings.generation is None else dict(settings.generation),
         "origin_sha256": None if settings.origin is None else _digest(settings.origin),
@@ -160,7 +160,7 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
         TransformerConfig.from_dict(read["config"]),
         TrainingConfig(**checked_fields(TrainingConfig, read["training_config"])),
         tokenizer,
-        read["data_sha256"],
+        read["text_sha256"],
         read["arguments"],
         with_tuples(read["generation"]),
         origin,

@@ -170,7 +170,7 @@ def test_another_model_vocabulary_or_text_is_refused(settings):
         "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
         "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},
         "tokenizer's sha256=": {"tokenizer": other_tokenizer},
-        "text's sha256=": {"data_sha256": "1" * 64},
+        "text's sha256=": {"text_sha256": "1" * 64},
     }
     for message, change in changes.items():
         with pytest.raises(InputError) as refused:
@@ -224,7 +224,7 @@ def other_runs(settings):
     return {
         "num_heads=": settings._replace(config=dataclasses.replace(config, num_heads=1)),
         "seed=": settings._replace(training_config=dataclasses.replace(training_config, seed=1)),
-        "text's sha256=": settings._replace(data_sha256="1" * 64),
+        "text's sha256=": settings._replace(text_sha256="1" * 64),
     }
 
 
