@@ -132,10 +132,7 @@ def test_a_config_that_torch_has_no_module_for_is_refused():
 def test_each_final_norm_may_be_absent(encoder, decoder):
     config = small_config("torch_nn", final_norm=encoder, decoder_final_norm=decoder)
     module = randomized(convert.torch_nn_module(config))
-    assert [stack.norm is not None for stack in (module.encoder, module.decoder)] == [
-        encoder,
-        decoder,
-    ]
+    assert (module.encoder.norm is not None, module.decoder.norm is not None) == (encoder, decoder)
     read = convert.torch_nn_config(module)
     assert (read.decoder_final_norm is None) == (encoder == decoder)
     check_config(config, read.explicit() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
