@@ -28,10 +28,7 @@ ORDERS = [order for order in itertools.permutations(range(3)) if order != (0, 1,
 
 @pytest.fixture(scope="module")
 def probe():
-    """Return a torch module's config, its state_dict and a probe of another state_dict.
-
-    The probe is the distance between the module's output and that of our model.
-    """
+    """Return a torch module's config, its state_dict, and how far off another state_dict is."""
     config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
     module = randomized(convert.torch_nn_module(config))
     src, tgt = random_tokens(config)
