@@ -296,6 +296,8 @@ def test_a_prefix_of_some_names_is_suggested_with_their_number():
     count = sum("embedding" not in name for name in state_dict)
     report = refused(wrapped, config)
     assert report.hint.startswith(f"{count} of {len(wrapped)} names begin with 'body.': pass strip")
+    few = {"body.encoder.norm.bias": state_dict["encoder.norm.bias"]}  # the prefix explains little
+    assert refused(few, config).hint == ""
 
 
 @pytest.mark.exhaustive
