@@ -158,5 +158,5 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
         return LAYOUTS[layout]
     if layout in FAMILIES:
         return FAMILIES[layout].layout
-    known = ", ".join(layouts())
-    raise InputError(f"layout={shorten(layout)} is unknown; choose one of {known}, or a .toml file")
+    names = ", ".join(layouts())
+    raise InputError(f"layout={shorten(layout)} is unknown; choose one of {names}, or a .toml file")

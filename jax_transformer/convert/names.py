@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,8 +12,6 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import MOST_LINES, Report, group_layers, nearest
 from jax_transformer.convert.table import Buffer, Layout, Pair, name_pattern
 from jax_transformer.model.parameters import LAYER, find_parameter, lacking, parameter_shapes
-
-NUMBER = re.compile(r"[0-9]+")
 
 
 def compare_names(
@@ -42,34 +39,22 @@ def compare_names(
 
 def _prefix_hint(named: Collection[str], unexpected: Sequence[str], missing: Sequence[str]) -> str:
     """Return the remedy where a prefix keeps at least half of the missing names from matching."""
-    prefix, count = _common_prefix(unexpected, {*missing})
-    if prefix and 2 * count >= len(missing):
-        begin = sum(name.startswith(prefix) for name in named)
-        every = (
-            "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
-        )
-        return (
-            f"{every} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
-            f"--strip-prefixes {prefix}"
-        )
-    # A part of a module is often saved alone, and its layout is that of the whole.
-    prefix, count = _common_prefix(missing, {*unexpected})
-    if prefix and 2 * count >= len(missing):
-        return (
-            f"names of the layout begin with {prefix!r}, which the given names lack: pass "
-            f"{{{prefix!r} + name: tensor for name, tensor in state_dict.items()}}, or use a "
-            "layout without it"
-        )
-    return ""
-
-
-def _common_prefix(names: Iterable[str], others: Collection[str]) -> tuple[str, int]:
-    """Return the prefix without which most of the names are among the others, and how many are."""
-    prefixes: Counter[str] = Counter()
-    for name in names:
-        ends = (index + 1 for index, character in enumerate(name) if character == ".")
-        prefixes.update(name[:end] for end in ends if name[end:] in others)
-    return prefixes.most_common(1)[0] if prefixes else ("", 0)
+    absent = {*missing}
+    prefixes = Counter(
+        name[:end]
+        for name in unexpected
+        for end, character in enumerate(name, 1)
+        if character == "." and name[end:] in absent
+    )
+    prefix, count = prefixes.most_common(1)[0] if prefixes else ("", 0)
+    if not prefix or 2 * count < len(missing):
+        return ""
+    begin = sum(name.startswith(prefix) for name in named)
+    names = "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
+    return (
+        f"{names} with {prefix!r}: pass strip_prefixes=({prefix!r},), on the command line "
+        f"--strip-prefixes {prefix}"
+    )
 
 
 def add_names(
@@ -81,16 +66,10 @@ def add_names(
 ) -> None:
     """Add an entry for each name, with a hint at the first of each group that a message shows."""
     candidates = list(others)
-    alike: dict[tuple[str, ...], list[str]] = {}  # by their numbers: the layer comes first
-    for candidate in candidates:
-        alike.setdefault(tuple(NUMBER.findall(candidate)), []).append(candidate)
     first_names = (group[0] for group in group_layers(names).values())
     hinted = set(itertools.islice(first_names, MOST_LINES))
     for name in names:
-        hint = ""
-        if name in hinted:
-            same_layer = alike.get(tuple(NUMBER.findall(name)), [])
-            hint = explain(name) or nearest(name, same_layer) or nearest(name, candidates)
+        hint = explain(name) or nearest(name, candidates) if name in hinted else ""
         report.add(kind, name, hint)
 
 

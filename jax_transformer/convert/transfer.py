@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, no_type_check
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.names import NUMBER, add_names, compare_names
+from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Pair, Tree, expand, flatten, nest
 from jax_transformer.errors import InputError, shorten
@@ -24,6 +25,7 @@ from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, p
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
+NUMBER = re.compile(r"[0-9]+")
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.

@@ -82,7 +82,7 @@ def read_entry(path: Path, declared: Any, remedy: str = "delete it") -> Any:
     raise InputError(f"{path}: {damaged} (it differs from its checksum)")
 
 
-def kept(entry: Path, declared: Any, console: Console, make: Callable[[], Any]) -> Any:
+def read_or_make(entry: Path, declared: Any, console: Console, make: Callable[[], Any]) -> Any:
     """Return an entry as a type; make it, if it is not there."""
     with locked(entry.parent, console):
         if not entry.exists():
@@ -155,7 +155,7 @@ def held_out(
         return [list(lines), *zip(*lines.values(), strict=True)]
 
     declared = tuple[list[int], tuple[str, ...], tuple[str, ...]]
-    numbers, *sides = kept(entry, declared, console, choose)
+    numbers, *sides = read_or_make(entry, declared, console, choose)
     return np.array(numbers, np.int64), Text(*sides)
 
 
@@ -241,7 +241,7 @@ def trained_tokenizer(
             )
         return to_text(tokenizer)
 
-    return from_text(kept(entry, str, console, train), str(entry))
+    return from_text(read_or_make(entry, str, console, train), str(entry))
 
 
 def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:

@@ -23,12 +23,10 @@ def test_a_config_that_claims_more_than_there_is_is_refused_at_once(layout):
         (convert.to_params, tensors, "tensors", table),
         (convert.to_tensors, params, "parameters", r"postitons' of max_length=2147483647 would"),
     )
-    for turn, given, what, of_table in directions:
+    for turn, arrays, what, of_table in directions:
+        layers = rf"ayers=10000 .*the {what} hold at most [234] layers of"
         claims = {
-            "num_encoder_layers": (
-                10_000,
-                rf"ayers=10000 .*the {what} hold at most [234] layers of",
-            ),
+            "num_encoder_layers": (10_000, layers),
             "num_decoder_layers": (3, r"missing .*decoder.layers.2|at most 2 layers"),
             "d_model": (3 * 10**8, r"wrong shape .* expected \[300000000, 300000000\]"),
             "d_ff": (LARGEST, r"wrong shape .*2147483647\]"),
@@ -39,7 +37,7 @@ def test_a_config_that_claims_more_than_there_is_is_refused_at_once(layout):
             claimed = dataclasses.replace(config, **{field: claim})
             start = time.process_time()
             with pytest.raises(InputError, match=message):
-                turn(given, claimed, rows)
+                turn(arrays, claimed, rows)
             assert time.process_time() - start < 2
     # A prefix does not hide the layers.
     wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
@@ -68,8 +66,8 @@ def test_more_zeros_than_there_are_numbers_are_refused():
     rows = [dataclasses.replace(row, zeros=True) for row in LAYOUT.rows]
     layout = dataclasses.replace(LAYOUT, rows=tuple(rows))
     name = "encoder.layers.0.feed_forward.inner.weight"
-    kept = {other: tensor for other, tensor in tensors.items() if other != name}
-    params, report = convert.to_params(kept, config, layout)
+    others = {other: tensor for other, tensor in tensors.items() if other != name}
+    params, report = convert.to_params(others, config, layout)
     assert report.names("zeros") == [name]
     assert not params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"].any()
     bias = "encoder.layers.0.feed_forward.outer.bias"

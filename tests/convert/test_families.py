@@ -92,7 +92,6 @@ def layer(config, params, shared_bias, x, mask):
 
 @functools.partial(jax.jit, static_argnums=0)
 def both(config, params, src, tgt):
-    """Return memory and logits."""
     memory = encode(params, config, src)
     return memory, decode(params, config, tgt, memory, src_mask=source_mask(src, config))
 

@@ -62,8 +62,6 @@ def home(request, tmp_path_factory):
 
 @pytest.fixture
 def convert(capsys):
-    """Run the command; return what it printed."""
-
     def convert(*arguments):
         cli.run_command("convert", *map(str, arguments))
         return capsys.readouterr().out
@@ -83,7 +81,6 @@ def contents(folder):
 
 
 def assert_home_again(folder, home):
-    """Assert that a folder is byte for byte the one that a model came from."""
     whole = {name: c for name, c in contents(home).items() if name not in LEFT}
     found = contents(folder)
     assert found.keys() == whole.keys()

@@ -8,11 +8,10 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.convert import ConversionError, Layout, Row
-from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.names import why_unexpected
 from jax_transformer.convert.report import Report, group_layers
 from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
-from tests.convert.tools import assert_same_params, reference_case, refused
+from tests.convert.tools import refused
 from tests.models import random_params, small_config
 
 
@@ -53,50 +52,19 @@ def test_the_number_of_the_layer_may_be_any_number_of_a_name():
     assert list(groups)[:2] == [("model.0.enc.", ".ff.0.w"), ("model.0.enc.", ".ff.3.w")]
 
 
-def test_a_prefix_that_the_given_names_lack_is_named():
-    config, params, state_dict = reference_case()
-    rows = tuple(Row(f"body.{row.foreign}", *row_rest(row)) for row in LAYOUT.rows)
-    layout = Layout("whole", rows)
-    hint = message_of(state_dict, config, layout)[1]
-    assert hint == (
-        "names of the layout begin with 'body.', which the given names lack: "
-        "pass {'body.' + name: tensor for name, tensor in state_dict.items()}, or use a layout "
-        "without it"
-    )
-    whole = {"body." + name: tensor for name, tensor in state_dict.items()}
-    assert_same_params(convert.from_torch(whole, config, layout), params)
-    inner = tuple(Row(f"a.{row.foreign}", *row_rest(row)) for row in rows)
-    assert "begin with 'a.body.'" in message_of(state_dict, config, Layout("nested", inner))[1]
-
-
-def row_rest(row):
-    return row.parameters, row.operation, row.zeros, row.when, row.stack
-
-
 def test_a_tensor_whose_parameter_the_config_lacks_names_the_field():
     """A row that matches nothing is not ignored where its tensor is there."""
     config = small_config("pre_norm")
     tensors = convert.to_torch(random_params(config), config)
-    for fields, expected in (
-        (
-            {"final_norm": False, "decoder_final_norm": True},
-            "unexpected encoder.norm.bias is encoder/norm/bias, which the config lacks; "
-            "final_norm=True has it",
-        ),
-        (
-            {"num_encoder_layers": 1},
-            "unexpected encoder.layers.1.feed_forward.inner.bias is "
-            "encoder/layers_1/feed_forward/inner/bias, which the config lacks, with "
-            "num_encoder_layers=1",
-        ),
-        (
-            {"qkv_bias": False},
-            "unexpected encoder.layers.{0..1}.self_attention.key.bias is "
-            "encoder/layers_{0..1}/self_attention/key/bias, which the config lacks; "
-            "qkv_bias=True has it",
-        ),
-    ):
-        assert expected in message_of(tensors, dataclasses.replace(config, **fields))
+    messages = {
+        "encoder.layers.1.feed_forward.inner.bias is encoder/layers_1/feed_forward/inner/bias, "
+        "which the config lacks, with num_encoder_layers=1": {"num_encoder_layers": 1},
+        "encoder.layers.{0..1}.self_attention.key.bias is encoder/layers_{0..1}/self_attention/"
+        "key/bias, which the config lacks; qkv_bias=True has it": {"qkv_bias": False},
+    }
+    for message, fields in messages.items():
+        lines = message_of(tensors, dataclasses.replace(config, **fields))
+        assert f"unexpected {message}" in lines
 
 
 ENCODER, DECODER = "encoder/layers_0", "decoder/layers_0"

@@ -21,7 +21,6 @@ def same_bits(one, other):
 
 
 def assert_same_tensors(one, other):
-    """Assert equal names and bits."""
     assert list(one) == list(other) or set(one) == set(other)
     for name in one:
         assert same_bits(one[name], other[name]), name
@@ -53,7 +52,6 @@ def reference_case():
 
 
 def refused(tensors, config, layout="reference", **options):
-    """Return the report of a refusal."""
     with pytest.raises(ConversionError) as caught:
         convert.from_torch(tensors, config, layout, **options)
     return caught.value.report

@@ -77,13 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def kill_everywhere(home: Path, name: str, exists: bool) -> int:
-    """Kill a writer before each change of the disk; return the number of kills.
-
-    Args:
-        home: A folder to work in, which does not exist.
-        name: The writer.
-        exists: Whether there is an old version.
-    """
+    """Kill a writer before each change of the disk, with or without an old version; count kills."""
     writer, target, begin = WRITERS[name], home / f"model{name}", home.with_name("begin")
     home.mkdir()
     if exists:

@@ -15,7 +15,6 @@ def write(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of 40 pairs of the text."""
     monkeypatch.setattr(prepare, "BLOCK_PAIRS", 40)
     monkeypatch.setattr(store, "BLOCK_PAIRS", 40)
 

@@ -41,7 +41,6 @@ def small_windows(monkeypatch):
 
 
 def described(plan):
-    """Return what can be compared of a plan."""
     rows = [None if one.member_rows is None else one.member_rows.tolist() for one in plan]
     return [(*one[:2], one.members.tolist(), own) for one, own in zip(plan, rows, strict=True)]
 

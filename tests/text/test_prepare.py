@@ -152,7 +152,6 @@ corpus(folder / "store", write(folder, *lines(4_000)))
 
 
 def children(pid):
-    """Return the processes that a process has started."""
     tasks = Path(f"/proc/{pid}/task")
     found = [part for path in tasks.glob("*/children") for part in path.read_text().split()]
     return [int(number) for number in found]

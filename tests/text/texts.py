@@ -60,12 +60,10 @@ def corpus(store, text, **options):
 
 
 def contents(folder):
-    """Return the bytes of each file of a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def sides(corpus):
-    """Return the ids of the source and the target of each pair."""
     return corpus.read(np.arange(len(corpus))).sides()
 
 

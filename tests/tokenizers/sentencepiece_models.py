@@ -25,7 +25,6 @@ def text(seed, lines=300, alphabet=f"{LETTERS}äöüßéñ0123456789"):
 
 
 def train(lines, vocab_size, **options):
-    """Return a sentencepiece model as bytes."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -40,7 +39,6 @@ def train(lines, vocab_size, **options):
 
 
 def pieces(model):
-    """Return the pieces of a model in the order of their ids."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
 

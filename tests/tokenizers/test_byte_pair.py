@@ -19,7 +19,6 @@ WHITESPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
 
 def ids_of(tokenizer, line):
-    """Return the ids of a line without EOS."""
     return tokenizer.encode_source([line])[0][:-1]
 
 
@@ -55,9 +54,10 @@ def test_text_like_a_special_token_is_text(tmp_path, tokenizer, text):
         assert each.decode(ids) == text
 
 
-def test_a_word_is_the_same_token_before_a_stop_and_a_bracket(tokenizer):
+def test_a_word_is_the_same_token_before_a_stop_and_however_it_is_composed(tokenizer):
     assert ids_of(tokenizer, "das Haus.")[:-1] == ids_of(tokenizer, "das Haus")
     assert len(ids_of(tokenizer, "Haus")) == 1
+    assert ids_of(tokenizer, "Ma\u0308nner") == ids_of(tokenizer, "M\u00e4nner")
 
 
 def test_special_ids_are_pinned_and_left_out_of_text(tokenizer):

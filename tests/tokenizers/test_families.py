@@ -77,8 +77,6 @@ WITH_LANGUAGES = [name for name, (*_, codes) in FOLDERS.items() if codes]
 
 
 class Folder:
-    """A folder of a kind, and the tokenizer of transformers that reads it."""
-
     def __init__(self, kind, path):
         name, written, options, padding, start, self.model_class, self.codes = FOLDERS[kind]
         self.path, self.files = path, FAMILIES[name]
@@ -90,7 +88,6 @@ class Folder:
         )
 
     def read(self, languages=()):
-        """Return both tokenizers, set to languages."""
         own = self.files.read(self.path, self.config)
         if languages:
             self.theirs.src_lang, self.theirs.tgt_lang = languages

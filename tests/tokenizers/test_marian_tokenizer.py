@@ -49,7 +49,6 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def folder(shared, tmp_path):
-    """A copy of the folder, to damage."""
     return shutil.copytree(shared, tmp_path / "model")
 
 

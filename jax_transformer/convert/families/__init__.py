@@ -24,21 +24,14 @@ from jax_transformer.errors import InputError
 
 _FILES = (marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5)
 FAMILIES: dict[str, Family] = {file.FAMILY.model_type: file.FAMILY for file in _FILES}
-_EXPERTS = "its layers are mixtures of experts"
-_SPARSE = "its attention is sparse"
-_ROTARY = "its positions are rotary"
+_EXPERTS = ("nllb-moe", "nllb_moe", "switch_transformers")
+_SPARSE = ("led", "longt5", "bigbird_pegasus", "pegasus_x")
 # Encoder-decoders of transformers that no config of this library describes.
 REFUSED: Mapping[str, str] = {
-    "nllb-moe": _EXPERTS,
-    "nllb_moe": _EXPERTS,
-    "switch_transformers": _EXPERTS,
-    "led": _SPARSE,
-    "longt5": _SPARSE,
-    "bigbird_pegasus": _SPARSE,
-    "pegasus_x": _SPARSE,
+    **dict.fromkeys(_EXPERTS, "its layers are mixtures of experts"),
+    **dict.fromkeys(_SPARSE, "its attention is sparse"),
+    **dict.fromkeys(("t5gemma", "t5gemma2"), "its positions are rotary"),
     "prophetnet": "its decoder predicts several tokens at once",
-    "t5gemma": _ROTARY,
-    "t5gemma2": _ROTARY,
     "fsmt": "its encoder and decoder have tables and widths of their own",
     "blenderbot-small": "its decoder norms the embeddings before the positions are added",
 }

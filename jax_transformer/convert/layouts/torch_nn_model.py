@@ -346,19 +346,23 @@ def _config(
 ) -> TransformerConfig:
     """Return the config of a body and the parts around it, with the fields of the caller."""
     around = ("embedding_scale", "embedding_dropout")  # of the body alone, "none"
-    known = {**body, **{name: getattr(TransformerConfig, name) for name in around}, **module_fields}
-    positions = known["positions"]
+    values = {
+        **body,
+        **{name: getattr(TransformerConfig, name) for name in around},
+        **module_fields,
+    }
+    positions = values["positions"]
     free = {*UNTOLD} - ({"max_length"} if positions == "learned" else set())
     # What `forward` may do or leave undone, whatever parts the module has.
     choices = {("positions", value) for value in POSITIONS if positions == "none"}
     choices |= {("positions", "none")} if positions != "learned" else set()
-    if known["output_projection"] == "none":
+    if values["output_projection"] == "none":
         choices.add(("output_projection", "tied"))
     for name, value in fields.items():
         TransformerConfig.check_value(name, value)
-        if not (name in free or (name, value) in choices or known[name] == value):
-            raise InputError(f"{name}={value!r}, but the module has {known[name]!r}")
-    return TransformerConfig.from_dict({**known, **fields})
+        if not (name in free or (name, value) in choices or values[name] == value):
+            raise InputError(f"{name}={value!r}, but the module has {values[name]!r}")
+    return TransformerConfig.from_dict({**values, **fields})
 
 
 def _with_copies(module: nn.Module, layout: Layout, config: TransformerConfig) -> Layout:

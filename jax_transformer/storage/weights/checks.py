@@ -42,8 +42,8 @@ def check_target(path: Path, overwrite: bool) -> None:
 
 def check_name(path: Path, name: object) -> None:
     """Refuse a tensor name that a program could use as a path or print with control characters."""
-    sound = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
-    if not sound or "/" in name or "\\" in name:
+    is_text = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+    if not is_text or "/" in name or "\\" in name:
         raise WeightFileError(
             f"{path}: the tensor name {shorten(name)} must be 1 to {MAX_NAME} printable "
             "characters without slashes"
@@ -53,8 +53,8 @@ def check_name(path: Path, name: object) -> None:
 def check_dtype(path: Path, name: str, dtype: object) -> None:
     """Refuse a dtype that not every kind of weight file can hold."""
     if dtype not in DTYPES.values():
-        known = ", ".join(known.name for known in DTYPES.values())
-        raise WeightFileError(f"{path}: {name} has dtype {dtype}, which is none of {known}")
+        names = ", ".join(kind.name for kind in DTYPES.values())
+        raise WeightFileError(f"{path}: {name} has dtype {dtype}, which is none of {names}")
 
 
 def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None:

@@ -192,8 +192,8 @@ def _check_globals(path: Path, data: bytes, allowed: Collection[str], remedy: st
             raise WeightFileError(
                 f"{path} has pickle protocol {argument}; save it with torch.save's default, 2"
             )
-        known = argument in allowed if opcode.name == "GLOBAL" else True
-        if not known or opcode.name in _GLOBALS_ELSEWHERE:
+        is_allowed = argument in allowed if opcode.name == "GLOBAL" else True
+        if not is_allowed or opcode.name in _GLOBALS_ELSEWHERE:
             raise WeightFileError(
                 f"{path} holds {shorten(argument or opcode.name)}, no part of a state_dict; "
                 f"nothing was run: {remedy}"

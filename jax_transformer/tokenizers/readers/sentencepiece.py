@@ -95,8 +95,8 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
     settings = family_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)
-    known = {tokens[key]: source[tokens[key]] for key in NEEDED}
-    for token, token_id in known.items() if target else ():
+    needed = {tokens[key]: source[tokens[key]] for key in NEEDED}
+    for token, token_id in needed.items() if target else ():
         if target[0].get(token) != token_id:
             raise InputError(
                 f"{folder}: {token!r} must have one id, but has {token_id} in {VOCABULARY} and "
@@ -104,10 +104,10 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
             )
     faults = AttributeError, KeyError, TypeError, ValueError
     with faults_named(path, "is damaged; copy it again", *faults):
-        added, special = _added_tokens(values, source, known, path)
+        added, special = _added_tokens(values, source, needed, path)
     settings |= {
         "rule": "marian",
-        "added_tokens": known | added,
+        "added_tokens": needed | added,
         "ordinary_tokens": [token for token in added if token not in special],
     }
     return read_sentencepiece(contents, settings, str(folder))
@@ -136,11 +136,11 @@ def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _added_tokens(
-    values: Mapping[str, Any], vocabulary: Mapping[str, int], known: Mapping[str, int], path: Path
+    values: Mapping[str, Any], vocabulary: Mapping[str, int], needed: Mapping[str, int], path: Path
 ) -> tuple[dict[str, int], list[str]]:
     """Return the ids of the added tokens of a tokenizer_config.json, and which are special.
 
-    The tokens in `known` are left out; a special token that the vocabulary lacks gets the next id.
+    The tokens in `needed` are left out; a special token that the vocabulary lacks gets the next id.
     """
     added, special = {}, []
     for token_id, token in values.get("added_tokens_decoder", {}).items():
@@ -150,13 +150,13 @@ def _added_tokens(
                 f"{path}: the token {text!r:.60} has lstrip, rstrip or single_word, which are "
                 "not supported; remove them"
             )
-        if text not in known:
+        if text not in needed:
             added[text] = int(token_id)
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = values.get(key) or ()
         for token in tokens.values() if isinstance(tokens, Mapping) else tokens:
             text, ids = _content(token), {**vocabulary, **added}
-            if text not in known:
+            if text not in needed:
                 added.setdefault(text, ids.get(text, len(ids)))
                 special.append(text)
     return added, special

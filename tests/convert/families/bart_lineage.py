@@ -113,14 +113,7 @@ def seven_heads(d_model=70, **others):
 
 
 def usual_case(activation, other, impossible, refused=()):
-    """Return the case of a family with learned positions.
-
-    Args:
-        activation: Of the first shape.
-        other: Of the last shape.
-        impossible: Fields of TransformerConfig that this family cannot have, beside `IMPOSSIBLE`.
-        refused: Values that this family refuses, beside `REFUSED`.
-    """
+    """Return the case of a family with learned positions; `other` activates the last shape."""
     return Case(
         shapes={
             "three_heads": three_heads(activation_function=activation),

@@ -58,7 +58,6 @@ def ragged_tokens(config, source_length=13, target_length=11):
 
 
 def as_inputs(config, src):
-    """Return sources as the arguments of transformers."""
     return {
         "input_ids": torch.tensor(src, dtype=torch.int64),
         "attention_mask": torch.tensor(src != config.pad_id).long(),

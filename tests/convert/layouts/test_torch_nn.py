@@ -104,11 +104,7 @@ def draw_masks(kind, random, heads, source, target):
 
 
 def draw_configurations():
-    """Yield 20 (config, source length, target length, masks): all primes, every mask twice.
-
-    The first ten have every mask and every choice of placement, activation and bias; so have the
-    last ten.
-    """
+    """Yield twice every mask and choice of placement, activation and bias, in sizes of primes."""
     random = np.random.default_rng(20)
     options = itertools.cycle(itertools.product(("post", "pre"), ("relu", "gelu"), (True, False)))
     for number in range(20):

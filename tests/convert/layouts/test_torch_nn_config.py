@@ -28,10 +28,7 @@ ORDERS = [order for order in itertools.permutations(range(3)) if order != (0, 1,
 
 @pytest.fixture(scope="module")
 def probe():
-    """Return a torch module's config, its state_dict and a probe of another state_dict.
-
-    The probe is the distance between the module's output and that of our model.
-    """
+    """Return a torch module's config, its state_dict, and how far off another state_dict is."""
     config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
     module = randomized(convert.torch_nn_module(config))
     src, tgt = random_tokens(config)
@@ -132,10 +129,7 @@ def test_a_config_that_torch_has_no_module_for_is_refused():
 def test_each_final_norm_may_be_absent(encoder, decoder):
     config = small_config("torch_nn", final_norm=encoder, decoder_final_norm=decoder)
     module = randomized(convert.torch_nn_module(config))
-    assert [stack.norm is not None for stack in (module.encoder, module.decoder)] == [
-        encoder,
-        decoder,
-    ]
+    assert (module.encoder.norm is not None, module.decoder.norm is not None) == (encoder, decoder)
     read = convert.torch_nn_config(module)
     assert (read.decoder_final_norm is None) == (encoder == decoder)
     check_config(config, read.explicit() | {"src_vocab_size": 37, "tgt_vocab_size": 41})

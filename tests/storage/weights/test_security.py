@@ -57,13 +57,11 @@ def entry(shape, begin, end, dtype="F32"):
 
 
 def status(field):
-    """Return a memory figure of this process in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def refuse(path):
-    """Return the message with which a file is refused."""
     with pytest.raises(WeightFileError) as refused:
         files.read(path)
     message = str(refused.value)

