@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -81,7 +82,7 @@ class Group:
         """The likely role of each product."""
         return self.assignments[0]
 
-    @property
+    @functools.cached_property
     def pattern(self) -> tuple[str, ...]:
         """What groups of one making have in common: the kind and the names inside the group."""
         names = [unit.matrix.split(".") for unit in self.units]
