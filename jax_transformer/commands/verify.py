@@ -84,8 +84,7 @@ def _against(
     comparison = compare_record(model.params, model.config, names, record)
     print(comparison)
     if report is not None:
-        inputs = (comparison, model.params, model.config, names, record)
-        write_report(report, *inputs, overwrite=overwrite)
+        write_report(report, comparison, model.config, names, record, overwrite=overwrite)
         print(f"{report} written")
     return comparison
 

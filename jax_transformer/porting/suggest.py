@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.position_table import PositionTable
-from jax_transformer.convert.table import Layout
+from jax_transformer.convert.table import Layout, Pair, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
@@ -74,10 +74,8 @@ class Suggestion:
         lines = []
         for row in layout.rows:
             level = self.certainty[_first(row.foreign, self.certainty)]
-            how = " transposed" if row.operation.transposed else ""
-            how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
-            how += f" by {row.stack}" if len(row.paths) > 1 else ""
-            lines.append(f"{level:<8}{row.foreign:<{width}}  {together(row.paths)}{how}")
+            text = f"{together(row.paths)} {described(row)}".rstrip()
+            lines.append(f"{level:<8}{row.foreign:<{width}}  {text}")
         constants = {
             buffer.foreign: "the computed position table"
             if isinstance(buffer.value, PositionTable)
@@ -224,3 +222,11 @@ def together(paths: Sequence[str]) -> str:
         return ", ".join(paths)
     keys = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
     return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)
+
+
+def described(row: Row | Pair) -> str:
+    """Return how parameters become their tensor: "transposed to [4, -1]", "transposed by rows"."""
+    changes = ["transposed"] if row.operation.transposed else []
+    changes += [f"to {list(row.operation.shape)}"] if row.operation.shape else []
+    changes += [f"by {row.stack}"] if len(row.paths) > 1 else []
+    return " ".join(changes)
