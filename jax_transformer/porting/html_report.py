@@ -125,10 +125,6 @@ def _code(value: object) -> str:
     return f"<code>{text(value)}</code>"
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def _section(title: str, lead: str, *content: str) -> str:
     """Return a section of the page; `lead` and `content` are HTML."""
     return "\n".join(("<section>", f"<h2>{title}</h2>", f"<p>{lead}</p>", *content, "</section>"))
@@ -160,7 +156,7 @@ def _headline(comparison: Comparison, layout: Layout, record: Record) -> str:
         "Error of the logits": number(blocks[-1].error),
         "Bound": bound,
         "Blocks within it": f"{sum(b.error <= comparison.bound for b in blocks)} of {len(blocks)}",
-        "Recorded": _plural(sum(len(batch.src) for batch in record.batches), "row"),
+        "Recorded rows": f"{sum(len(batch.src) for batch in record.batches):,}",
         "Masks": "as in the config" if comparison.masks == "default" else text(comparison.masks),
         "Your program returns": text(comparison.output),
     }
@@ -191,10 +187,7 @@ def errors_section(comparison: Comparison) -> str:
         "so an error includes those of the blocks before it."
     )
     if len(blocks) == 1:
-        lead = (
-            "The record holds the logits and no outputs of blocks, so there is one bar. With "
-            "outputs of blocks, this picture shows where two models part."
-        )
+        lead = "The record holds the logits and no outputs of blocks, so there is one bar."
     start = max(0, blocks.index(first) - MOST_BARS // 2) if first else 0
     shown = blocks[start : start + MOST_BARS]
     if len(shown) < len(blocks):
@@ -244,10 +237,9 @@ def weights_section(config: TransformerConfig, layout: Layout) -> str:
     }
     groups = grouped(pairs)
     lead = (
-        f"{_plural(len(pairs), 'tensor')} of your model became "
-        f"{_plural(len(shapes), 'parameter')} with "
-        f"{_plural(sum(map(math.prod, shapes.values())), 'number')}. A row stands for the same "
-        "tensor of all layers, and names that of the first."
+        f"Tensors of your model: {len(pairs):,}. Parameters: {len(shapes):,}. Numbers in them: "
+        f"{sum(map(math.prod, shapes.values())):,}. A row stands for the same tensor of all "
+        "layers, and names that of the first."
     )
     rows = [
         (
@@ -259,15 +251,14 @@ def weights_section(config: TransformerConfig, layout: Layout) -> str:
         )
         for paths, group in groups[:MOST_ROWS]
     ]
-    content = [
-        _table(("Your tensor", "Tensors", "Shape", "Operation", "Parameter"), rows, "weights")
-    ]
-    buffers = [buffer.foreign for buffer in layout.buffers]
-    for what, names in (
-        ("Not shown", [group[0].foreign for _, group in groups[MOST_ROWS:]]),
-        ("Computed and compared, not learned", buffers),
-        ("Without a meaning here, and not read", layout.unused),
-    ):
+    columns = ("Your tensor", "Tensors", "Shape", "Operation", "Parameter")
+    content = [_table(columns, rows, "weights")]
+    lists = {
+        "Not shown": [group[0].foreign for _, group in groups[MOST_ROWS:]],
+        "Computed and compared, not learned": [buffer.foreign for buffer in layout.buffers],
+        "Without a meaning here, and not read": layout.unused,
+    }
+    for what, names in lists.items():
         if names:
             more = f" and {len(names) - MOST_ROWS:,} more" if len(names) > MOST_ROWS else ""
             content.append(f"<p>{what}: {', '.join(map(_code, names[:MOST_ROWS]))}{more}.</p>")
@@ -286,16 +277,11 @@ def grouped(pairs: Sequence[Pair]) -> list[tuple[tuple[str, ...], list[Pair]]]:
 
 
 def _config_section(config: TransformerConfig) -> str:
-    """Return the fields of the config, those that differ from their defaults first."""
-    changed, unchanged = [], []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        row = (_code(field.name), _code(repr(value)), _code(repr(field.default)))
-        (unchanged if value == field.default else changed).append(row)
-    lead = f"Fields of <code>TransformerConfig</code> that differ from the default: {len(changed)}."
-    columns = ("Field", "Value", "Default")
-    folded = (
-        f"<details>\n<summary>Fields at their default <small>{len(unchanged)}</small></summary>\n"
-        f"{_table(columns[:2], [row[:2] for row in unchanged])}\n</details>"
-    )
-    return _section("Config", lead, _table(columns, changed), folded)
+    """Return the fields of the config that differ from their defaults."""
+    rows = [
+        (_code(field.name), _code(repr(value)), _code(repr(field.default)))
+        for field in dataclasses.fields(config)
+        if (value := getattr(config, field.name)) != field.default
+    ]
+    lead = "The fields of <code>TransformerConfig</code> that differ from the default."
+    return _section("Config", lead, _table(("Field", "Value", "Default"), rows))

@@ -73,11 +73,8 @@ class Search:
         progress: Progress | None = None,
         minutes: float = 10.0,
     ) -> None:
-        self.structure = structure
-        self.tensors = Tensors(tensors)
-        self.record = record
-        self.taps = layer_modules(structure)
-        self.progress = progress
+        self.structure, self.tensors, self.record = structure, Tensors(tensors), record
+        self.taps, self.progress = layer_modules(structure), progress
         self.start = time.perf_counter()
         self.end = self.start + 60 * minutes
         self.stopped = False
@@ -85,9 +82,8 @@ class Search:
         self.places = sum(1 + len(layers & batch.blocks.keys()) for batch in record.batches)
         self.agreed = 0
         self.questions = find_questions(structure)
-        self.questions["the tables"] = _fitting_tables(
-            self.questions["the tables"], structure, record
-        )
+        tables = self.questions["the tables"]
+        self.questions["the tables"] = _fitting_tables(tables, structure, record)
         if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
             self.questions.pop("decoder_attention", None)  # the other one needs equal lengths
         self.known: dict[tuple[Any, ...], Fit] = {}
@@ -103,8 +99,8 @@ class Search:
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         fit, seconds = self._fit(answers), time.perf_counter() - self.start
-        result = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
-        return Finding(*result, seconds, self.stopped)
+        counts = (self.passes, seconds, self.stopped)
+        return Finding(answers, hypothesis, fit, alternatives, self.questions, *counts)
 
     def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
         """Return the model of these answers; None where no config has it."""
