@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import TransformerConfig, convert
+from jax_transformer import convert
 from jax_transformer.porting.compare import BlockError, Comparison
 from jax_transformer.porting.html_report import write_report
 from jax_transformer.porting.record import Batch, Record
+from tests.models import small_config
 
 playwright = pytest.importorskip("playwright.sync_api")
 from benchmarks import porting_report  # noqa: E402 - it imports playwright
@@ -44,16 +45,7 @@ BOXES = """() => [
 
 def arguments(errors, foreign, explanations=()):
     """Return the arguments of a report on a model of random numbers, with these errors."""
-    config = TransformerConfig(
-        src_vocab_size=23,
-        tgt_vocab_size=29,
-        d_model=12,
-        num_heads=3,
-        d_ff=20,
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        max_length=19,
-    )
+    config = small_config("vaswani2017")
     ids = np.ones((2, 7), np.int32)
     record = Record((Batch(ids, ids, np.zeros((2, 7, 29)), {}),), 0)
     names = [f"encoder.layers.{i}.self_attention_residual.norm" for i in range(len(errors) - 1)]
@@ -96,13 +88,11 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, reports):
-    """Return a function that opens a report and asserts that it was loaded in peace."""
-    contexts = []
+    """Return a function that opens a report and notes what the page asks and says."""
 
     def open_page(name, width, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
+        size = {"width": width, "height": 900}
+        page = browser.new_page(viewport=size, color_scheme=scheme)
         page.messages, page.asked = [], []
         page.on("console", lambda message: page.messages.append(message.text))
         page.on("pageerror", lambda error: page.messages.append(str(error)))
@@ -110,9 +100,7 @@ def open_page(browser, reports):
         page.goto(reports[name].as_uri())
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 CASES = ("agrees", "differs", "exact", "far", "layers")
