@@ -94,8 +94,8 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     network = _rectangular_network(units, width)
     first: tuple[Unit, ...] = ()
     # Without the network: it was the query and output of a wide attention.
-    for known in (network, None) if network else (None,):
-        groups, unplaced = _find(units, width, known)
+    for candidate in (network, None) if network else (None,):
+        groups, unplaced = _find(units, width, candidate)
         networks = sum(not group.is_attention for group in groups)
         if not unplaced and networks == 1 and len(groups) in (2, 3):
             return tuple(groups)
@@ -116,8 +116,8 @@ def _find(
         group = classify(members, width)
         return group if group and (network is None or group.is_attention) else None
 
-    known = network.units if network else ()
-    groups, unplaced = _walk("", tuple(unit for unit in units if unit not in known), form)
+    placed = network.units if network else ()
+    groups, unplaced = _walk("", tuple(unit for unit in units if unit not in placed), form)
     return [*groups, *([network] if network else [])], unplaced
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,13 +127,11 @@ def _layer_rows(
             fields["memory_norm"] = True
     numbers = range(len(stack.indices))
     for suffix, paths, *how in tensors:
-        if stack.indices[0] == 0:
-            where = [f"{side}/layers_{{i}}/{path}" for path in paths]
-            yield _row(stack.template(suffix), where, *how)
-            continue
-        for index in numbers:  # the program counts from 1
-            where = [f"{side}/layers_{index}/{path}" for path in paths]
-            yield _row(stack.name(index, suffix), where, *how)
+        names = {"{i}": stack.template(suffix)}
+        if stack.indices[0]:  # the program counts from 1
+            names = {index: stack.name(index, suffix) for index in numbers}
+        for index, name in names.items():
+            yield _row(name, tuple(f"{side}/layers_{index}/{path}" for path in paths), *how)
     if layer.relative:
         shapes = stack.shapes | stack.first_only
         fields["relative_attention_num_buckets"] = shapes[layer.relative][0]
@@ -146,18 +144,12 @@ def _layer_rows(
             yield Row(stack.name(0, layer.relative), f"{side}/{table}")
 
 
-def _row(
-    foreign: str, paths: Sequence[str], operation: Operation = identity, stack: str = "rows"
-) -> Row:
-    return _cached_row(foreign, paths[0] if len(paths) == 1 else tuple(paths), operation, stack)
-
-
 @functools.lru_cache(maxsize=4096)
-def _cached_row(
-    foreign: str, parameters: str | tuple[str, ...], operation: Operation, stack: str
+def _row(
+    foreign: str, paths: tuple[str, ...], operation: Operation = identity, stack: str = "rows"
 ) -> Row:
     """Return a row; the hypotheses of a search share most of theirs."""
-    return Row(foreign, parameters, operation, stack=stack)
+    return Row(foreign, paths[0] if len(paths) == 1 else paths, operation, stack=stack)
 
 
 def _group_tensors(

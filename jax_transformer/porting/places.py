@@ -72,10 +72,10 @@ def _values(
     """Return the values of each place, given the inputs and outputs of every module."""
     scale = config.d_model**0.5 if config.embedding_scale == "sqrt_d_model" else 1.0
     values: OrderedDict[str, Values] = OrderedDict()
-    for name, own in calls.items():
+    for name, pairs in calls.items():
         last = name.rpartition(".")[2]
         side = "source" if name.startswith(("encoder", "source")) else "target"
-        outputs = [output for _, output in own]
+        outputs = [output for _, output in pairs]
         values.setdefault(name, {})
         if name.count(".") == 3 and last in SUBLAYERS:
             outputs += [output for _, output in calls[f"{name}_residual"]]
@@ -132,9 +132,9 @@ def foreign_modules(
     taken = set()
     # A module that is a whole layer or stack is compared as that, not as its last block.
     for place in sorted(order, key=lambda place: (not _is_layer(place), "." in place)):
-        own = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
+        members = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
         tables = place.endswith(("_embedding", "_positions"))
-        for group in filter(None, [[tensor] for tensor in own] if tables else [own]):
+        for group in filter(None, [[tensor] for tensor in members] if tables else [members]):
             for module in _candidates(group, tensors, _is_layer(place)):
                 inside = _inside(module, tensors)
                 later = any(indices.get(tensor.place, 0) > indices[place] for tensor in inside)
@@ -146,14 +146,14 @@ def foreign_modules(
     return modules
 
 
-def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
+def _candidates(group: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
     """Return modules that may give a place's output, the likeliest first; `exactly`: no more."""
-    inner = common_module(tensor.module for tensor in own)
-    alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(own)]
+    inner = common_module(tensor.module for tensor in group)
+    alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(group)]
     if exactly:
         return alone
-    one_block = len({tensor.place for tensor in own}) == 1
-    last = [tensor.module for tensor in own if tensor.last and one_block]
+    one_block = len({tensor.place for tensor in group}) == 1
+    last = [tensor.module for tensor in group if tensor.last and one_block]
     return list(dict.fromkeys([*alone, *last, *_around(inner)]))
 
 

@@ -236,7 +236,7 @@ NORM_WORDS = {
 
 def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     """Return how well a norm's name and place suit a block."""
-    position, known, others = NORM_WORDS[block]
+    position, usual, unusual = NORM_WORDS[block]
     score = 0.5 if index == position % len(layer.norms) else 0.0
     module = norm.name.rpartition(".")[0].rpartition(".")[0]
     groups = {
@@ -247,8 +247,8 @@ def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     }[block]
     if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
         score += 2
-    found = {word for word in words(norm.name) if word not in ("layer", "norm")}
-    return score + len(found & known) - len(found & others)
+    spoken = {word for word in words(norm.name) if word not in ("layer", "norm")}
+    return score + len(spoken & usual) - len(spoken & unusual)
 
 
 def _outside_norms(structure: Structure) -> Question:
@@ -317,13 +317,13 @@ def _tables(structure: Structure) -> Question:
         total += vote(tables[target], TARGET_WORDS, SOURCE_WORDS | HEAD_WORDS)
         total += vote(tables[source], TABLE_WORDS, ()) + vote(tables[target], TABLE_WORDS, ())
         total += 5 * sum(vote(tables[i], POSITION_WORDS, ()) > 0 for i in positions)
-        for index, own, other in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
-            total += vote(tables[index], own, other) > 0
+        for index, side, opposite in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
+            total += vote(tables[index], side, opposite) > 0
         if output is None:
             return total - 3
-        own = output not in (source, target)
-        total += 2 * vote(tables[output], HEAD_WORDS, TABLE_WORDS) if own else 0
-        total += 3 * bool(tables[output].bias) if own else 0
+        if output not in (source, target):
+            total += 2 * vote(tables[output], HEAD_WORDS, TABLE_WORDS)
+            total += 3 * bool(tables[output].bias)
         return total
 
     about = [name for table in tables for name in (table.matrix, table.bias)]
@@ -364,8 +364,8 @@ def _tables_text(answer: Tables, structure: Structure) -> str:
     names = ["none" if i is None else structure.tables[i].matrix for i in answer[:3]]
     text = _pairs(("source", "target", "output"), names)
     if answer.positions:
-        own = [structure.tables[i].matrix for i in answer.positions]
-        text += ", " + _pairs(("positions of the source", "of the target"), own)
+        positions = [structure.tables[i].matrix for i in answer.positions]
+        text += ", " + _pairs(("positions of the source", "of the target"), positions)
     return text
 
 

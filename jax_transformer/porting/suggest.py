@@ -73,7 +73,7 @@ class Suggestion:
         width = max(map(len, [*names, *layout.unused]))
         lines = []
         for row in layout.rows:
-            level = self.certainty[_first(row.foreign, self.certainty)]
+            level = self.certainty[row.foreign.replace("{i}", "0")]
             text = f"{together(row.paths)} {described(row)}".rstrip()
             lines.append(f"{level:<8}{row.foreign:<{width}}  {text}")
         constants = {
@@ -133,8 +133,7 @@ def suggest(
     undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
     finding, settled = None, undecided
     if record is None:
-        answers = {name: question.answers[0] for name, question in questions.items()}
-        hypothesis = build(structure, answers)
+        hypothesis = build(structure, {q.name: q.answers[0] for q in questions.values()})
     else:
         from jax_transformer.porting.search import Search
 
@@ -207,12 +206,6 @@ def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
         f"{other.error:.0e} off"
         for other in alternatives[:NEAREST]
     ]
-
-
-def _first(template: str, names: Mapping[str, Any]) -> str:
-    """Return the name of the first layer's tensor."""
-    name = template.replace("{i}", "0")
-    return name if name in names else template.replace("{i}", "1")
 
 
 def together(paths: Sequence[str]) -> str:

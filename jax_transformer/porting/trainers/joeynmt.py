@@ -211,12 +211,12 @@ def _text_tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None
 def _model_file(model: Model, side: str) -> str | None:
     """Return the name of a side's sentencepiece model; None where there is more to its text."""
     values = model.settings.values
-    own = as_dict(values.get(f"data.{side}.tokenizer_cfg"))
+    tokenizer = as_dict(values.get(f"data.{side}.tokenizer_cfg"))
     kind = values.get(f"data.{side}.bpe_type", "sentencepiece")
     kind = values.get(f"data.{side}.tokenizer_type", kind)
     changed = values.get(f"data.{side}.lowercase") or values.get(f"data.{side}.normalize")
-    split_before = str(own.get("pretokenizer", "none")).lower() != "none"
-    name = Path(str(own.get("model_file", ""))).name
+    split_before = str(tokenizer.get("pretokenizer", "none")).lower() != "none"
+    name = Path(str(tokenizer.get("model_file", ""))).name
     if values.get(f"data.{side}.level") != "bpe" or kind != "sentencepiece":
         return None
     if changed or split_before or not name or not (model.folder / name).is_file():
@@ -231,13 +231,13 @@ def _is_whole(content: bytes, name: str, tokens: Sequence[str]) -> bool:
     """
     from jax_transformer.tokenizers.readers.model_files import read_model
 
-    known, processor = set(tokens), read_model(content, name)
+    vocabulary_tokens, processor = set(tokens), read_model(content, name)
     for i in range(processor.get_piece_size()):
         piece = processor.id_to_piece(i)
         if processor.is_byte(i):
             return False
         ordinary = not processor.is_control(i) and not processor.is_unknown(i)
-        if ordinary and len(piece) > 1 and piece not in known:
+        if ordinary and len(piece) > 1 and piece not in vocabulary_tokens:
             return False
     return True
 
