@@ -44,24 +44,18 @@ OUTSIDE_PARTS = (
 
 
 class Change(NamedTuple):
-    """A change of a hypothesis, and its text, as "activation='gelu', not 'relu'"."""
+    """A changed hypothesis, and the change in words: "activation='gelu', not 'relu'"."""
 
     text: str
     hypothesis: Hypothesis
 
 
 class Explanation(NamedTuple):
-    """What explains a difference, and what a record cannot tell.
+    """What explains a difference, and what a record cannot tell."""
 
-    Attributes:
-        sentences: One for each change that brings the model nearer to the record.
-        error: The largest error of the model with these changes.
-        undecided: Other values of fields with which the model follows the record as well.
-    """
-
-    sentences: tuple[str, ...]
-    error: float
-    undecided: tuple[str, ...]
+    sentences: tuple[str, ...]  # one for each change that brings the model nearer to the record
+    error: float  # the largest one of the model with these changes
+    undecided: tuple[str, ...]  # values of fields with which the model follows the record as well
 
 
 def explain(

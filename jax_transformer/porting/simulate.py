@@ -67,14 +67,8 @@ class Tensors:
     """Foreign tensors as float64 torch tensors, read through rows without a copy."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
-        self._tensors = {name: as_torch(array) for name, array in tensors.items()}
-        self._wide: dict[str, Tensor] = {}
+        self._tensors = {name: as_torch(array).to(torch.float64) for name, array in tensors.items()}
         self._read: dict[tuple[Row, int], dict[str, Tensor]] = {}  # by row and number of heads
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._wide:
-            self._wide[name] = self._tensors[name].to(torch.float64)
-        return self._wide[name]
 
     def parameters(self, hypothesis: Hypothesis) -> dict[str, Tensor]:
         """Return the parameters of `torch_reference` that a hypothesis reads, by name."""
@@ -91,7 +85,7 @@ class Tensors:
         counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
         repeated = "{i}" in row.foreign
         for index in range(counts[row.paths[0].partition("/")[0]]) if repeated else (0,):
-            foreign = self[row.foreign.replace("{i}", str(index))]
+            foreign = self._tensors[row.foreign.replace("{i}", str(index))]
             parts = _parts(foreign, row, config.num_heads)
             for path, part in zip(row.paths, parts, strict=True):
                 yield _reference(path.replace("{i}", str(index)), part, row, config.d_model)
