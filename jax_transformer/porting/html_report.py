@@ -246,7 +246,7 @@ def weights_section(config: TransformerConfig, layout: Layout) -> str:
             _code(group[0].foreign),
             str(len(group)),
             f'<span class="shape">{" &times; ".join(map(str, group[0].shape))}</span>',
-            text(described(group[0])),
+            text(described(group[0]) or "as it is"),
             _code(together(paths)),
         )
         for paths, group in groups[:MOST_ROWS]

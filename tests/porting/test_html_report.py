@@ -179,6 +179,7 @@ def test_weights_of_all_layers_stand_in_one_row():
     )
     assert re.search(row, text)
     assert text.count("self_attn.in_proj_weight") == 2
+    assert re.search(r"norm1\.weight</code></td><td>12</td>.*<td>as it is</td>", text)
     pairs = expand(layout, config)
     groups = grouped(pairs)
     names = sorted(pair.foreign for _, group in groups for pair in group)
