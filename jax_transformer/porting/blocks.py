@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,24 +25,16 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 # Words that programs use for a product, after they are split as `words` splits them.
 ROLE_WORDS = {
-    "query": {"q", "query", "queries", "wq", "qs", "toq", "wqs"},
-    "key": {"k", "key", "keys", "wk", "ks", "tok", "wks"},
-    "value": {"v", "value", "values", "val", "wv", "vs", "tov", "wvs"},
-    "output": {"o", "out", "output", "wo", "fc", "dense", "proj", "final", "concat", "merge", "c"},
-    "inner": {
-        "inner",
-        "in",
-        "up",
-        "intermediate",
-        "wi",
-        "expand",
-        "first",
-        "lin1",
-        "fc1",
-        "hidden",
-    },
-    "outer": {"outer", "out", "down", "output", "wo", "contract", "second", "lin2", "fc2", "back"},
-    "gate": {"gate", "gated", "gating"},
+    role: set(role_words.split())
+    for role, role_words in {
+        "query": "q query queries wq qs toq wqs",
+        "key": "k key keys wk ks tok wks",
+        "value": "v value values val wv vs tov wvs",
+        "output": "o out output wo fc dense proj final concat merge c",
+        "inner": "inner in up intermediate wi expand first lin1 fc1 hidden",
+        "outer": "outer out down output wo contract second lin2 fc2 back",
+        "gate": "gate gated gating",
+    }.items()
 }
 CROSS_WORDS = {
     *("cross", "encdec", "enc", "encoder", "src", "source", "memory", "mem", "context"),
@@ -81,7 +74,7 @@ class Group:
         """The likely role of each product."""
         return self.assignments[0]
 
-    @property
+    @functools.cached_property
     def pattern(self) -> tuple[str, ...]:
         """What groups of one making have in common: the kind and the names inside the group."""
         names = [unit.matrix.split(".") for unit in self.units]
@@ -101,8 +94,8 @@ def find_groups(units: Sequence[Unit], width: int) -> tuple[Group, ...]:
     network = _rectangular_network(units, width)
     first: tuple[Unit, ...] = ()
     # Without the network: it was the query and output of a wide attention.
-    for known in (network, None) if network else (None,):
-        groups, unplaced = _find(units, width, known)
+    for candidate in (network, None) if network else (None,):
+        groups, unplaced = _find(units, width, candidate)
         networks = sum(not group.is_attention for group in groups)
         if not unplaced and networks == 1 and len(groups) in (2, 3):
             return tuple(groups)
@@ -123,8 +116,8 @@ def _find(
         group = classify(members, width)
         return group if group and (network is None or group.is_attention) else None
 
-    known = network.units if network else ()
-    groups, unplaced = _walk("", tuple(unit for unit in units if unit not in known), form)
+    placed = network.units if network else ()
+    groups, unplaced = _walk("", tuple(unit for unit in units if unit not in placed), form)
     return [*groups, *([network] if network else [])], unplaced
 
 
@@ -174,7 +167,10 @@ def classify(units: Sequence[Unit], width: int) -> Group | None:
         orders = dict.fromkeys(itertools.permutations(roles))
         fitting = [order for order in orders if _fits(units, shapes, kind, order, width, inner)]
         if fitting:
-            votes = {order: _votes(units, order, roles) for order in fitting}
+            likely = [_role(unit, roles) for unit in units]  # as their names say
+            votes = {
+                order: sum(a == b for a, b in zip(likely, order, strict=True)) for order in fitting
+            }
             fitting.sort(key=lambda order: -votes[order])
             clear = len(fitting) == 1 or votes[fitting[0]] > votes[fitting[1]]
             return Group(kind, tuple(units), tuple(fitting), clear, inner)
@@ -209,11 +205,6 @@ def role_shape(kind: str, role: str, width: int, inner: int) -> Shape:
     if role in ("output", "outer"):
         return (width, inner)
     return (inner * len(role.split("+")), width)
-
-
-def _votes(units: Sequence[Unit], roles: Sequence[str], known: Sequence[str]) -> int:
-    """Return how many products have the role that their name says."""
-    return sum(_role(unit, known) == role for unit, role in zip(units, roles, strict=True))
 
 
 def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:

@@ -82,10 +82,10 @@ class Comparison:
 
     def table(self) -> list[str]:
         """Return the rows of the blocks."""
-        own = max(len(block.name) for block in self.blocks)
-        foreign = max(len(block.foreign) for block in self.blocks)
+        width = max(len(block.name) for block in self.blocks)
+        foreign_width = max(len(block.foreign) for block in self.blocks)
         return [
-            f"{block.name:<{own}}  {block.foreign:<{foreign}}  {block.error:.1e}"
+            f"{block.name:<{width}}  {block.foreign:<{foreign_width}}  {block.error:.1e}"
             + ("  <-- first to differ" if block is self.first_differing else "")
             for block in self.blocks
         ]
@@ -206,14 +206,14 @@ def _explained(
     from jax_transformer.porting import explain
 
     tensors, _ = to_tensors(params, config, layout, buffers=False)
-    found = explain.explain(tensors, config, layout, record, masks)
-    notes = tuple(f"the record cannot tell {text}" for text in found.undecided)
-    if found.sentences:  # between the error of the model and that of the changed one
+    explanation = explain.explain(tensors, config, layout, record, masks)
+    notes = tuple(f"the record cannot tell {text}" for text in explanation.undecided)
+    if explanation.sentences:  # between the error of the model and that of the changed one
         largest = max(block.error for block in comparison.blocks)
         comparison = dataclasses.replace(
-            comparison, bound=min(ROUGH, (found.error * largest) ** 0.5)
+            comparison, bound=min(ROUGH, (explanation.error * largest) ** 0.5)
         )
-    return dataclasses.replace(comparison, explanations=found.sentences, notes=notes)
+    return dataclasses.replace(comparison, explanations=explanation.sentences, notes=notes)
 
 
 def _reach(comparison: Comparison) -> int:
@@ -247,12 +247,12 @@ def _conventions(config: TransformerConfig, record: Record) -> Iterator[tuple[in
         for pad_id, *masks in itertools.product(pad_ids, *[(True, False)] * 4)
     ]
     choices.sort(key=lambda choice: (choice[0] != config.pad_id) + choice[1].count(False))
-    known = set()
+    tried = set()
     for pad_id, masks in choices:
         arrays = [batch.masks(masks, pad_id, config.bos_id) for batch in record.batches]
         key = b"".join(mask.tobytes() for batch in arrays for mask in batch)
-        if key not in known:
-            known.add(key)
+        if key not in tried:
+            tried.add(key)
             yield pad_id, masks
 
 
@@ -307,18 +307,19 @@ def _candidate_errors(
     seen: list[dict[str, np.ndarray]],
 ) -> Iterator[float]:
     """Yield the error of each value at a place beside a foreign module; none where none fits."""
-    known = [
+    recorded = [
         (batch.blocks[module], places[name], visible)
         for batch, (_, places), visible in zip(record.batches, runs, seen, strict=True)
         if module in batch.blocks
     ]
     for side, values in runs[0][1].get(name, {}).items():
         for index in range(len(values)):
-            ours = [places[side][index] for _, places, _ in known]
-            theirs = [_as_rows(block, a.shape) for (block, *_), a in zip(known, ours, strict=True)]
-            if all(block is not None for block in theirs):
-                visible = [seen_by[side] for *_, seen_by in known]
-                errors = [*map(_error, ours, theirs, visible)]
+            errors = []
+            for block, places, visible in recorded:
+                ours = places[side][index]
+                theirs = _as_rows(block, ours.shape)
+                errors.append(None if theirs is None else _error(ours, theirs, visible[side]))
+            if None not in errors:
                 yield float(np.nan_to_num(np.max(errors), nan=np.inf))
 
 

@@ -44,24 +44,18 @@ OUTSIDE_PARTS = (
 
 
 class Change(NamedTuple):
-    """A change of a hypothesis, and its text, as "activation='gelu', not 'relu'"."""
+    """A changed hypothesis, and the change in words: "activation='gelu', not 'relu'"."""
 
     text: str
     hypothesis: Hypothesis
 
 
 class Explanation(NamedTuple):
-    """What explains a difference, and what a record cannot tell.
+    """What explains a difference, and what a record cannot tell."""
 
-    Attributes:
-        sentences: One for each change that brings the model nearer to the record.
-        error: The largest error of the model with these changes.
-        undecided: Other values of fields with which the model follows the record as well.
-    """
-
-    sentences: tuple[str, ...]
-    error: float
-    undecided: tuple[str, ...]
+    sentences: tuple[str, ...]  # one for each change that brings the model nearer to the record
+    error: float  # the largest one of the model with these changes
+    undecided: tuple[str, ...]  # values of fields with which the model follows the record as well
 
 
 def explain(
@@ -72,7 +66,11 @@ def explain(
     masks: Masks,
 ) -> Explanation:
     """Return the changes with which a model follows a record, as far as it can."""
-    hypothesis = Hypothesis(config, _concrete_rows(config, layout), masks)
+    rows = tuple(  # one for each tensor, without words in braces
+        Row(pair.foreign, pair.paths, pair.operation, stack=pair.stack)
+        for pair in expand(layout, config)
+    )
+    hypothesis = Hypothesis(config, rows, masks)
     wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
 
     def fit_of(changed: Hypothesis, before: Fit) -> Fit:
@@ -119,14 +117,6 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
             name = f"{match[1]}.layers.{match[2]}"
             modules.setdefault(name, []).append(row.foreign.rpartition(".")[0])
     return {layer: common_module(names) for layer, names in modules.items()}
-
-
-def _concrete_rows(config: TransformerConfig, layout: Layout) -> tuple[Row, ...]:
-    """Return one row for each tensor, without words in braces."""
-    return tuple(
-        Row(pair.foreign, pair.paths, pair.operation, stack=pair.stack)
-        for pair in expand(layout, config)
-    )
 
 
 def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
@@ -182,18 +172,15 @@ def _exchanges(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
         count = getattr(hypothesis.config, f"num_{stack}_layers")
         exchanges.append((f"{stack}/", [f"layers_{i}" for i in range(count)], f" of the {stack}"))
     exchanges += [("", parts, "") for parts in OUTSIDE_PARTS]
-    known = {hypothesis.rows}
+    tried = {hypothesis.rows}
+    paths = {path for row in hypothesis.rows for path in row.paths}
     for before, parts, where in exchanges:
         for pair in itertools.combinations(parts, 2):
             rows = tuple(_exchanged(row, before, *pair) for row in hypothesis.rows)
-            if rows not in known and _paths(rows) == _paths(hypothesis.rows):
-                known.add(rows)
+            if rows not in tried and {path for row in rows for path in row.paths} == paths:
+                tried.add(rows)
                 text = f"{pair[0]} and {pair[1]}{where} are exchanged"
                 yield Change(text, dataclasses.replace(hypothesis, rows=rows))
-
-
-def _paths(rows: tuple[Row, ...]) -> set[str]:
-    return {path for row in rows for path in row.paths}
 
 
 def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
@@ -239,10 +226,9 @@ def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
 
 
 def _turned(row: Row) -> Row:
-    """Return the row of a kernel in its other orientation."""
-    if row.paths[0].endswith("/bias"):
-        return row
-    turned = Operation(not row.operation.transposed, row.operation.shape)
+    """Return the row of a kernel in its other orientation, that of a bias as it is."""
+    kernel = row.paths[0].endswith("/kernel")
+    turned = Operation(row.operation.transposed != kernel, row.operation.shape)
     return dataclasses.replace(row, operation=turned)
 
 

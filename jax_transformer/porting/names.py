@@ -66,14 +66,7 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Tensors that one product or one norm uses.
-
-    Attributes:
-        matrix: Name of the tensor with two or more axes; "" for a norm.
-        bias: Name of the bias; "" where there is none.
-        scale: Name of a norm's scale; "" for a product.
-        bias_length: Its length; 0 where there is none.
-    """
+    """The names of the tensors that one product or one norm uses; "" where there is none."""
 
     matrix: str = ""
     shape: Shape = ()

@@ -26,6 +26,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import FixedBuffer
 from jax_transformer.convert.table import Layout, expand
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import STACKS
 from jax_transformer.model.transformer import Source, Target, decode, encode
 
 PROJECTIONS = ("query", "key", "value", "output", "inner", "outer", "gate")
@@ -70,12 +71,11 @@ def _values(
 ) -> OrderedDict[str, Values]:
     """Return the values of each place, given the inputs and outputs of every module."""
     scale = config.d_model**0.5 if config.embedding_scale == "sqrt_d_model" else 1.0
-    whole = {"encoder", "decoder", *attention_places(config)}
     values: OrderedDict[str, Values] = OrderedDict()
-    for name, own in calls.items():
+    for name, pairs in calls.items():
         last = name.rpartition(".")[2]
         side = "source" if name.startswith(("encoder", "source")) else "target"
-        outputs = [output for _, output in own]
+        outputs = [output for _, output in pairs]
         values.setdefault(name, {})
         if name.count(".") == 3 and last in SUBLAYERS:
             outputs += [output for _, output in calls[f"{name}_residual"]]
@@ -84,7 +84,7 @@ def _values(
             values[name] = {side: outputs}
         elif last == "memory_norm":
             values[name] = {"source": outputs}
-        elif last.endswith("norm") or name.count(".") == 2 or name in whole:
+        elif last.endswith("norm") or name.count(".") == 2 or name in STACKS:
             values[name] = {side: outputs}
         elif last.endswith("_embedding"):
             sides = ("source", "target") if last == "token_embedding" else (side,)
@@ -96,16 +96,6 @@ def _values(
                     ((total, _),) = calls[norm if norm in calls else entry]
                     values[f"{side}_positions"] = {side: [total, total - output]}
     return values
-
-
-def attention_places(config: TransformerConfig) -> tuple[str, str]:
-    """Return where the weights [B, H, queries, keys] of two attentions are values.
-
-    They are the first encoder layer's to itself and the last decoder layer's to the source.
-    """
-    last = config.num_decoder_layers - 1
-    cross = f"decoder.layers.{last}.cross_attention.dropout"
-    return "encoder.layers.0.self_attention.dropout", cross
 
 
 class Tensor(NamedTuple):
@@ -142,9 +132,9 @@ def foreign_modules(
     taken = set()
     # A module that is a whole layer or stack is compared as that, not as its last block.
     for place in sorted(order, key=lambda place: (not _is_layer(place), "." in place)):
-        own = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
+        members = [tensor for tensor in tensors if f"{tensor.place}.".startswith(f"{place}.")]
         tables = place.endswith(("_embedding", "_positions"))
-        for group in filter(None, [[tensor] for tensor in own] if tables else [own]):
+        for group in filter(None, [[tensor] for tensor in members] if tables else [members]):
             for module in _candidates(group, tensors, _is_layer(place)):
                 inside = _inside(module, tensors)
                 later = any(indices.get(tensor.place, 0) > indices[place] for tensor in inside)
@@ -156,14 +146,14 @@ def foreign_modules(
     return modules
 
 
-def _candidates(own: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
+def _candidates(group: list[Tensor], tensors: list[Tensor], exactly: bool) -> list[str]:
     """Return modules that may give a place's output, the likeliest first; `exactly`: no more."""
-    inner = common_module(tensor.module for tensor in own)
-    alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(own)]
+    inner = common_module(tensor.module for tensor in group)
+    alone = [module for module in _around(inner) if len(_inside(module, tensors)) == len(group)]
     if exactly:
         return alone
-    one_block = len({tensor.place for tensor in own}) == 1
-    last = [tensor.module for tensor in own if tensor.last and one_block]
+    one_block = len({tensor.place for tensor in group}) == 1
+    last = [tensor.module for tensor in group if tensor.last and one_block]
     return list(dict.fromkeys([*alone, *last, *_around(inner)]))
 
 

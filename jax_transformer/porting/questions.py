@@ -121,17 +121,13 @@ def _group_questions(
     for index, unit in enumerate(group.units):
         rows, columns = matrix_shape(unit, width)
         if rows == columns:
-            likely = True if orientation is None else orientation
             sure = orientation is not None or unit.matrix.endswith("weight")
-            yield Question(
-                orientation_name(group, index),
-                (likely, not likely),
-                "likely" if sure else "open",
-                about([index]),
-                tuple(
-                    "(outputs, inputs)" if a else "(inputs, outputs)" for a in (likely, not likely)
-                ),
-            )
+            answers, texts = (True, False), ("(outputs, inputs)", "(inputs, outputs)")
+            if orientation is False:
+                answers, texts = answers[::-1], texts[::-1]
+            certainty: Certainty = "likely" if sure else "open"
+            name = orientation_name(group, index)
+            yield Question(name, answers, certainty, about([index]), texts)
 
 
 def group_name(group: Group) -> str:
@@ -151,9 +147,12 @@ def _role_answers(group: Group, width: int) -> tuple[tuple[str, ...], ...]:
     if stacked is None:
         return group.assignments
     shape = matrix_shape(group.units[group.roles.index(stacked)], width)
+    endings = (" rows",) if group.kind == "fused_gate" else (" rows", " heads")
+    if shape[0] == width != shape[1]:
+        endings = (" columns",)
     orders = [
         "+".join(order) + ending
-        for ending in _stacking(shape, width, group.kind)
+        for ending in endings
         for order in itertools.permutations(stacked.split("+"))
     ]
     return tuple(
@@ -161,13 +160,6 @@ def _role_answers(group: Group, width: int) -> tuple[tuple[str, ...], ...]:
         for order in orders
         for roles in group.assignments
     )
-
-
-def _stacking(shape: tuple[int, ...], width: int, kind: str) -> tuple[str, ...]:
-    """Return how several kernels may be stacked in one tensor of this shape."""
-    if shape[0] == width and shape[1] != width:
-        return (" columns",)
-    return (" rows",) if kind == "fused_gate" else (" rows", " heads")
 
 
 def _known_orientation(structure: Structure) -> bool | None:
@@ -219,10 +211,8 @@ def _self_or_cross(decoder: Layer) -> Question:
 
 def _norm_order(layer: Layer, side: str) -> Question:
     """Return the question which norm belongs to which block of a layer."""
-    blocks = ["self_attention", "feed_forward"]
-    if side == "decoder":
-        blocks = ["self_attention", "cross_attention", "feed_forward"]
-        blocks += ["memory_norm"] if len(layer.norms) == 4 else []
+    blocks = [block for block in NORM_WORDS if side == "decoder" or block in ENCODER_BLOCKS]
+    blocks = blocks[: len(layer.norms)]
 
     def score(answer: tuple[str, ...]) -> float:
         norms = enumerate(zip(layer.norms, answer, strict=True))
@@ -234,6 +224,7 @@ def _norm_order(layer: Layer, side: str) -> Question:
     return _ranked(name, itertools.permutations(blocks), score, about, clear=1.0)
 
 
+ENCODER_BLOCKS = ("self_attention", "feed_forward")
 # The usual place of the norm of a block in a layer, its words, and those of other blocks.
 NORM_WORDS = {
     "self_attention": (0, ATTENTION_WORDS - CROSS_WORDS, CROSS_WORDS | FEED_FORWARD_WORDS),
@@ -245,7 +236,7 @@ NORM_WORDS = {
 
 def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     """Return how well a norm's name and place suit a block."""
-    position, known, others = NORM_WORDS[block]
+    position, usual, unusual = NORM_WORDS[block]
     score = 0.5 if index == position % len(layer.norms) else 0.0
     module = norm.name.rpartition(".")[0].rpartition(".")[0]
     groups = {
@@ -256,8 +247,8 @@ def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     }[block]
     if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
         score += 2
-    found = {word for word in words(norm.name) if word not in ("layer", "norm")}
-    return score + len(found & known) - len(found & others)
+    spoken = {word for word in words(norm.name) if word not in ("layer", "norm")}
+    return score + len(spoken & usual) - len(spoken & unusual)
 
 
 def _outside_norms(structure: Structure) -> Question:
@@ -305,14 +296,12 @@ class Tables(NamedTuple):
 
 def _tables(structure: Structure) -> Question:
     """Return the question what each table outside the layers holds."""
-    tables, everyone = structure.tables, range(len(structure.tables))
+    tables, numbers = structure.tables, range(len(structure.tables))
     answers = [Tables(None, None, None)] if not tables else []
     pairs = [() if structure.encoder.relative else pair for pair in _position_pairs(structure)]
-    for source, target, positions in itertools.product(everyone, everyone, pairs):
-        for output in (*everyone, None):
-            answer = Tables(source, target, output, positions)
-            if _is_possible(answer, structure) and answer not in answers:
-                answers.append(answer)
+    for source, target, positions in itertools.product(numbers, numbers, dict.fromkeys(pairs)):
+        possible = (Tables(source, target, output, positions) for output in (*numbers, None))
+        answers += [answer for answer in possible if _is_possible(answer, structure)]
     if not answers:
         names = ", ".join(f"{table.matrix} {list(table.shape)}" for table in tables)
         raise InputError(
@@ -328,13 +317,13 @@ def _tables(structure: Structure) -> Question:
         total += vote(tables[target], TARGET_WORDS, SOURCE_WORDS | HEAD_WORDS)
         total += vote(tables[source], TABLE_WORDS, ()) + vote(tables[target], TABLE_WORDS, ())
         total += 5 * sum(vote(tables[i], POSITION_WORDS, ()) > 0 for i in positions)
-        for index, own, other in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
-            total += vote(tables[index], own, other) > 0
+        for index, side, opposite in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
+            total += vote(tables[index], side, opposite) > 0
         if output is None:
             return total - 3
-        own = output not in (source, target)
-        total += 2 * vote(tables[output], HEAD_WORDS, TABLE_WORDS) if own else 0
-        total += 3 * bool(tables[output].bias) if own else 0
+        if output not in (source, target):
+            total += 2 * vote(tables[output], HEAD_WORDS, TABLE_WORDS)
+            total += 3 * bool(tables[output].bias)
         return total
 
     about = [name for table in tables for name in (table.matrix, table.bias)]
@@ -375,8 +364,8 @@ def _tables_text(answer: Tables, structure: Structure) -> str:
     names = ["none" if i is None else structure.tables[i].matrix for i in answer[:3]]
     text = _pairs(("source", "target", "output"), names)
     if answer.positions:
-        own = [structure.tables[i].matrix for i in answer.positions]
-        text += ", " + _pairs(("positions of the source", "of the target"), own)
+        positions = [structure.tables[i].matrix for i in answer.positions]
+        text += ", " + _pairs(("positions of the source", "of the target"), positions)
     return text
 
 

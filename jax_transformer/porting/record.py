@@ -66,33 +66,22 @@ save_file(tensors, "recorded.safetensors")
 
 
 class Masks(NamedTuple):
-    """Which masks a program uses; prints how they differ from the usual ones.
+    """Which masks a program uses; prints how they differ from the usual ones."""
 
-    Attributes:
-        encoder: Whether the encoder hides the padding of the source.
-        memory: Whether the attention to the memory hides it.
-        target: Whether the padding of the target is hidden.
-        causal: Whether later targets are hidden.
-    """
-
-    encoder: bool = True
-    memory: bool = True
-    target: bool = True
-    causal: bool = True
+    encoder: bool = True  # hides the padding of the source
+    memory: bool = True  # the attention to the memory hides it
+    target: bool = True  # the padding of the target is hidden
+    causal: bool = True  # later targets are hidden
 
     def __str__(self) -> str:
-        changes = []
-        if not self.encoder and not self.memory:
-            changes.append("no source padding mask")
-        elif not self.encoder:
-            changes.append("no source padding mask in the encoder")
-        elif not self.memory:
-            changes.append("no source padding mask in the cross-attention")
-        if not self.target:
-            changes.append("no target padding mask")
-        if not self.causal:
-            changes.append("not causal")
-        return ", ".join(changes) or DEFAULT_MASKS
+        source = {
+            (False, False): "no source padding mask",
+            (False, True): "no source padding mask in the encoder",
+            (True, False): "no source padding mask in the cross-attention",
+        }.get((self.encoder, self.memory))
+        target = None if self.target else "no target padding mask"
+        causal = None if self.causal else "not causal"
+        return ", ".join(filter(None, (source, target, causal))) or DEFAULT_MASKS
 
 
 class Batch(NamedTuple):
@@ -204,9 +193,10 @@ def read_record(path: str | os.PathLike) -> Record:
         raise InputError(f"{where}: some names begin with a batch's number and some do not")
     if len(numbered) > MOST_BATCHES:
         raise InputError(f"{where}: holds {len(numbered)} batches; record {MOST_BATCHES} at most")
-    order = sorted(numbered, key=lambda number: int(number or 0))
-    prefixes = {number: f"{number}." if number else "" for number in order}
-    batches = [(prefixes[number], numbered[number]) for number in order]
+    batches = [
+        (f"{number}." if number else "", numbered[number])
+        for number in sorted(numbered, key=lambda number: int(number or 0))
+    ]
     return _record(batches, pad_id, where)
 
 
@@ -234,14 +224,14 @@ def record_module(
         raise InputError(f"module is a {type(module).__name__}, not a torch.nn.Module")
     inputs = {"src": _input("src", "", src), "tgt": _input("tgt", "", tgt)}
     parameter = next(module.parameters(), torch.empty(0))
-    given = [
+    on_device = [
         as_torch(array).to(parameter.device, torch.int64 if array.ndim == 2 else parameter.dtype)
         for array in inputs.values()
     ]
     kept: dict[str, np.ndarray] = {}
     with _observed(module, kept), torch.no_grad():
         try:
-            output = module(*given) if call is None else call(module, *given)
+            output = module(*on_device) if call is None else call(module, *on_device)
         except TypeError as error:
             error.add_note("Where the module needs other arguments, give call=")
             raise
@@ -288,7 +278,7 @@ def _record(
     batches: Sequence[tuple[str, Mapping[str, np.ndarray]]], pad_id: int | None, where: str
 ) -> Record:
     """Return the record of tensors by name, with the prefix of their names in the file."""
-    read = []
+    read: list[tuple[str, Batch]] = []
     for prefix, tensors in batches:
         if absent := [part for part in PARTS if part not in tensors]:
             names = ", ".join(f"{prefix}{part}" for part in absent)
@@ -311,15 +301,16 @@ def _record(
         batch.output.shape[1::-1] == batch.tgt.shape[:2] != batch.output.shape[:2]
         for _, batch in read
     )
-    turned = tuple(_batch_first(batch, sequence_first, prefix, where) for prefix, batch in read)
-    for (prefix, batch), one in zip(read, turned, strict=True):
-        _check_output(f"{prefix}logits", where, one, pad_id)
-        if (last := one.output.shape[2]) != (first := turned[0].output.shape[2]):
+    turned: list[Batch] = []
+    for prefix, batch in read:
+        turned.append(_batch_first(batch, sequence_first, prefix, where))
+        _check_output(f"{prefix}logits", where, turned[-1], pad_id)
+        if (last := turned[-1].output.shape[2]) != (first := turned[0].output.shape[2]):
             raise InputError(
                 f"{where}: {prefix}logits {list(batch.output.shape)} has {last} logits a position, "
                 f"but the first batch has {first}"
             )
-    return Record(turned, pad_id)
+    return Record(tuple(turned), pad_id)
 
 
 def _batch_first(batch: Batch, sequence_first: bool, prefix: str, where: str) -> Batch:

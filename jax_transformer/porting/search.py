@@ -73,11 +73,8 @@ class Search:
         progress: Progress | None = None,
         minutes: float = 10.0,
     ) -> None:
-        self.structure = structure
-        self.tensors = Tensors(tensors)
-        self.record = record
-        self.taps = layer_modules(structure)
-        self.progress = progress
+        self.structure, self.tensors, self.record = structure, Tensors(tensors), record
+        self.taps, self.progress = layer_modules(structure), progress
         self.start = time.perf_counter()
         self.end = self.start + 60 * minutes
         self.stopped = False
@@ -85,9 +82,8 @@ class Search:
         self.places = sum(1 + len(layers & batch.blocks.keys()) for batch in record.batches)
         self.agreed = 0
         self.questions = find_questions(structure)
-        self.questions["the tables"] = _fitting_tables(
-            self.questions["the tables"], structure, record
-        )
+        tables = self.questions["the tables"]
+        self.questions["the tables"] = _fitting_tables(tables, structure, record)
         if any(batch.src.shape[1] != batch.tgt.shape[1] for batch in record.batches):
             self.questions.pop("decoder_attention", None)  # the other one needs equal lengths
         self.known: dict[tuple[Any, ...], Fit] = {}
@@ -103,8 +99,8 @@ class Search:
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
         fit, seconds = self._fit(answers), time.perf_counter() - self.start
-        result = (answers, hypothesis, fit, alternatives, self.questions, self.passes)
-        return Finding(*result, seconds, self.stopped)
+        counts = (self.passes, seconds, self.stopped)
+        return Finding(answers, hypothesis, fit, alternatives, self.questions, *counts)
 
     def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:
         """Return the model of these answers; None where no config has it."""
@@ -205,9 +201,9 @@ class Search:
             for change in self._changes(answers)
             if self._fit(answers | dict([change]), point.name).points[-1] != point
         ]
-        for one, other in itertools.combinations(effective, 2):
-            if one[0] != other[0]:
-                changed = answers | dict((one, other))
+        for first, second in itertools.combinations(effective, 2):
+            if first[0] != second[0]:
+                changed = answers | dict((first, second))
                 if self._improves(changed, self._fit(best)):
                     best = changed
         return best
@@ -215,28 +211,28 @@ class Search:
     def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return the best answers of descents from other norms and placements."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
-        asked = [name for name in names if name in self.questions]
+        asked = {name: self.questions[name].answers for name in names if name in self.questions}
         starts = [
             answers | dict(zip(asked, choice, strict=True))
-            for choice in itertools.product(*(self.questions[name].answers for name in asked))
+            for choice in itertools.product(*asked.values())
         ]
-        found = [answers]
+        reached = [answers]
+
+        def score(answers: dict[str, Any]) -> tuple[int, float]:
+            return self._fit(answers).score
 
         def descents() -> Iterator[dict[str, Any]]:
             yield from map(self._swept, starts)
-            yield from map(self._descend, sorted(found, key=self._score, reverse=True)[:STARTS])
+            yield from map(self._descend, sorted(reached, key=score, reverse=True)[:STARTS])
             for start in starts:
                 yield from map(self._swept, self._stacked_alike(start))
 
         for answers in descents():
-            if answers not in found:
-                found.append(answers)
+            if answers not in reached:
+                reached.append(answers)
             if self._fit(answers).complete or self._is_over():
                 break
-        return max(found, key=self._score)
-
-    def _score(self, answers: Mapping[str, Any]) -> tuple[int, float]:
-        return self._fit(answers).score
+        return max(reached, key=score)
 
     def _swept(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers that no change of one improves."""
@@ -258,17 +254,16 @@ class Search:
             if change is None or complete[change].error * CLEAR > fit.error:
                 break
             answers = answers | dict([change])
-        place, found = len(self._fit(answers).points), self._build(answers)
+        best, hypothesis = self._fit(answers), self._build(answers)
         alternatives = []
         for name, answer in self._changes(answers):
             if name == "target padding hidden" and answers["later targets hidden"]:
                 continue  # padding at the end is later than every token: it is hidden anyway
-            other = self._build(answers | {name: answer})
-            if other is None or other == found:
-                continue
-            fit = self._fit(answers | {name: answer})
-            if len(fit.points) >= place or self._fit(answers).complete:
-                alternatives.append(Alternative(name, answer, fit.error))
+            changed = answers | {name: answer}
+            if self._build(changed) not in (None, hypothesis):
+                fit = self._fit(changed)
+                if best.complete or len(fit.points) >= len(best.points):
+                    alternatives.append(Alternative(name, answer, fit.error))
         return answers, tuple(sorted(alternatives, key=lambda other: other.error))
 
 

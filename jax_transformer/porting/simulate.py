@@ -67,42 +67,42 @@ class Tensors:
     """Foreign tensors as float64 torch tensors, read through rows without a copy."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
-        self._tensors = {name: as_torch(array) for name, array in tensors.items()}
-        self._wide: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._wide:
-            self._wide[name] = self._tensors[name].to(torch.float64)
-        return self._wide[name]
+        self._tensors = {name: as_torch(array).to(torch.float64) for name, array in tensors.items()}
+        self._read: dict[tuple[Row, int], dict[str, Tensor]] = {}  # by row and number of heads
 
     def parameters(self, hypothesis: Hypothesis) -> dict[str, Tensor]:
         """Return the parameters of `torch_reference` that a hypothesis reads, by name."""
-        config = hypothesis.config
-        counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
         named: dict[str, Tensor] = {}
         for row in hypothesis.rows:
-            repeated = "{i}" in row.foreign
-            for index in range(counts[row.paths[0].partition("/")[0]]) if repeated else (0,):
-                foreign = self[row.foreign.replace("{i}", str(index))]
-                parts = _parts(foreign, row, config)
-                for path, part in zip(row.paths, parts, strict=True):
-                    name, value = _reference(path.replace("{i}", str(index)), part, row, config)
-                    named.setdefault(name, value)
+            key = (row, hypothesis.config.num_heads)
+            if key not in self._read:
+                self._read[key] = dict(self._parameters(row, hypothesis.config))
+            named |= self._read[key]
         return named
 
+    def _parameters(self, row: Row, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the value of each parameter in `torch_reference` that a row holds."""
+        counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+        repeated = "{i}" in row.foreign
+        for index in range(counts[row.paths[0].partition("/")[0]]) if repeated else (0,):
+            foreign = self._tensors[row.foreign.replace("{i}", str(index))]
+            parts = _parts(foreign, row, config.num_heads)
+            for path, part in zip(row.paths, parts, strict=True):
+                yield _reference(path.replace("{i}", str(index)), part, row, config.d_model)
 
-def _parts(foreign: Tensor, row: Row, config: TransformerConfig) -> tuple[Tensor, ...]:
+
+def _parts(foreign: Tensor, row: Row, num_heads: int) -> tuple[Tensor, ...]:
     """Return the parts of a foreign tensor, one for each parameter."""
     count = len(row.paths)
     if count == 1:
         return (foreign,)
     if row.stack == "heads":
-        parts = foreign.unflatten(0, (config.num_heads, count, -1)).unbind(1)
+        parts = foreign.unflatten(0, (num_heads, count, -1)).unbind(1)
         return tuple(part.flatten(0, 1) for part in parts)
     return foreign.chunk(count, dim=-1 if row.stack == "columns" else 0)
 
 
-def _reference(path: str, part: Tensor, row: Row, config: TransformerConfig) -> tuple[str, Tensor]:
+def _reference(path: str, part: Tensor, row: Row, d_model: int) -> tuple[str, Tensor]:
     """Return the name and the value of a parameter in `torch_reference`."""
     module, _, leaf = path.replace("layers_", "layers.").replace("/", ".").rpartition(".")
     if leaf == "bias":
@@ -112,7 +112,7 @@ def _reference(path: str, part: Tensor, row: Row, config: TransformerConfig) -> 
     if leaf == "embedding":
         return f"{module}.weight", part.reshape(-1, part.shape[-1])
     if part.dim() == 3:  # the heads are one of the axes
-        part = part.flatten(1) if part.shape[0] == config.d_model else part.flatten(0, 1)
+        part = part.flatten(1) if part.shape[0] == d_model else part.flatten(0, 1)
     return f"{module}.weight", part if row.operation.transposed else part.T
 
 
@@ -130,9 +130,7 @@ def simulate(
     place alone is compared, and layers whose recorded output is known are not computed.
     """
     points: list[Point] = []
-    run = _run_of(
-        dataclasses.replace(hypothesis.config, num_encoder_layers=1, num_decoder_layers=1)
-    )
+    run = _run_of(hypothesis.config)
     outside: dict[str, Tensor] = {}
     layers: dict[str, dict[str, Tensor]] = {}  # the parameters of each layer
     for name, value in tensors.parameters(hypothesis).items():
@@ -159,7 +157,8 @@ def simulate(
 def _run_of(config: TransformerConfig) -> _Run:
     """Return the model without memory for its parameters, which a call hands in."""
     with torch.device("meta"):
-        return _Run(config).eval()
+        single = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
+        return _Run(single).eval()
 
 
 class _Run(nn.Module):
@@ -194,30 +193,39 @@ class _Run(nn.Module):
             torch.from_numpy, batch.masks(masks, pad_id, config.bos_id)
         )
 
-        def stack(
-            side: str, x: Tensor, visible: np.ndarray, *others: Tensor
-        ) -> Generator[Point, None, Tensor]:
-            """Yield the places of a stack's layers, and return its output."""
-            part, bias = getattr(self.model, side), None
-            if config.has_shared_relative_bias:
-                bias = part.relative_attention_bias(x.shape[1], x.shape[1])
-            for index in range(sum(name.startswith(side) for name in layers)):
-                name = f"{side}.layers.{index}"
-                theirs = _tap(batch, taps.get(name), x)
-                if theirs is None or only in ("", name):
-                    x = functional_call(part.layers[0], layers[name], (x, *others, bias))
-                if theirs is not None:
-                    if only in ("", name):
-                        yield _compare(name, x, theirs, visible)
-                    x = theirs
-            return part.norm(x)
-
         memory = self._embed(batch.src, "source")
-        memory = yield from stack("encoder", memory, source, encoder_mask)
-        x = self._embed(batch.tgt, "target")
-        x = yield from stack("decoder", x, target, memory, target_mask, memory_mask)
+        stack = (layers, batch, taps, only)
+        memory = yield from self._stack("encoder", memory, source, (encoder_mask,), *stack)
+        x, masks = self._embed(batch.tgt, "target"), (target_mask, memory_mask)
+        x = yield from self._stack("decoder", x, target, (memory, *masks), *stack)
         if only in ("", "logits"):
             yield self._compare_output(x, batch.output, target)
+
+    def _stack(
+        self,
+        side: str,
+        x: Tensor,
+        visible: np.ndarray,
+        others: tuple[Tensor, ...],
+        layers: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        taps: Mapping[str, str],
+        only: str,
+    ) -> Generator[Point, None, Tensor]:
+        """Yield the places of a stack's layers, and return its output."""
+        part, bias = getattr(self.model, side), None
+        if self.model.config.has_shared_relative_bias:
+            bias = part.relative_attention_bias(x.shape[1], x.shape[1])
+        for index in range(sum(name.startswith(side) for name in layers)):
+            name = f"{side}.layers.{index}"
+            theirs = _tap(batch, taps.get(name), x)
+            if theirs is None or only in ("", name):
+                x = functional_call(part.layers[0], layers[name], (x, *others, bias))
+            if theirs is not None:
+                if only in ("", name):
+                    yield _compare(name, x, theirs, visible)
+                x = theirs
+        return part.norm(x)
 
     def _embed(self, tokens: np.ndarray, side: str) -> Tensor:
         """Return what enters a stack [B, L, D]."""

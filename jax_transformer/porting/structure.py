@@ -66,12 +66,9 @@ class Positions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """The parts of a model.
+    """The parts of a model; `copies` are the names of the originals by those of equal copies.
 
-    Attributes:
-        tables: Embeddings of tokens and of positions, and the output projection.
-        output_biases: Vectors as long as a vocabulary.
-        copies: Name of the original by name of an equal copy.
+    `tables` are embeddings of tokens and of positions, and the output projection.
     """
 
     width: int
@@ -88,35 +85,35 @@ class Structure:
 
 def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     """Return the parts of the model that tensors of these names, shapes and values make up."""
-    integers = [name for name, array in tensors.items() if array.dtype.kind in "iub"]  # buffers
-    tensors = {name: array for name, array in tensors.items() if name not in integers}
+    buffers = [name for name, array in tensors.items() if array.dtype.kind in "iub"]
+    tensors = {name: array for name, array in tensors.items() if name not in buffers}
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
     if len(stacks) != 2:
-        found = ", ".join(f"{s.before}{_range(s.indices)}" for s in stacks[:SHOWN]) or "none"
+        listed = ", ".join(f"{s.before}{_range(s.indices)}" for s in stacks[:SHOWN]) or "none"
         raise InputError(
-            f"found {len(stacks)} stacks of layers among {len(shapes)} tensors ({found}); "
+            f"found {len(stacks)} stacks of layers among {len(shapes)} tensors ({listed}); "
             "an encoder-decoder has two, each with numbered layers that are alike"
         )
     width = most_common_width(shape for stack in stacks for shape in stack.shapes.values())
-    outside = {
-        name: shape
-        for name, shape in shapes.items()
-        if not any(_inside(name, stack) for stack in stacks)
+    inside = {
+        f"{stack.before}{index}{suffix}"
+        for stack in stacks
+        for index in stack.indices
+        for suffix in (*stack.shapes, *stack.first_only)
     }
-    layers = [_layer(stack, tensors, width) for stack in stacks]
-    encoder, decoder = _order(layers)
+    outside = {name: shape for name, shape in shapes.items() if name not in inside}
+    encoder, decoder = _order([_layer(stack, tensors, width) for stack in stacks])
     if len(outside) > MOST_OUTSIDE:
         raise InputError(_no_place(sorted(outside, key=natural_key), shapes))
     sinusoids = tuple(_sinusoids(outside, tensors, width))
     computed = {positions.name for positions in sinusoids}
     copies = _copies(tensors, outside.keys() - computed)
-    own = {name: s for name, s in outside.items() if name not in computed | copies.keys()}
-    units = find_units(own, width)
-    relative = [layer for layer in (encoder, decoder) if layer.relative]
+    learned = {name: s for name, s in outside.items() if name not in computed | copies.keys()}
+    units = find_units(learned, width)
+    relative = [side.stack.name(0, side.relative) for side in (encoder, decoder) if side.relative]
     if len(relative) == 1:
-        name = relative[0].stack.name(0, relative[0].relative)
-        raise InputError(_no_place([name], shapes))
+        raise InputError(_no_place(relative, shapes))
     tables = [u for u in units.products if _is_table(u, width)]
     if len(tables) > MOST_TABLES:
         raise InputError(_no_place([table.matrix for table in tables], shapes))
@@ -129,10 +126,10 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         if shapes[name] and max(shapes[name]) == math.prod(shapes[name]) in vocabularies
     ]
     meaningless = [n for n in loose if n not in biases and _is_constant(tensors[n])]
-    rest = [name for name in loose if name not in (*biases, *meaningless)]
-    rest += [unit.matrix for unit in odd if unit.bias]
-    if rest:
-        raise InputError(_no_place(rest, shapes))
+    unplaced = [name for name in loose if name not in (*biases, *meaningless)]
+    unplaced += [unit.matrix for unit in odd if unit.bias]
+    if unplaced:
+        raise InputError(_no_place(unplaced, shapes))
     return Structure(
         width,
         shapes,
@@ -143,7 +140,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         tuple(biases),
         sinusoids,
         copies,
-        (*integers, *meaningless),
+        (*buffers, *meaningless),
     )
 
 
@@ -165,14 +162,6 @@ def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
         ):
             return kind, offset
     return None
-
-
-def _inside(name: str, stack: Stack) -> bool:
-    return any(
-        name.startswith(f"{stack.before}{index}")
-        and name[len(f"{stack.before}{index}") :] in (*stack.shapes, *stack.first_only)
-        for index in stack.indices
-    )
 
 
 def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer:
@@ -242,12 +231,9 @@ def _copies(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
     originals: list[str] = []
     for name in sorted(names, key=natural_key):
         array = tensors[name]
-        for other in originals if array.ndim > 1 and not _is_constant(array) else ():
-            same = tensors[other]
-            if same is array or (
-                (same.shape, same.dtype) == (array.shape, array.dtype)
-                and np.array_equal(same, array)
-            ):
+        large = array.ndim > 1 and not _is_constant(array)
+        for other in originals if large else ():
+            if array.dtype == tensors[other].dtype and np.array_equal(tensors[other], array):
                 copies[name] = other
                 break
         else:
@@ -260,8 +246,8 @@ def _sinusoids(
 ) -> Iterable[Positions]:
     for name, shape in sorted(shapes.items(), key=lambda item: natural_key(item[0])):
         table = len(shape) > 1 and shape[-1] == width and sum(n > 1 for n in shape) <= 2
-        if table and (found := position_kind(tensors[name], width)):
-            yield Positions(name, *found, shape)
+        if table and (kind := position_kind(tensors[name], width)):
+            yield Positions(name, *kind, shape)
 
 
 def _by_value(norm: Unit, tensors: Mapping[str, np.ndarray]) -> Unit:

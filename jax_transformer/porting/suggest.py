@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.table import Layout
+from jax_transformer.convert.table import Layout, Pair, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
@@ -73,11 +73,9 @@ class Suggestion:
         width = max(map(len, [*names, *layout.unused]))
         lines = []
         for row in layout.rows:
-            level = self.certainty[_first(row.foreign, self.certainty)]
-            how = " transposed" if row.operation.transposed else ""
-            how += f" to {list(row.operation.shape)}" if row.operation.shape else ""
-            how += f" by {row.stack}" if len(row.paths) > 1 else ""
-            lines.append(f"{level:<8}{row.foreign:<{width}}  {together(row.paths)}{how}")
+            level = self.certainty[row.foreign.replace("{i}", "0")]
+            text = f"{together(row.paths)} {described(row)}".rstrip()
+            lines.append(f"{level:<8}{row.foreign:<{width}}  {text}")
         constants = {
             buffer.foreign: "the computed position table"
             if isinstance(buffer.value, PositionTable)
@@ -135,8 +133,7 @@ def suggest(
     undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
     finding, settled = None, undecided
     if record is None:
-        answers = {name: question.answers[0] for name, question in questions.items()}
-        hypothesis = build(structure, answers)
+        hypothesis = build(structure, {q.name: q.answers[0] for q in questions.values()})
     else:
         from jax_transformer.porting.search import Search
 
@@ -211,12 +208,6 @@ def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
     ]
 
 
-def _first(template: str, names: Mapping[str, Any]) -> str:
-    """Return the name of the first layer's tensor."""
-    name = template.replace("{i}", "0")
-    return name if name in names else template.replace("{i}", "1")
-
-
 def together(paths: Sequence[str]) -> str:
     """Return paths that differ in some keys, as a/{b,c}/d."""
     split = [path.split("/") for path in paths]
@@ -224,3 +215,11 @@ def together(paths: Sequence[str]) -> str:
         return ", ".join(paths)
     keys = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
     return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)
+
+
+def described(row: Row | Pair) -> str:
+    """Return how parameters become their tensor: "transposed to [4, -1]", "transposed by rows"."""
+    changes = ["transposed"] if row.operation.transposed else []
+    changes += [f"to {list(row.operation.shape)}"] if row.operation.shape else []
+    changes += [f"by {row.stack}"] if len(row.paths) > 1 else []
+    return " ".join(changes)

@@ -97,14 +97,13 @@ def _random_inputs(
 ) -> list[np.ndarray]:
     """Return ids of both sides in rows of different lengths, or vectors."""
     longest = config.max_length if config.has_position_table else SOURCE_LENGTH
-    lengths = [min(SOURCE_LENGTH, longest), min(TARGET_LENGTH, longest)]
-    if config.decoder_attention == "self_over_memory":
-        lengths[1] = lengths[0]
+    same = config.decoder_attention == "self_over_memory"
+    lengths = (SOURCE_LENGTH, SOURCE_LENGTH if same else TARGET_LENGTH)
+    lengths = [min(length, longest) for length in lengths]
     if config.token_embeddings == "none":
         return [random.normal(size=(BATCH, n, config.d_model)).astype(dtype) for n in lengths]
     inputs = []
-    sizes = (config.src_vocab_size, config.tgt_vocab_size)
-    for length, size in zip(lengths, sizes, strict=True):
+    for length, size in zip(lengths, (config.src_vocab_size, config.tgt_vocab_size), strict=True):
         ids = random.integers(0, size, (BATCH, length), np.int32)
         ids[ids == config.pad_id] = config.eos_id
         ends = np.linspace(length, max(1, length // 2), BATCH).astype(int)

@@ -56,25 +56,17 @@ def sizes(source, target, d_model, num_heads, d_ff, encoder, decoder):
 
 
 PRE_NORM = {"norm_placement": "pre", "final_norm": True}
+UNSCALED_LEARNED = {"embedding_scale": "none", "positions": "learned"}
+NO_PROJECTION_BIAS = {"qkv_bias": False, "attention_output_bias": False}
+NO_LAYER_BIAS = NO_PROJECTION_BIAS | {"feed_forward_bias": False, "norm_bias": False}
+SHARED = {"token_embeddings": "shared", "output_projection": "tied", "output_bias": False}
 
 MODELS: dict[str, ForeignModel] = {
     "fused_rows": ForeignModel(
         FusedRows,
         sizes(53, 53, 32, 4, 128, 3, 2)
-        | PRE_NORM
-        | {
-            "max_length": 23,
-            "token_embeddings": "shared",
-            "embedding_scale": "none",
-            "positions": "learned",
-            "output_projection": "tied",
-            "output_bias": False,
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "feed_forward_bias": False,
-            "norm_bias": False,
-            "activation": "gelu",
-        },
+        | (PRE_NORM | SHARED | UNSCALED_LEARNED | NO_LAYER_BIAS)
+        | {"max_length": 23, "activation": "gelu"},
         masks="source",
     ),
     "keys_before_queries": ForeignModel(
@@ -86,15 +78,9 @@ MODELS: dict[str, ForeignModel] = {
     "fused_columns": ForeignModel(
         FusedColumns,
         sizes(37, 43, 36, 3, 60, 2, 2)
-        | PRE_NORM
-        | {
-            "max_length": 17,
-            "embedding_scale": "none",
-            "positions": "learned",
-            "output_projection": "tied",
-            "output_bias": False,
-            "activation": "gelu_tanh",
-        },
+        | (PRE_NORM | UNSCALED_LEARNED)
+        | {"max_length": 17, "output_projection": "tied", "output_bias": False}
+        | {"activation": "gelu_tanh"},
         masks="none",
     ),
     "fused_heads": ForeignModel(FusedHeads, sizes(43, 47, 28, 7, 44, 2, 2)),
@@ -108,56 +94,29 @@ MODELS: dict[str, ForeignModel] = {
     "mean_free": ForeignModel(
         MeanFree,
         sizes(33, 51, 24, 3, 44, 2, 3)
-        | PRE_NORM
-        | {
-            "embedding_scale": "none",
-            "output_bias": False,
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "feed_forward_bias": False,
-            "gated_feed_forward": True,
-            "activation": "silu",
-            "norm": "rms_norm",
-            "norm_bias": False,
-            "norm_epsilon": 1e-6,
-        },
+        | (PRE_NORM | NO_LAYER_BIAS)
+        | {"embedding_scale": "none", "output_bias": False}
+        | {"gated_feed_forward": True, "activation": "silu"}
+        | {"norm": "rms_norm", "norm_epsilon": 1e-6},
     ),
     "kernels": ForeignModel(
         Kernels,
         sizes(31, 31, 16, 4, 48, 2, 2)
-        | {
-            "max_length": 19,
-            "embedding_scale": "none",
-            "positions": "learned",
-            "embedding_norm": True,
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "activation": "gelu",
-            "norm_epsilon": 1e-12,
-        },
+        | (UNSCALED_LEARNED | NO_PROJECTION_BIAS)
+        | {"max_length": 19, "embedding_norm": True, "activation": "gelu", "norm_epsilon": 1e-12},
     ),
     "letters": ForeignModel(
         Letters,
         sizes(59, 67, 42, 6, 50, 3, 2)
-        | {
-            "positions": "none",
-            "qkv_bias": False,
-            "activation": "silu",
-            "norm_epsilon": 1e-3,
-            "norm_placement": "pre",
-            "memory_norm": True,
-        },
+        | {"positions": "none", "qkv_bias": False, "activation": "silu"}
+        | {"norm_placement": "pre", "norm_epsilon": 1e-3, "memory_norm": True},
     ),
     "unnormed_decoder": ForeignModel(
         UnnormedDecoder,
         sizes(37, 61, 30, 6, 30, 2, 3)
         | PRE_NORM
-        | {
-            "max_length": 27,
-            "output_bias": False,
-            "activation": "gelu",
-            "decoder_final_norm": False,
-        },
+        | {"max_length": 27, "output_bias": False, "activation": "gelu"}
+        | {"decoder_final_norm": False},
         pad_id=1,
     ),
     "sequence_first": ForeignModel(
@@ -167,32 +126,16 @@ MODELS: dict[str, ForeignModel] = {
     "norm_inside": ForeignModel(
         NormInside,
         sizes(57, 57, 40, 2, 62, 2, 2)
-        | {
-            "max_length": 44,
-            "token_embeddings": "shared",
-            "embedding_scale": "none",
-            "embedding_norm": True,
-            "output_projection": "tied",
-            "output_bias": False,
-            "output_scale": "inverse_sqrt_d_model",
-            "qkv_bias": False,
-            "attention_output_bias": False,
-            "norm_epsilon": 1e-6,
-        },
+        | (SHARED | NO_PROJECTION_BIAS)
+        | {"max_length": 44, "embedding_scale": "none", "embedding_norm": True}
+        | {"output_scale": "inverse_sqrt_d_model", "norm_epsilon": 1e-6},
     ),
     "wrapped": ForeignModel(
         Wrapped,
         sizes(35, 49, 26, 3, 38, 2, 2)
-        | PRE_NORM
-        | {
-            "d_kv": 8,
-            "max_length": 21,
-            "embedding_scale": "none",
-            "positions": "learned",
-            "qkv_bias": False,
-            "gated_feed_forward": True,
-            "activation": "gelu",
-        },
+        | (PRE_NORM | UNSCALED_LEARNED)
+        | {"d_kv": 8, "max_length": 21, "qkv_bias": False}
+        | {"gated_feed_forward": True, "activation": "gelu"},
         masks="source",
     ),
 }

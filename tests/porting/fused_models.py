@@ -23,6 +23,24 @@ def heads_of(x, count):
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
+def masks(src, tgt, pad=0):
+    """Return the masks [B, 1, 1, S] and [B, 1, T, T], True = attend."""
+    return (src != pad)[:, None, None], (tgt != pad)[:, None, None] & past(tgt.shape[1])
+
+
+def through(layers, x, *others):
+    """Return what leaves the last of some layers."""
+    for layer in layers:
+        x = layer(x, *others)
+    return x
+
+
+def attended(q, k, v, count, mask=None):
+    """Return what `count` heads read [B, L, D]."""
+    q, k, v = (heads_of(x, count) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+
+
 # FusedRows: one matrix (3D, D), in the order of query, key and value; no bias anywhere.
 
 
@@ -34,9 +52,7 @@ class BiaslessSelfAttention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x, mask):
-        q, k, v = (heads_of(part, self.n_head) for part in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, mask)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(attended(*self.qkv(x).chunk(3, -1), self.n_head, mask))
 
 
 class BiaslessCrossAttention(nn.Module):
@@ -48,9 +64,7 @@ class BiaslessCrossAttention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x, memory, mask):
-        k, v = (heads_of(part, self.n_head) for part in self.kv(memory).chunk(2, -1))
-        y = F.scaled_dot_product_attention(heads_of(self.q(x), self.n_head), k, v, mask)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(attended(self.q(x), *self.kv(memory).chunk(2, -1), self.n_head, mask))
 
 
 class BiaslessBlock(nn.Module):
@@ -62,12 +76,8 @@ class BiaslessBlock(nn.Module):
             self.ln_x = nn.LayerNorm(width, bias=False)
             self.cross = BiaslessCrossAttention(width, n_head)
         self.ln_2 = nn.LayerNorm(width, bias=False)
-        self.mlp = nn.ModuleDict(
-            {
-                "up": nn.Linear(width, inner, bias=False),
-                "down": nn.Linear(inner, width, bias=False),
-            }
-        )
+        up, down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.mlp = nn.ModuleDict({"up": up, "down": down})
 
     def forward(self, x, mask, memory=None, memory_mask=None):
         x = x + self.attn(self.ln_1(x), mask)
@@ -96,12 +106,9 @@ class FusedRows(nn.Module):
     def forward(self, src, tgt):
         src_mask = (src != 0)[:, None, None]
         x = self.tok_emb(src) + self.src_pos_emb.weight[: src.shape[1]]
-        for block in self.enc.blocks:
-            x = block(x, src_mask)
-        memory = self.enc.ln_f(x)
+        memory = self.enc.ln_f(through(self.enc.blocks, x, src_mask))
         y = self.tok_emb(tgt) + self.tgt_pos_emb.weight[: tgt.shape[1]]
-        for block in self.dec.blocks:
-            y = block(y, past(tgt.shape[1]), memory, src_mask)
+        y = through(self.dec.blocks, y, past(tgt.shape[1]), memory, src_mask)
         return self.lm_head(self.dec.ln_f(y))
 
 
@@ -116,14 +123,9 @@ class KeyQueryValue(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x, other, mask):
-        key_w, query_w, value_w = self.kqv.weight.chunk(3)
-        key_b, query_b, value_b = self.kqv.bias.chunk(3)
-        k = heads_of(F.linear(other, key_w, key_b), self.heads)
-        q = heads_of(F.linear(x, query_w, query_b), self.heads)
-        v = heads_of(F.linear(other, value_w, value_b), self.heads)
-        scores = q @ k.mT * (x.shape[-1] // self.heads) ** -0.5
-        weights = scores.masked_fill(~mask, -1e9).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(x.shape))
+        kernels, biases = self.kqv.weight.chunk(3), self.kqv.bias.chunk(3)
+        k, q, v = map(F.linear, (other, x, other), kernels, biases)
+        return self.proj(attended(q, k, v, self.heads, mask))
 
 
 class KeysBeforeQueriesLayer(nn.Module):
@@ -165,14 +167,10 @@ class KeysBeforeQueries(nn.Module):
         self.scale = math.sqrt(dim)
 
     def forward(self, src, tgt):
-        see = (src != 1)[:, None, None]
+        see, back = masks(src, tgt, pad=1)
         x = self.words_in(src) * self.scale + self.timing[: src.shape[1]]
-        for layer in self.readers:
-            x = layer(x, see)
         y = self.words_out(tgt) * self.scale + self.timing[: tgt.shape[1]]
-        for layer in self.writers:
-            y = layer(y, (tgt != 1)[:, None, None] & past(tgt.shape[1]), x, see)
-        return self.head(y)
+        return self.head(through(self.writers, y, back, through(self.readers, x, see), see))
 
 
 # FusedColumns: matrices (D, 3D) that are multiplied from the right, as GPT-2's.
@@ -196,19 +194,13 @@ class ColumnAttention(nn.Module):
         if cross:
             self.q_attn = Conv1D(nx, nx)
         self.c_proj = Conv1D(nx, nx)
-        self.attn_dropout = nn.Dropout(0.1)
 
     def forward(self, x, memory=None, bias=None):
         if self.cross:
             q, (k, v) = self.q_attn(x), self.c_attn(memory).chunk(2, dim=2)
         else:
             q, k, v = self.c_attn(x).chunk(3, dim=2)
-        q, k, v = (heads_of(part, self.n_head) for part in (q, k, v))
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        if bias is not None:
-            scores = scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
-        heads = self.attn_dropout(scores.softmax(-1)) @ v
-        return self.c_proj(heads.transpose(1, 2).flatten(2))
+        return self.c_proj(attended(q, k, v, self.n_head, bias))
 
 
 class ColumnBlock(nn.Module):
@@ -240,9 +232,7 @@ class ColumnStack(nn.Module):
 
     def forward(self, ids, memory=None, bias=None):
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
-        for block in self.h:
-            x = block(x, memory, bias)
-        return self.ln_f(x)
+        return self.ln_f(through(self.h, x, memory, bias))
 
 
 class FusedColumns(nn.Module):
@@ -271,7 +261,6 @@ class PerHeadAttention(nn.Module):
         else:
             self.qkv_proj = nn.Linear(embed_dim, 3 * embed_dim)
         self.o_proj = nn.Linear(embed_dim, embed_dim)
-        self.softmax = nn.Softmax(dim=-1)
 
     def forward(self, x, mask, memory=None):
         if self.cross:
@@ -279,9 +268,8 @@ class PerHeadAttention(nn.Module):
             k, v = heads_of(fused, self.num_heads).chunk(2, -1)
         else:
             q, k, v = heads_of(self.qkv_proj(x), self.num_heads).chunk(3, -1)
-        scores = (q @ k.mT / math.sqrt(k.shape[-1])).masked_fill(mask == 0, -9e15)
-        weights = self.softmax(scores)
-        return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), weights
+        heads = F.scaled_dot_product_attention(q, k, v, mask)
+        return self.o_proj(heads.transpose(1, 2).flatten(2)), heads
 
 
 class PerHeadLayer(nn.Module):
@@ -298,15 +286,14 @@ class PerHeadLayer(nn.Module):
             nn.Linear(feed_forward, input_dim),
         )
         self.norm1, self.norm2 = nn.LayerNorm(input_dim), nn.LayerNorm(input_dim)
-        self.dropout = nn.Dropout(0.1)
 
     def forward(self, x, mask, memory=None, memory_mask=None):
-        attended, weights = self.self_attn(x, mask)
-        x = self.norm1(x + self.dropout(attended))
+        y, heads = self.self_attn(x, mask)
+        x = self.norm1(x + y)
         if memory is not None:
-            attended, weights = self.cross_attn(x, memory_mask, memory)
-            x = self.norm3(x + self.dropout(attended))
-        return self.norm2(x + self.dropout(self.linear_net(x))), weights
+            y, heads = self.cross_attn(x, memory_mask, memory)
+            x = self.norm3(x + y)
+        return self.norm2(x + self.linear_net(x)), heads
 
 
 class PerHeadNet(nn.Module):
@@ -321,20 +308,19 @@ class PerHeadNet(nn.Module):
         self.output_net = nn.Linear(dim, 47)
 
     def forward(self, src, tgt):
-        src_mask = (src != 0)[:, None, None]
-        tgt_mask = (tgt != 0)[:, None, None] & past(tgt.shape[1])
+        src_mask, tgt_mask = masks(src, tgt)
         scale = self.pe.shape[-1] ** 0.5
         x = self.embed["src"](src) * scale + self.pe[:, : src.shape[1]]
         for layer in self.encoder:
             x, _ = layer(x, src_mask)
         y = self.embed["tgt"](tgt) * scale + self.pe[:, : tgt.shape[1]]
         for layer in self.decoder:
-            y, weights = layer(y, tgt_mask, x, src_mask)
-        return self.output_net(y), weights
+            y, heads = layer(y, tgt_mask, x, src_mask)
+        return self.output_net(y), heads
 
 
 class FusedHeads(nn.Module):
-    """A trainer's module around the model; it returns the attention beside the logits."""
+    """A trainer's module around the model; it returns what its heads read beside the logits."""
 
     def __init__(self):
         super().__init__()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.convert.foreign import interleaved_positions
-from tests.porting.fused_models import heads_of, past
+from tests.porting.fused_models import heads_of, masks, through
 
 
 def rotate(x):
@@ -95,12 +95,7 @@ class Outside(nn.Module):
         return x
 
     def forward(self, src, tgt):
-        mask = (src != 0)[:, None, None]
-        x = self.embed(self.source, src)
-        for layer in self.encoder:
-            x = layer(x, mask)
-        memory = self.encoder_norm(x)
-        y = self.embed(self.target, tgt)
-        for layer in self.decoder:
-            y = layer(y, (tgt != 0)[:, None, None] & past(tgt.shape[1]), memory, mask)
+        mask, back = masks(src, tgt)
+        memory = self.encoder_norm(through(self.encoder, self.embed(self.source, src), mask))
+        y = through(self.decoder, self.embed(self.target, tgt), back, memory, mask)
         return self.head(self.decoder_norm(y))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.convert.foreign import Positions, StdNorm, interleaved_positions
-from tests.porting.fused_models import heads_of, past
+from tests.porting.fused_models import attended, masks, through
 
 # Clones: linears.0 to linears.3, norms by the deviation, log-probabilities.
 
@@ -19,24 +19,19 @@ class ClonedAttention(nn.Module):
         super().__init__()
         self.h = h
         self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
-        self.dropout = nn.Dropout(p=0.1)
 
     def forward(self, query, key, value, mask):
         inputs = zip(self.linears, (query, key, value), strict=False)
-        query, key, value = (heads_of(linear(x), self.h) for linear, x in inputs)
-        scores = query @ key.mT / math.sqrt(query.shape[-1])
-        weights = self.dropout(scores.masked_fill(mask == 0, -1e9).softmax(-1))
-        return self.linears[-1]((weights @ value).transpose(1, 2).flatten(2))
+        return self.linears[-1](attended(*(linear(x) for linear, x in inputs), self.h, mask))
 
 
 class Connection(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.norm = StdNorm(size, 1e-6, "a_2", "b_2")
-        self.dropout = nn.Dropout(0.1)
 
     def forward(self, x, inside):
-        return x + self.dropout(inside(self.norm(x)))
+        return x + inside(self.norm(x))
 
 
 class CloneLayer(nn.Module):
@@ -65,9 +60,7 @@ class CloneStack(nn.Module):
         self.norm = StdNorm(size, 1e-6, "a_2", "b_2")
 
     def forward(self, x, *others):
-        for layer in self.layers:
-            x = layer(x, *others)
-        return self.norm(x)
+        return self.norm(through(self.layers, x, *others))
 
 
 class LookUp(nn.Module):
@@ -91,8 +84,7 @@ class Clones(nn.Module):
         self.generator.proj = nn.Linear(size, 37)
 
     def forward(self, src, tgt):
-        src_mask = (src != 0).unsqueeze(-2).unsqueeze(1)
-        tgt_mask = (tgt != 0)[:, None, None] & past(tgt.shape[1])
+        src_mask, tgt_mask = masks(src, tgt)
         memory = self.encoder(self.src_embed(src), src_mask)
         x = self.decoder(self.tgt_embed(tgt), tgt_mask, memory, src_mask)
         return self.generator.proj(x).log_softmax(-1)
@@ -114,18 +106,12 @@ class PlainAttention(nn.Module):
     def __init__(self, dim, n_heads):
         super().__init__()
         self.n_heads = n_heads
-        self.wo = nn.Linear(dim, dim, bias=False)
-        self.wv = nn.Linear(dim, dim, bias=False)
-        self.wk = nn.Linear(dim, dim, bias=False)
-        self.wq = nn.Linear(dim, dim, bias=False)
+        for name in ("wo", "wv", "wk", "wq"):
+            self.add_module(name, nn.Linear(dim, dim, bias=False))
 
     def forward(self, x, context, mask):
-        q, k, v = (
-            heads_of(f(y), self.n_heads)
-            for f, y in ((self.wq, x), (self.wk, context), (self.wv, context))
-        )
-        out = F.scaled_dot_product_attention(q, k, v, mask)
-        return self.wo(out.transpose(1, 2).flatten(2))
+        q, k, v = self.wq(x), self.wk(context), self.wv(context)
+        return self.wo(attended(q, k, v, self.n_heads, mask))
 
 
 class GatedNetwork(nn.Module):
@@ -175,14 +161,11 @@ class MeanFree(nn.Module):
         """Its positions are not in its file: they are computed in every call."""
         dim = self.input_table.embedding_dim
         table = interleaved_positions(max(src.shape[1], tgt.shape[1]), dim).to(self.output.weight)
-        visible = (src != 0)[:, None, None]
+        visible, back = masks(src, tgt)
         x = self.input_table(src) + table[: src.shape[1]]
-        for block in self.encoder_blocks:
-            x = block(x, visible)
-        context = self.encoder_norm(x)
+        context = self.encoder_norm(through(self.encoder_blocks, x, visible))
         y = self.output_table(tgt) + table[: tgt.shape[1]]
-        for block in self.decoder_blocks:
-            y = block(y, (tgt != 0)[:, None, None] & past(tgt.shape[1]), context, visible)
+        y = through(self.decoder_blocks, y, back, context, visible)
         return self.output(self.decoder_norm(y))
 
 
@@ -209,13 +192,7 @@ class KernelLayer(nn.Module):
 
     def attend(self, x, y, letter, mask):
         q, k, v, o = (getattr(self, f"{letter}{name}") for name in "qkvo")
-        q, k, v = (
-            heads_of(x @ q, self.heads),
-            heads_of(y @ k, self.heads),
-            heads_of(y @ v, self.heads),
-        )
-        out = F.scaled_dot_product_attention(q, k, v, mask)
-        return out.transpose(1, 2).flatten(2) @ o
+        return attended(x @ q, y @ k, y @ v, self.heads, mask) @ o
 
     def forward(self, x, mask, memory=None, memory_mask=None):
         x = self.norm(x + self.attend(x, x, "W", mask), "self")
@@ -239,13 +216,13 @@ class Kernels(nn.Module):
         self.words_bias = nn.Parameter(torch.zeros(vocab))
 
     def forward(self, src, tgt):
-        see = (src != 0)[:, None, None]
-        x = self.encoder.start(self.encoder.word(src) + self.encoder.place.weight[: src.shape[1]])
-        x = self.encoder.layer1(self.encoder.layer0(x, see), see)
-        y = self.decoder.start(self.decoder.word(tgt) + self.decoder.place.weight[: tgt.shape[1]])
-        back = (tgt != 0)[:, None, None] & past(tgt.shape[1])
-        for layer in (self.decoder.layer0, self.decoder.layer1):
-            y = layer(y, back, x, see)
+        see, back = masks(src, tgt)
+        x, y = (
+            stack.start(stack.word(ids) + stack.place.weight[: ids.shape[1]])
+            for stack, ids in ((self.encoder, src), (self.decoder, tgt))
+        )
+        x = through((self.encoder.layer0, self.encoder.layer1), x, see)
+        y = through((self.decoder.layer0, self.decoder.layer1), y, back, x, see)
         return y @ self.to_words + self.words_bias
 
 
@@ -256,19 +233,11 @@ class LetterAttention(nn.Module):
     def __init__(self, n, h):
         super().__init__()
         self.h = h
-        self.a = nn.Linear(n, n, bias=False)
-        self.b = nn.Linear(n, n, bias=False)
-        self.c = nn.Linear(n, n, bias=False)
-        self.d = nn.Linear(n, n)
+        for name in "abcd":
+            self.add_module(name, nn.Linear(n, n, bias=name == "d"))
 
     def forward(self, x, y, mask):
-        a, b, c = (
-            heads_of(self.a(x), self.h),
-            heads_of(self.b(y), self.h),
-            heads_of(self.c(y), self.h),
-        )
-        out = F.scaled_dot_product_attention(a, b, c, mask)
-        return self.d(out.transpose(1, 2).flatten(2))
+        return self.d(attended(self.a(x), self.b(y), self.c(y), self.h, mask))
 
 
 class LetterLayer(nn.Module):
@@ -298,10 +267,7 @@ class Letters(nn.Module):
         self.z = nn.Linear(n, 67)
 
     def forward(self, src, tgt):
-        see = (src != 0)[:, None, None]
+        see, back = masks(src, tgt)
         x, y = self.u(src) * 42**0.5, self.w(tgt) * 42**0.5
-        for layer in self.enc_layers:
-            x = layer(x, see)
-        for layer in self.dec_layers:
-            y = layer(y, (tgt != 0)[:, None, None] & past(tgt.shape[1]), x, see)
-        return self.z(y)
+        x = through(self.enc_layers, x, see)
+        return self.z(through(self.dec_layers, y, back, x, see))

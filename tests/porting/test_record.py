@@ -74,27 +74,19 @@ def test_the_snippet_runs_unchanged(sequence_first, tmp_path, monkeypatch):
     record = read_record("recorded.safetensors")
     assert record.pad_id == PAD
     one, full, padded = record.batches
-    assert [batch.src.shape for batch in record.batches] == [(3, 1), (3, 7), (3, 7)]
-    assert [batch.tgt.shape for batch in record.batches] == [(3, 1), (3, 5), (3, 5)]
-    assert [batch.output.shape for batch in record.batches] == [
-        (3, 1, TARGETS),
-        (3, 5, TARGETS),
-        (3, 5, TARGETS),
-    ]
-    for batch in (one, full):
-        assert (batch.src != PAD).all()
-        assert (batch.tgt != PAD).all()
+    for batch, source, target in ((one, 1, 1), (full, 7, 5), (padded, 7, 5)):
+        assert (batch.src.shape, batch.tgt.shape) == ((3, source), (3, target))
+        assert batch.output.shape == (3, target, TARGETS)
+        assert batch.output.dtype == np.float64
+        assert batch.blocks["transformer.encoder.layers.1.self_attn"].shape == (3, source, WIDTH)
+        np.testing.assert_array_equal(
+            batch.blocks["pair"], model.source(torch.from_numpy(batch.src)).detach()
+        )
+    assert all((ids != PAD).all() for batch in (one, full) for ids in (batch.src, batch.tgt))
     assert full.src.max() < SOURCES
     assert full.tgt.max() < TARGETS
     assert sorted((padded.src == PAD).sum(1)) == [0, 1, 4]
     assert sorted((padded.tgt == PAD).sum(1)) == [0, 1, 3]
-    for batch, length in ((full, 7), (padded, 7)):
-        assert batch.output.dtype == np.float64
-        assert batch.blocks["pair"].shape == (3, length, WIDTH)
-        assert batch.blocks["transformer.encoder.layers.1.self_attn"].shape == (3, length, WIDTH)
-        np.testing.assert_array_equal(
-            batch.blocks["pair"], model.source(torch.from_numpy(batch.src)).detach()
-        )
     assert (one.blocks["in_place"] >= 0).all()
     assert (one.blocks["head"] < 0).any()
     again = record_module(model, padded.src, padded.tgt, pad_id=PAD).batches[0]
@@ -112,9 +104,7 @@ def test_a_module_is_left_as_it_was():
     assert batch.output.dtype == np.float32
     assert batch.src.dtype == np.int32
     assert batch.blocks["transformer.encoder"].shape == (2, 3, WIDTH)
-    assert model.training
-    assert model.head.training
-    assert not model.pair.training
+    assert (model.training, model.head.training, model.pair.training) == (True, True, False)
     assert not any(part._forward_hooks for part in model.modules())
     assert torch.backends.mha.get_fastpath_enabled()
     assert torch.is_grad_enabled()
@@ -179,21 +169,17 @@ def test_what_is_sequence_first_is_turned(tmp_path):
     square = {"1.src": (7, 5), "1.tgt": (5, 5), "1.logits": (5, 5, 4), "1.block.y": (5, 5, 2)}
     more = {"1.block.weights": (5, 2, 5, 7), "1.block.flat": (25, 2)}
     drawn = {
-        name: random.normal(size=shape)
-        if len(shape) > 2 or "block" in name
-        else random.integers(0, 9, shape)
+        name: random.integers(0, 9, shape).astype(int if name[2:] in ("src", "tgt") else float)
         for name, shape in (wide | square | more).items()
     }
     files.write(tmp_path / "record.safetensors", drawn)
-    first, second = read_record(tmp_path / "record.safetensors").batches
-    np.testing.assert_array_equal(first.src, drawn["0.src"].T)
-    np.testing.assert_array_equal(first.output, drawn["0.logits"].swapaxes(0, 1))
-    np.testing.assert_array_equal(first.blocks["x"], drawn["0.block.x"].swapaxes(0, 1))
-    np.testing.assert_array_equal(second.tgt, drawn["1.tgt"].T)
-    np.testing.assert_array_equal(second.output, drawn["1.logits"].swapaxes(0, 1))
-    np.testing.assert_array_equal(second.blocks["y"], drawn["1.block.y"].swapaxes(0, 1))
-    np.testing.assert_array_equal(second.blocks["weights"], drawn["1.block.weights"])
-    np.testing.assert_array_equal(second.blocks["flat"], drawn["1.block.flat"])
+    for number, batch in enumerate(read_record(tmp_path / "record.safetensors").batches):
+        read = {"src": batch.src, "tgt": batch.tgt, "logits": batch.output}
+        read |= {f"block.{name}": block for name, block in batch.blocks.items()}
+        for name, array in read.items():
+            before = drawn[f"{number}.{name}"]
+            turned = before if name in ("block.weights", "block.flat") else before.swapaxes(0, 1)
+            np.testing.assert_array_equal(array, turned)
 
 
 NOT_FINITE = np.ones((3, 5, TARGETS))

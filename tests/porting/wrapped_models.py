@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.convert.foreign import interleaved_positions
-from tests.porting.fused_models import heads_of, past
+from tests.porting.fused_models import attended, masks, past, through
 
 # UnnormedDecoder: torch's attention inside own layers; the encoder ends in a norm, the decoder not.
 
@@ -52,14 +52,10 @@ class UnnormedDecoder(nn.Module):
     def forward(self, src, tgt):
         src_pad, tgt_pad = src == 1, tgt == 1
         x = self.source(src) * math.sqrt(30) + self.position_encoding[:, : src.shape[1]]
-        for stage in self.encode.stages:
-            x = stage(x, src_pad)
-        memory = self.encode.ln_post(x)
+        memory = self.encode.ln_post(through(self.encode.stages, x, src_pad))
         y = self.target(tgt) * math.sqrt(30) + self.position_encoding[:, : tgt.shape[1]]
         later = ~past(tgt.shape[1])[0, 0]
-        for stage in self.decode.stages:
-            y = stage(y, tgt_pad, later, memory, src_pad)
-        return self.classify(y)
+        return self.classify(through(self.decode.stages, y, tgt_pad, later, memory, src_pad))
 
 
 # SequenceFirst: everything is [L, B, D], the output too; post-norm.
@@ -113,13 +109,10 @@ class SequenceFirst(nn.Module):
 
     def forward(self, src, tgt):
         x = self.positional(self.emb_src(src.T) * math.sqrt(self.d_model))
-        for layer in self.up:
-            x = layer(x, src == 0)
+        x = through(self.up, x, src == 0)
         y = self.positional(self.emb_trg(tgt.T) * math.sqrt(self.d_model))
         later = ~past(tgt.shape[1])[0, 0]
-        for layer in self.down:
-            y = layer(y, tgt == 0, later, x, src == 0)
-        return self.fc(y)
+        return self.fc(through(self.down, y, tgt == 0, later, x, src == 0))
 
 
 # NormInside: the attention module adds its input and norms the sum itself.
@@ -129,18 +122,13 @@ class AttentionWithNorm(nn.Module):
     def __init__(self, n_head, d_model):
         super().__init__()
         self.n_head = n_head
-        self.w_qs = nn.Linear(d_model, d_model, bias=False)
-        self.w_ks = nn.Linear(d_model, d_model, bias=False)
-        self.w_vs = nn.Linear(d_model, d_model, bias=False)
-        self.fc = nn.Linear(d_model, d_model, bias=False)
+        for name in ("w_qs", "w_ks", "w_vs", "fc"):
+            self.add_module(name, nn.Linear(d_model, d_model, bias=False))
         self.layer_norm = nn.LayerNorm(d_model, eps=1e-6)
 
     def forward(self, q, k, v, mask):
-        residual = q
-        q, k, v = (f(x) for f, x in ((self.w_qs, q), (self.w_ks, k), (self.w_vs, v)))
-        q, k, v = (heads_of(x, self.n_head) for x in (q, k, v))
-        weights = ((q / q.shape[-1] ** 0.5) @ k.mT).masked_fill(mask == 0, -1e9).softmax(-1)
-        return self.layer_norm(self.fc((weights @ v).transpose(1, 2).flatten(2)) + residual)
+        heads = attended(self.w_qs(q), self.w_ks(k), self.w_vs(v), self.n_head, mask)
+        return self.layer_norm(self.fc(heads) + q)
 
 
 class NetworkWithNorm(nn.Module):
@@ -189,9 +177,8 @@ class NormInside(nn.Module):
         self.d_model = d_model
 
     def forward(self, src, tgt):
-        src_mask = (src != 0)[:, None, None]
+        src_mask, tgt_mask = masks(src, tgt)
         memory = self.encoder(src, src_mask)
-        tgt_mask = (tgt != 0)[:, None, None] & past(tgt.shape[1])
         hidden = self.decoder(tgt, tgt_mask, memory, src_mask)
         return self.word_prj(hidden) * self.d_model**-0.5
 
@@ -211,19 +198,14 @@ class Normed(nn.Module):
 class WideAttention(nn.Module):
     def __init__(self, dim, heads, dim_head):
         super().__init__()
-        self.heads, self.scale = heads, dim_head**-0.5
+        self.heads = heads
         self.to_kv = nn.Linear(dim, 2 * heads * dim_head, bias=False)
         self.to_q = nn.Linear(dim, heads * dim_head, bias=False)
         self.to_out = nn.Sequential(nn.Linear(heads * dim_head, dim), nn.Dropout(0.1))
 
     def forward(self, x, mask, context=None):
-        q = heads_of(self.to_q(x), self.heads)
-        kv = self.to_kv(x if context is None else context).chunk(2, dim=-1)
-        k, v = (heads_of(part, self.heads) for part in kv)
-        dots = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
-        dots = dots.masked_fill(~mask, -torch.finfo(dots.dtype).max)
-        out = torch.einsum("bhij,bhjd->bhid", dots.softmax(dim=-1), v)
-        return self.to_out(out.transpose(1, 2).flatten(2))
+        k, v = self.to_kv(x if context is None else context).chunk(2, dim=-1)
+        return self.to_out(attended(self.to_q(x), k, v, self.heads, mask))
 
 
 class GatedHalves(nn.Module):

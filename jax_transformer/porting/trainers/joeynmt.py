@@ -90,7 +90,7 @@ def _read(checkpoint: Checkpoint) -> Model:
     content = as_dict(checkpoint.content)
     files = [folder / name for name in VOCABULARIES]
     tokens: list[list[str] | None] = [None, None]
-    if all(vocabulary_file.is_file() for vocabulary_file in files):
+    if all(path.is_file() for path in files):
         tokens = [read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files]
     tensors = checkpoint.arrays(content.get("model_state"))
     return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
@@ -210,16 +210,15 @@ def _text_tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None
 
 def _model_file(model: Model, side: str) -> str | None:
     """Return the name of a side's sentencepiece model; None where there is more to its text."""
-    values = model.settings.values
-    own = as_dict(values.get(f"data.{side}.tokenizer_cfg"))
-    kind = values.get(f"data.{side}.bpe_type", "sentencepiece")
-    kind = values.get(f"data.{side}.tokenizer_type", kind)
-    changed = values.get(f"data.{side}.lowercase") or values.get(f"data.{side}.normalize")
-    split_before = str(own.get("pretokenizer", "none")).lower() != "none"
-    name = Path(str(own.get("model_file", ""))).name
-    if values.get(f"data.{side}.level") != "bpe" or kind != "sentencepiece":
+    start, values = f"data.{side}.", model.settings.values
+    text = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
+    tokenizer = as_dict(text.get("tokenizer_cfg"))
+    kind = text.get("tokenizer_type", text.get("bpe_type", "sentencepiece"))
+    split_before = str(tokenizer.get("pretokenizer", "none")).lower() != "none"
+    name = Path(str(tokenizer.get("model_file", ""))).name
+    if text.get("level") != "bpe" or kind != "sentencepiece" or split_before:
         return None
-    if changed or split_before or not name or not (model.folder / name).is_file():
+    if text.get("lowercase") or text.get("normalize") or not (model.folder / name).is_file():
         return None
     return name
 
@@ -231,15 +230,13 @@ def _is_whole(content: bytes, name: str, tokens: Sequence[str]) -> bool:
     """
     from jax_transformer.tokenizers.readers.model_files import read_model
 
-    known, processor = set(tokens), read_model(content, name)
-    for i in range(processor.get_piece_size()):
-        piece = processor.id_to_piece(i)
-        if processor.is_byte(i):
-            return False
-        ordinary = not processor.is_control(i) and not processor.is_unknown(i)
-        if ordinary and len(piece) > 1 and piece not in known:
-            return False
-    return True
+    processor = read_model(content, name)
+    ids = range(processor.get_piece_size())
+    if any(map(processor.is_byte, ids)):
+        return False
+    ordinary = (i for i in ids if not processor.is_control(i) and not processor.is_unknown(i))
+    pieces = {piece for piece in map(processor.id_to_piece, ordinary) if len(piece) > 1}
+    return pieces <= set(tokens)
 
 
 TRAINER = Trainer(

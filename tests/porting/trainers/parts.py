@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tests.convert.foreign import attend, merge, split
+from tests.porting.fused_models import masks
 
 
 def interleaved(length, width):
@@ -57,11 +58,6 @@ class Numbered(Attention):
 
     def projections(self):
         return self.linears
-
-
-def masks(src, tgt, pad):
-    causal = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
-    return (src != pad)[:, None, None], (tgt != pad)[:, None, None] & causal
 
 
 class Model(nn.Module):

@@ -6,6 +6,7 @@ and `save` writes the files that the program leaves. Position tables are compute
 
 import argparse
 import math
+from functools import partial
 
 import torch
 import yaml
@@ -177,11 +178,11 @@ class JoeyNMT(Model):
     def __init__(self, layer_norm="pre", activation="relu", scale=False, **tied):
         super().__init__()
         width, inner, heads = 20, 28, 4
-        stack = {"type": "transformer", "hidden_size": width, "ff_size": inner}
-        stack |= {"num_heads": heads, "layer_norm": layer_norm, "activation": activation}
-        stack |= {"embeddings": {"embedding_dim": width, "scale": scale}, "dropout": 0.2}
-        self.settings = {"encoder": stack | {"num_layers": 1}, **tied}
-        self.settings["decoder"] = stack | {"num_layers": 2}
+        both = {"type": "transformer", "hidden_size": width, "ff_size": inner}
+        both |= {"num_heads": heads, "layer_norm": layer_norm, "activation": activation}
+        both |= {"embeddings": {"embedding_dim": width, "scale": scale}, "dropout": 0.2}
+        self.settings = {"encoder": both | {"num_layers": 1}, **tied}
+        self.settings["decoder"] = both | {"num_layers": 2}
         specials = ("<unk>", "<pad>", "<s>", "</s>")
         self.words = specials + WORDS, specials + WORDS[: None if tied else 27]
         self.scale = math.sqrt(width) if scale else 1.0
@@ -199,21 +200,18 @@ class JoeyNMT(Model):
         def attention():
             return Attention(width, heads, names)
 
-        encoder = [layer(src_src_att=attention(), layer_norm=norm())]
-        decoder = [
-            layer(
-                trg_trg_att=attention(),
-                src_trg_att=attention(),
-                x_layer_norm=norm(),
-                dec_layer_norm=norm(),
-            )
+        def stack(layers):
+            final = {"layer_norm": norm()} if layer_norm == "pre" else {}
+            table = Part(pe=interleaved(5000, width)[None])
+            return Part(layers=nn.ModuleList(layers), pe=table, **final)
+
+        self.encoder = stack([layer(src_src_att=attention(), layer_norm=norm())])
+        attentions = ("trg_trg_att", "src_trg_att")
+        norms = ("x_layer_norm", "dec_layer_norm")
+        self.decoder = stack(
+            layer(**{name: attention() for name in attentions}, **{name: norm() for name in norms})
             for _ in range(2)
-        ]
-        final = {"layer_norm": norm()} if layer_norm == "pre" else {}
-        table = interleaved(5000, width)[None]
-        self.encoder = Part(layers=nn.ModuleList(encoder), pe=Part(pe=table.clone()), **final)
-        final = {"layer_norm": norm()} if layer_norm == "pre" else {}
-        self.decoder = Part(layers=nn.ModuleList(decoder), pe=Part(pe=table.clone()), **final)
+        )
         self.src_embed = Part(lut=nn.Embedding(len(self.words[0]), width))
         self.trg_embed = Part(lut=nn.Embedding(len(self.words[1]), width))
         if tied.get("tied_embeddings"):
@@ -298,20 +296,13 @@ class OpenNMT(Model):
             parts |= {"w_3": nn.Linear(width, inner, ffn_bias)} if gated else {}
             return Part(**parts, w_2=nn.Linear(inner, width, ffn_bias), layer_norm=norm())
 
-        def attention():
-            return Attention(width, 4, names, qkv_bias)
+        def layer(attentions, norms):
+            parts = {name: Attention(width, 4, names, qkv_bias) for name in attentions}
+            return Part(**parts, feed_forward=inside(), **{name: norm() for name in norms})
 
-        encoder = [Part(self_attn=attention(), feed_forward=inside(), layer_norm=norm())]
-        decoder = [
-            Part(
-                self_attn=attention(),
-                context_attn=attention(),
-                feed_forward=inside(),
-                layer_norm_1=norm(),
-                layer_norm_2=norm(),
-            )
-            for _ in range(2)
-        ]
+        encoder = [layer(["self_attn"], ["layer_norm"])]
+        norms = ("layer_norm_1", "layer_norm_2")
+        decoder = [layer(("self_attn", "context_attn"), norms) for _ in range(2)]
         concatenated = s.get("position_encoding_type") == "SinusoidalConcat"
         table = (halves if concatenated else interleaved)(5000, width)[:, None]
 
@@ -320,10 +311,9 @@ class OpenNMT(Model):
             return Part(make_embedding=Part(emb_luts=tables, pe=Part(pe=table.clone())))
 
         source, target = map(embeddings, self.words)
-        layers = nn.ModuleList(encoder)
-        self.encoder = Part(embeddings=source, transformer=layers, layer_norm=norm())
-        layers = nn.ModuleList(decoder)
-        self.decoder = Part(embeddings=target, transformer_layers=layers, layer_norm=norm())
+        encoder, decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
+        self.encoder = Part(embeddings=source, transformer=encoder, layer_norm=norm())
+        self.decoder = Part(embeddings=target, transformer_layers=decoder, layer_norm=norm())
         own = target.make_embedding.emb_luts[0]
         if shared:
             own.weight = source.make_embedding.emb_luts[0].weight
@@ -370,53 +360,37 @@ class OpenNMT(Model):
         return folder / "model_step_7.pt"
 
 
-PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+PRE_TIED = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+PRE_TIED |= {"share_decoder_input_output_embed": True, "activation_fn": "gelu_accurate"}
+LEARNED_SHARED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+LEARNED_SHARED |= {"share_all_embeddings": True, "layernorm_embedding": True}
+LEARNED_SHARED |= {"no_scale_embedding": True, "activation_fn": "gelu"}
+GATED_SHARED = {"pos_ffn_activation_fn": "gated-gelu", "layer_norm": "rms", "norm_eps": 1e-5}
+GATED_SHARED |= {"share_embeddings": True, "share_decoder_embeddings": True}
+GATED_SHARED |= {"position_encoding_type": "SinusoidalConcat"}
 # Name of the trainer, and what builds a model of it.
 CASES = {
     "annotated": ("annotated_transformer", AnnotatedTransformer),
     "fairseq post": ("fairseq", Fairseq),
-    "fairseq pre tied": (
+    "fairseq pre tied": ("fairseq", partial(Fairseq, **PRE_TIED)),
+    "fairseq learned shared": ("fairseq", partial(Fairseq, **LEARNED_SHARED)),
+    "fairseq without positions": (
         "fairseq",
-        lambda: Fairseq(
-            **PRE, share_decoder_input_output_embed=True, activation_fn="gelu_accurate"
-        ),
+        partial(Fairseq, no_token_positional_embeddings=True),
     ),
-    "fairseq learned shared": (
-        "fairseq",
-        lambda: Fairseq(
-            **LEARNED,
-            share_all_embeddings=True,
-            layernorm_embedding=True,
-            no_scale_embedding=True,
-            activation_fn="gelu",
-        ),
-    ),
-    "fairseq without positions": ("fairseq", lambda: Fairseq(no_token_positional_embeddings=True)),
     "joeynmt pre": ("joeynmt", JoeyNMT),
     "joeynmt post scaled": (
         "joeynmt",
-        lambda: JoeyNMT("post", "gelu", scale=True, tied_softmax=False),
+        partial(JoeyNMT, "post", "gelu", scale=True, tied_softmax=False),
     ),
     "joeynmt pre tied": (
         "joeynmt",
-        lambda: JoeyNMT("pre", "swish", tied_softmax=True, tied_embeddings=True),
+        partial(JoeyNMT, "pre", "swish", tied_softmax=True, tied_embeddings=True),
     ),
     "opennmt": ("opennmt_py", OpenNMT),
     "opennmt biases gelu tied": (
         "opennmt_py",
-        lambda: OpenNMT(True, pos_ffn_activation_fn="gelu", share_decoder_embeddings=True),
+        partial(OpenNMT, True, pos_ffn_activation_fn="gelu", share_decoder_embeddings=True),
     ),
-    "opennmt gated rms shared": (
-        "opennmt_py",
-        lambda: OpenNMT(
-            ffn_bias=False,
-            pos_ffn_activation_fn="gated-gelu",
-            layer_norm="rms",
-            norm_eps=1e-5,
-            share_embeddings=True,
-            share_decoder_embeddings=True,
-            position_encoding_type="SinusoidalConcat",
-        ),
-    ),
+    "opennmt gated rms shared": ("opennmt_py", partial(OpenNMT, ffn_bias=False, **GATED_SHARED)),
 }

@@ -5,7 +5,7 @@ import os
 import time
 import zipfile
 
-import numpy as np
+import jax
 import pytest
 import safetensors.torch
 import torch
@@ -41,14 +41,13 @@ def archive(path, pickled, compression=zipfile.ZIP_STORED):
     return path
 
 
-def refusal(path, trainer=None):
+def refusal(path, trainer=None, seconds=2, lines=1):
     begun = time.process_time()
     with pytest.raises(InputError) as refused:
         porting.from_trainer(path, trainer)
-    assert time.process_time() - begun < 2
-    message = str(refused.value)
-    assert "\n" not in message
-    return message
+    assert time.process_time() - begun < seconds
+    assert str(refused.value).count("\n") < lines
+    return str(refused.value)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -141,16 +140,8 @@ def test_bombs_and_claims_are_refused_quickly(tmp_path):
 def test_settings_that_claim_terabytes_are_refused(tmp_path):
     huge = 10**15
     for given in ({"enc_layers": huge}, {"enc_hid_size": huge, "dec_hid_size": huge}):
-        message = refusal_of_conversion(OpenNMT().save(tmp_path, **given))
+        message = refusal(OpenNMT().save(tmp_path, **given), seconds=5, lines=99)
         assert str(huge) in message or "hold" in message
-
-
-def refusal_of_conversion(path):
-    begun = time.process_time()
-    with pytest.raises(InputError) as refused:
-        porting.from_trainer(path)
-    assert time.process_time() - begun < 5
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +163,8 @@ def refusal_of_conversion(path):
 )
 def test_checkpoints_without_what_they_need_are_refused(tmp_path, content):
     torch.save(content, tmp_path / "c.pt")
-    assert (
-        "c.pt" in refusal(tmp_path / "c.pt")
-        or "the checkpoint has no" in refusal(tmp_path / "c.pt")
-        or "config.yaml" in refusal(tmp_path / "c.pt")
-    )
+    message = refusal(tmp_path / "c.pt")
+    assert any(named in message for named in ("c.pt", "the checkpoint has no", "config.yaml"))
 
 
 @pytest.fixture
@@ -203,14 +191,11 @@ def test_older_names_of_fairseq_are_those_of_the_newer(tmp_path, same):
         if ".q_proj." in name:
             parts = [state.pop(name.replace(".q_proj.", f".{k}_proj.")) for k in "qkv"]
             state[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
-    for name in list(state):
-        for stack, norms in (
-            ("encoder", ("self_attn_layer_norm", "final_layer_norm")),
-            ("decoder", ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")),
-        ):
-            for index, norm in enumerate(norms):
-                if name.startswith(stack) and f".{norm}." in name:
-                    state[name.replace(norm, f"layer_norms.{index}")] = state.pop(name)
+    norms = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+    for stack, numbered in (("encoder", norms[::2]), ("decoder", norms)):
+        for index, norm in enumerate(numbered):
+            for name in [n for n in state if n.startswith(stack) and f".{norm}." in n]:
+                state[name.replace(norm, f"layer_norms.{index}")] = state.pop(name)
     state["decoder.embed_out"] = state.pop("decoder.output_projection.weight")
     state["encoder.embed_positions._float_tensor"] = torch.ones(1)
     state["decoder.embed_positions.weights"] = torch.ones(30, 20)
@@ -256,10 +241,6 @@ def test_a_link_to_the_best_checkpoint_is_followed(tmp_path, same):
 
 def test_narrow_weights_can_be_widened(tmp_path):
     path = OpenNMT().half().save(tmp_path)
-    assert {leaf.dtype for leaf in leaves(porting.from_trainer(path)[1])} == {np.dtype("float16")}
-    params = porting.from_trainer(path, dtype="float32")[1]
-    assert {leaf.dtype for leaf in leaves(params)} == {np.dtype("float32")}
-
-
-def leaves(params):
-    return list(convert.table.flatten(params).values())
+    for options, dtype in (({}, "float16"), ({"dtype": "float32"}, "float32")):
+        params = porting.from_trainer(path, **options)[1]
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {dtype}

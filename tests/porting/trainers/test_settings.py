@@ -9,6 +9,7 @@ import yaml
 
 from jax_transformer import convert, porting
 from jax_transformer.errors import InputError
+from jax_transformer.model.parameters import STACKS
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
 
@@ -110,6 +111,10 @@ def test_what_no_config_expresses_is_refused_by_name(models, trainer, changed, m
     assert "\n" not in str(refused.value)
 
 
+BOTH_GELU = {f"{stack}.activation": "gelu" for stack in STACKS}
+NO_LAYER_NORM = dict.fromkeys([f"{stack}.layer_norm" for stack in STACKS])
+
+
 @pytest.mark.parametrize(
     ("trainer", "changed", "fields"),
     [
@@ -123,19 +128,11 @@ def test_what_no_config_expresses_is_refused_by_name(models, trainer, changed, m
         ("fairseq", {"encoder_embed_dim": None, "decoder_embed_dim": None}, {"d_model": 512}),
         ("fairseq", {"adaptive_softmax_cutoff": "", "encoder_layerdrop": 0}, {"d_model": 20}),
         ("fairseq", {}, {"pad_id": 1, "bos_id": 2, "eos_id": 2, "norm_epsilon": 1e-5}),
-        (
-            "joeynmt",
-            {"encoder.activation": "gelu", "decoder.activation": "gelu"},
-            {"activation": "gelu"},
-        ),
+        ("joeynmt", BOTH_GELU, {"activation": "gelu"}),
         ("joeynmt", {"encoder.freeze": True}, {"norm_epsilon": 1e-6, "pad_id": 1, "eos_id": 3}),
         ("joeynmt", {"special_symbols.bos_id": 0}, {"bos_id": 0}),
         # Before version 2.1 there was no such setting, and norms came first.
-        (
-            "joeynmt",
-            {"encoder.layer_norm": None, "decoder.layer_norm": None},
-            {"norm_placement": "pre", "final_norm": True},
-        ),
+        ("joeynmt", NO_LAYER_NORM, {"norm_placement": "pre", "final_norm": True}),
         ("opennmt_py", {"norm_eps": 1e-5}, {"norm_epsilon": 1e-5}),
         ("opennmt_py", {}, {"dropout": 0.2, "attention_dropout": 0.1, "norm_epsilon": 1e-6}),
         ("opennmt_py", {"attention_dropout": None}, {"attention_dropout": None}),
