@@ -95,7 +95,7 @@ def report(path: Path) -> None:
     record = Record(tuple(batches), PAD)
     comparison = compare_record(params, config, layout, record)
     print(comparison)
-    write_report(path, comparison, config, layout, record)
+    write_report(path, comparison, params, config, layout, record)
 
 
 def photograph(page: Path, picture: Path) -> None:

@@ -201,7 +201,7 @@ def _reported(folder: Path) -> str:
     names = LAYOUTS["reference"]
     comparison = compare_record(model.params, model.config, names, record)
     report = folder.parent / "report.html"
-    write_report(report, comparison, model.config, names, record, overwrite=True)
+    write_report(report, comparison, model.params, model.config, names, record, overwrite=True)
     content = report.read_text()
     report.unlink()
     if "<script" in content:

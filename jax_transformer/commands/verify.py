@@ -63,7 +63,8 @@ def verify(
         result = compare_record(model.params, model.config, names, record)
         print(result)
         if report is not None:
-            write_report(report, result, model.config, names, record, overwrite=overwrite)
+            inputs = (result, model.params, model.config, names, record)
+            write_report(report, *inputs, overwrite=overwrite)
             print(f"{report} written")
     if result.first_differing:
         sys.exit(1)

@@ -71,6 +71,7 @@ def _values(
 ) -> OrderedDict[str, Values]:
     """Return the values of each place, given the inputs and outputs of every module."""
     scale = config.d_model**0.5 if config.embedding_scale == "sqrt_d_model" else 1.0
+    whole = {*STACKS, *attention_places(config)}
     values: OrderedDict[str, Values] = OrderedDict()
     for name, pairs in calls.items():
         last = name.rpartition(".")[2]
@@ -84,7 +85,7 @@ def _values(
             values[name] = {side: outputs}
         elif last == "memory_norm":
             values[name] = {"source": outputs}
-        elif last.endswith("norm") or name.count(".") == 2 or name in STACKS:
+        elif last.endswith("norm") or name.count(".") == 2 or name in whole:
             values[name] = {side: outputs}
         elif last.endswith("_embedding"):
             sides = ("source", "target") if last == "token_embedding" else (side,)
@@ -96,6 +97,16 @@ def _values(
                     ((total, _),) = calls[norm if norm in calls else entry]
                     values[f"{side}_positions"] = {side: [total, total - output]}
     return values
+
+
+def attention_places(config: TransformerConfig) -> tuple[str, str]:
+    """Return where the weights [B, H, queries, keys] of two attentions are values.
+
+    They are the first encoder layer's to itself and the last decoder layer's to the source.
+    """
+    last = config.num_decoder_layers - 1
+    cross = f"decoder.layers.{last}.cross_attention.dropout"
+    return "encoder.layers.0.self_attention.dropout", cross
 
 
 class Tensor(NamedTuple):

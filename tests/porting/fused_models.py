@@ -261,6 +261,7 @@ class PerHeadAttention(nn.Module):
         else:
             self.qkv_proj = nn.Linear(embed_dim, 3 * embed_dim)
         self.o_proj = nn.Linear(embed_dim, embed_dim)
+        self.softmax = nn.Softmax(dim=-1)
 
     def forward(self, x, mask, memory=None):
         if self.cross:
@@ -268,8 +269,9 @@ class PerHeadAttention(nn.Module):
             k, v = heads_of(fused, self.num_heads).chunk(2, -1)
         else:
             q, k, v = heads_of(self.qkv_proj(x), self.num_heads).chunk(3, -1)
-        heads = F.scaled_dot_product_attention(q, k, v, mask)
-        return self.o_proj(heads.transpose(1, 2).flatten(2)), heads
+        scores = (q @ k.mT / math.sqrt(k.shape[-1])).masked_fill(mask == 0, -9e15)
+        weights = self.softmax(scores)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
 class PerHeadLayer(nn.Module):

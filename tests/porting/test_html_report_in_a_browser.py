@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import convert
+from jax_transformer import TransformerConfig, convert
 from jax_transformer.porting.compare import BlockError, Comparison
 from jax_transformer.porting.html_report import write_report
 from jax_transformer.porting.record import Batch, Record
-from tests.models import small_config
+from tests.models import random_params
 
 playwright = pytest.importorskip("playwright.sync_api")
 from benchmarks import porting_report  # noqa: E402 - it imports playwright
@@ -29,7 +29,7 @@ HOSTILE = "<script>document.title = 'run'</script><img src='http://example.org/x
 # Boxes of the elements that no other element of the page may touch: rows, cells, labels.
 BOXES = """() => [
   "main > *", "section > *, header > *", ".chart li > *", ".chart li", ".own > *", "dl > div",
-  ".bound-label > span, .ticks > span", "tbody tr", ".weights td",
+  ".bound-label > span, .ticks > span", "tbody tr", ".weights td", ".maps > *", "details > *",
 ].flatMap(selector => {
   const groups = new Map();
   for (const element of document.querySelectorAll(selector)) {
@@ -41,19 +41,39 @@ BOXES = """() => [
   }
   return [...groups.values()];
 })"""
+TEXTS = """() => [...document.querySelectorAll("svg")].map(
+  svg => [...svg.querySelectorAll("text, rect")].map(element => {
+    const {x, y, width, height} = element.getBoundingClientRect();
+    return {selector: element.tagName, text: element.textContent, x, y, width, height};
+  })
+)"""
 
 
-def arguments(errors, foreign, explanations=()):
+def arguments(errors, foreign, explanations=(), attention=True):
     """Return the arguments of a report on a model of random numbers, with these errors."""
-    config = small_config("vaswani2017")
-    ids = np.ones((2, 7), np.int32)
-    record = Record((Batch(ids, ids, np.zeros((2, 7, 29)), {}),), 0)
+    config = TransformerConfig(
+        src_vocab_size=23,
+        tgt_vocab_size=29,
+        d_model=12,
+        num_heads=3,
+        d_ff=20,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        max_length=19,
+    )
+    random = np.random.default_rng(0)
+    src, tgt = (random.integers(3, 23, (2, length)).astype(np.int32) for length in (7, 5))
+    weights = {}
+    if attention:
+        scores = random.random((2, 3, 5, 7))
+        weights = {f"{foreign}.softmax": scores / scores.sum(-1, keepdims=True)}
+    record = Record((Batch(src, tgt, np.zeros((2, 5, 29)), weights),), 0)
     names = [f"encoder.layers.{i}.self_attention_residual.norm" for i in range(len(errors) - 1)]
     pairs = zip([*names, "logits"], errors, strict=True)
     blocks = [BlockError(name, foreign, float(error)) for name, error in pairs]
     comparison = Comparison(tuple(blocks), 1e-5, explanations=explanations)
     layout = dataclasses.replace(convert.get_layout("reference"), name=foreign)
-    return comparison, config, layout, record
+    return comparison, random_params(config), config, layout, record
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +83,7 @@ def reports(tmp_path_factory):
     cases = {
         "agrees": arguments((0.0, 1e-9, 3e-7, 2e-6, 9e-6), LONG),
         "differs": arguments(
-            (0.0, 1e-9, 2e-5, 3e-2, np.inf), HOSTILE, (HOSTILE, "norm_epsilon=1e-06")
+            (0.0, 1e-9, 2e-5, 3e-2, np.inf), HOSTILE, (HOSTILE, "norm_epsilon=1e-06"), False
         ),
         "exact": arguments((0.0, 0.0), "m"),
         "far": arguments((1e-17, 1e9, 3.0), LONG),
@@ -88,11 +108,13 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, reports):
-    """Return a function that opens a report and notes what the page asks and says."""
+    """Return a function that opens a report and asserts that it was loaded in peace."""
+    contexts = []
 
     def open_page(name, width, scheme="light"):
-        size = {"width": width, "height": 900}
-        page = browser.new_page(viewport=size, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
         page.messages, page.asked = [], []
         page.on("console", lambda message: page.messages.append(message.text))
         page.on("pageerror", lambda error: page.messages.append(str(error)))
@@ -100,7 +122,9 @@ def open_page(browser, reports):
         page.goto(reports[name].as_uri())
         return page
 
-    return open_page
+    yield open_page
+    for context in contexts:
+        context.close()
 
 
 CASES = ("agrees", "differs", "exact", "far", "layers")
@@ -120,6 +144,7 @@ def test_a_report_loads_nothing_and_runs_nothing(open_page, reports, name):
 def test_nothing_is_cut_off_or_drawn_over(open_page, name, width):
     """Neither does the page scroll sideways, nor do elements lie on each other."""
     page = open_page(name, width)
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     beyond = page.evaluate(
         "width => [...document.querySelectorAll('main *')].filter("
@@ -127,7 +152,7 @@ def test_nothing_is_cut_off_or_drawn_over(open_page, name, width):
         width,
     )
     assert beyond == []
-    groups = page.evaluate(BOXES)
+    groups = page.evaluate(BOXES) + page.evaluate(TEXTS)
     assert sum(map(len, groups)) > 100
     for boxes in groups:
         for index, one in enumerate(boxes):
@@ -183,10 +208,10 @@ def test_text_has_contrast_in_both_modes(open_page, scheme):
     page = open_page("differs", 1280, scheme)
     colours = page.evaluate(
         "['h1', '.lead', '.foreign', '.value', 'section > p', 'th', '.beyond .value', 'dt', "
-        "'.kicker'].map(selector => {"
+        "'figcaption', '.kicker', 'svg text'].map(selector => {"
         "const element = document.querySelector(selector), style = getComputedStyle(element);"
         "const card = getComputedStyle(element.closest('section, header')).backgroundColor;"
-        "return [selector, style.color, card] })"
+        "return [selector, selector.startsWith('svg') ? style.fill : style.color, card] })"
     )
     for selector, ink, card in colours:
         assert contrast(luminance(ink), luminance(card)) >= 4.5, selector
