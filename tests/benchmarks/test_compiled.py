@@ -157,27 +157,21 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(("path", "kind"), PATHS.items())
+PRODUCTS = {
+    "self_attention_residual/self_attention/bhtk,bhsk->bhts/dot_general": "attention",
+    "self_attention/self_attention.project/query/dot_general": "products",
+    "cross_attention_residual/cross_attention/output/dot_general": "products",
+    "feed_forward_residual/feed_forward/inner/dot_general": "products",
+}
+
+
+@pytest.mark.parametrize(("path", "kind"), (PATHS | PRODUCTS).items())
 def test_the_path_of_an_operation_says_its_kind(path, kind):
-    line = f'  %x = f32[8]{{0}} fusion(%y), calls=%f, metadata={{op_name="{path}"}}'
-    instruction = compiled.Instruction("x", (("f32", (8,)),), "fusion", line)
+    opcode, called = ("convolution", "") if path in PRODUCTS else ("fusion", "calls=%f, ")
+    line = f'  %x = f32[8]{{0}} {opcode}(%y), {called}metadata={{op_name="{path}"}}'
+    instruction = compiled.Instruction("x", (("f32", (8,)),), opcode, line)
     inside = compiled.Instruction("z", (("f32", (8,)),), "add", "")
     assert compiled.kind({"f": [inside]}, instruction) == kind
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("self_attention_residual/self_attention/bhtk,bhsk->bhts/dot_general", "attention"),
-        ("self_attention/self_attention.project/query/dot_general", "products"),
-        ("cross_attention_residual/cross_attention/output/dot_general", "products"),
-        ("feed_forward_residual/feed_forward/inner/dot_general", "products"),
-    ],
-)
-def test_products_with_kernels_are_apart_from_those_of_attention(path, kind):
-    line = f'  %x = f32[8]{{0}} convolution(%y, %z), metadata={{op_name="{path}"}}'
-    instruction = compiled.Instruction("x", (("f32", (8,)),), "convolution", line)
-    assert compiled.kind({}, instruction) == kind
 
 
 # As XLA for GPUs writes it: the first model's entry has no name.

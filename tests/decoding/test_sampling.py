@@ -77,14 +77,3 @@ def test_the_key_decides_and_the_model_scores(reversal_model):
     assert (first.tokens != other.tokens).any()
     expected = jax.jit(score, static_argnames="config")(params, config, src, first.tokens[:, 0])
     np.testing.assert_allclose(first.scores[:, 0], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_likeliest_candidate_alone_is_greedy(reversal_model):
-    config, params = reversal_model
-    src = sources(config, 6, seed=10)
-    greedy = quick_generate(params, config, src, max_new_tokens=MAX_NEW_TOKENS)
-    drawn = quick_generate(
-        params, config, src, max_new_tokens=MAX_NEW_TOKENS, key=jax.random.key(0), top_k=1
-    )
-    np.testing.assert_array_equal(drawn.tokens, greedy.tokens)
-    np.testing.assert_allclose(drawn.scores, greedy.scores, rtol=1e-5)

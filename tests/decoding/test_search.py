@@ -126,21 +126,6 @@ def test_the_rest_of_the_batch_does_not_matter(reversal_model, beam_size):
     assert worst <= 1e-5
 
 
-@pytest.mark.parametrize("beam_size", tiered([1, 4], [4]))
-def test_a_source_of_padding_gets_a_target_and_leaves_its_neighbours_alone(
-    reversal_model, beam_size
-):
-    config, params = reversal_model
-    src = sources(config, 6, seed=5)
-    other = src.copy()
-    other[2] = config.pad_id
-    options = {"max_new_tokens": MAX_NEW_TOKENS, "beam_size": beam_size, "length_penalty": 0.6}
-    without, found = (quick_generate(params, config, rows, **options) for rows in (src, other))
-    assert np.isfinite(found.scores).all()
-    for a, b in zip(without, found, strict=True):
-        np.testing.assert_array_equal(np.delete(a, 2, axis=0), np.delete(b, 2, axis=0))
-
-
 @pytest.mark.parametrize("preset", tiered(["vaswani2017", "t5"], ["vaswani2017"]))
 def test_a_memory_is_searched_as_a_plain_loop_over_decode_does(preset):
     """The encoder has a window and positions of its own; the cross-attention has another mask."""

@@ -91,17 +91,6 @@ def test_positions(pair, ladder):
         ladder.check(pair.preset, "positions", actual, expected)
 
 
-def test_embedding_norm(pair, ladder):
-    if not pair.config.embedding_norm:
-        assert not any("embedding_norm" in name for name in pair.params)
-        return
-    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-    for side in ("source", "target"):
-        name = f"{side}_embedding_norm"
-        actual = run(layers.Norm(pair.config), pair.params[name], x)
-        ladder.check(pair.preset, "norm", actual, getattr(pair.module, name)(to_torch(x)))
-
-
 def test_relative_attention_bias(pair, ladder):
     config = pair.config
     if config.positions != "relative":
@@ -246,3 +235,16 @@ def test_decoder(pair, ladder):
     actual = run_stack(model.Decoder(pair.config), pair.params["decoder"], *inputs)
     expected = pair.module.decoder(*map(to_torch, inputs))
     ladder.check(pair.preset, "decoder", actual, expected)
+
+
+def test_padding_may_hold_anything_in_the_torch_reference():
+    """As tests/model/test_mask_properties.py finds of JAX, with other masks."""
+    query, key, value = np.random.default_rng(0).normal(size=(3, BATCH, 3, TARGET_LENGTH, 7))
+    mask = make_mask("padding", TARGET_LENGTH, TARGET_LENGTH, 3)
+    hidden = np.broadcast_to(~mask[:, :, 0, :, None], key.shape)
+    assert hidden.any()
+    attend = torch_reference.functional.dot_product_attention
+    clean = attend(*map(to_torch, (query, key, value, mask)))
+    for garbage in (np.nan, np.inf, 1e30):
+        dirty = (np.where(hidden, garbage, x) for x in (key, value))
+        assert np.array_equal(clean, attend(*map(to_torch, (query, *dirty, mask))))
