@@ -94,8 +94,7 @@ def _write_folder(
     model: SourceModel, family: Family, output: Path, overwrite: bool, max_shard_size: str
 ) -> None:
     """Write a folder of a family with as much of the source as the family can have."""
-    left = list(model.left)
-    origin, tokenizer = model.origin, model.tokenizer
+    left, origin, tokenizer = [*model.left], model.origin, model.tokenizer
     if origin is not None and origin.model_type != family.model_type:
         left += ["config.json", *origin.files]
         origin = None

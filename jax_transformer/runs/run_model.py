@@ -102,8 +102,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             return load_tokenizer(path)
         family = FAMILIES.get(read_config(path)["model_type"])
         if family is not None and family.tokenizer is not None:
-            _, tokenizer = huggingface.load_tokenizer(path)
-            return tokenizer
+            return huggingface.load_tokenizer(path)[1]
     if (path / SENTENCEPIECE_FILE).exists():
         return read_marian(path)
     if (path / TOKENIZER_FILE).exists():
