@@ -188,7 +188,6 @@ def test_the_least_sure_question_decides_how_sure_a_tensor_is():
 RENAMED = [
     ("letters", "random"),
     ("keys_before_queries", "language"),
-    ("clones", "language"),
     ("fused_columns", "misleading"),
     ("sequence_first", "misleading"),
 ]
