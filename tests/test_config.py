@@ -164,6 +164,11 @@ def test_a_field_with_the_name_of_an_argument_is_refused(field):
         TransformerConfig.preset("pre_norm", **{field: 3})
 
 
+def test_wrong_override_of_a_preset_is_refused():
+    with pytest.raises(InputError, match="width=3 is not a setting"):
+        TransformerConfig.preset("pre_norm", width=3)
+
+
 @pytest.mark.parametrize("name", TransformerConfig.presets())
 def test_preset_is_frozen_hashable_and_survives_json(name):
     config = TransformerConfig.preset(name)

@@ -5,6 +5,7 @@ platform cannot do. Each program is written as bytes, read back, and on a CPU ca
 """
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -27,6 +28,11 @@ CONFIG = small_config(
 SETTINGS = TrainingConfig(compute_dtype="bfloat16")
 NEW_TOKENS = 4
 LINES = ["one two", "three"]
+CUDNN_KERNELS = [
+    f"__cudnn$fmha{scores}Softmax{backward}"
+    for scores in ("", "ScaleBias")
+    for backward in ("", "Backward")
+]
 
 
 def batch(packed=False):
@@ -145,3 +151,17 @@ def test_what_was_exported_for_a_cpu_computes_the_same_there(name):
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert np.array_equal(bits(ours), bits(theirs))
+
+
+@pytest.mark.parametrize("name", ["train, buckets", "train, packed, remat", "evaluate"])
+def test_with_cudnns_attention_a_program_is_exported_for_cuda(name, monkeypatch):
+    version = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
+    monkeypatch.setattr(version, lambda: 91000)  # the installed one's, where there is one
+    cudnn = Execution.for_platform("gpu", attention="cudnn")
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call(kernel) for kernel in CUDNN_KERNELS]
+    exported, *_ = export(name, cudnn, ("cuda",), disabled_checks=unchecked)
+    kernels = re.findall(r"custom_call @__cudnn\$fmha(\w+)", exported.mlir_module())
+    backward = sum(kernel.endswith("Backward") for kernel in kernels)
+    attentions = CONFIG.num_encoder_layers + 2 * CONFIG.num_decoder_layers
+    assert backward == (attentions if name.startswith("train") else 0)
+    assert len(kernels) - backward == attentions * (2 if name.endswith("remat") else 1)

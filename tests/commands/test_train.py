@@ -422,3 +422,25 @@ def test_a_run_that_another_process_went_on_with_is_refused(finished, monkeypatc
 def test_two_runs_that_start_at_once_without_an_output_take_two(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [train.first_free_run() for _ in range(2)] == [Path("runs/0"), Path("runs/1")]
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tmp_path, capsys):
+    command = [sys.executable, ROOT / "train.py"]
+    options = ["--output=model", "--steps=100000", "--evaluation-interval=1000"]
+    with subprocess.Popen(
+        [*command, *arguments(corpus, *options)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert any("batch shapes compiled" in line for line in iter(process.stdout.readline, ""))
+        while not (tmp_path / "model/metrics.jsonl").exists():
+            assert process.poll() is None
+        process.terminate()
+        shown = process.stdout.read()
+    assert process.returncode == 143
+    assert "SIGTERM: stopping after this step, the run is then saved; send SIGTERM again" in shown
+    (step,) = re.findall(r"stopped by SIGTERM: step ([\d,]+) is saved in model; resume", shown)
+    assert not (tmp_path / "model/config.json").exists()
+    steps = int(step.replace(",", "")) + 2
+    program("--output=model", "--resume", f"--steps={steps}")
+    assert f"resumed at step {step} of {steps:,}" in capsys.readouterr().out
+    assert load(tmp_path / "model").config.d_model == 8

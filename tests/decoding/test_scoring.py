@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_reference
-from jax_transformer import apply, convert, cross_attention_weights, score
+from jax_transformer import InputError, apply, convert, cross_attention_weights, score
 from tests.decoding.plain import quick_generate, random_model
 from tests.decoding.reversing import MAX_NEW_TOKENS, sources
 from tests.models import SOURCE_LENGTH
@@ -102,3 +102,17 @@ def test_cross_attention_weights_are_the_references(preset):
     assert (found[-1] == 0).all()  # a source of nothing but padding
     hidden = np.broadcast_to((src == config.pad_id)[:, None, None, None], found.shape)
     assert (found[hidden] == 0).all()
+
+
+def test_bad_input_is_refused():
+    config, params, src = random_model("vaswani2017")
+    tgt = targets(config, len(src), 4)
+    for function in (score, cross_attention_weights):
+        with pytest.raises(InputError, match=r"tgt\[0, 0\]=8"):
+            function(params, config, src, np.where(np.arange(4) == 0, 8, tgt))
+        with pytest.raises(InputError, match=r"src\[0, 0\]=-1"):
+            function(params, config, np.where(np.arange(SOURCE_LENGTH) == 0, -1, src), tgt)
+        with pytest.raises(InputError, match=r"tgt is 30 .*max_length=29"):
+            function(params, config, src, np.ones((len(src), 30), np.int32))
+        with pytest.raises(InputError, match=r"= \[5, 3, 1, 13\]"):
+            function(params, config, src, tgt, src_mask=np.ones((1, 1, 2, SOURCE_LENGTH), bool))

@@ -91,6 +91,17 @@ def test_positions(pair, ladder):
         ladder.check(pair.preset, "positions", actual, expected)
 
 
+def test_embedding_norm(pair, ladder):
+    if not pair.config.embedding_norm:
+        assert not any("embedding_norm" in name for name in pair.params)
+        return
+    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
+    for side in ("source", "target"):
+        name = f"{side}_embedding_norm"
+        actual = run(layers.Norm(pair.config), pair.params[name], x)
+        ladder.check(pair.preset, "norm", actual, getattr(pair.module, name)(to_torch(x)))
+
+
 def test_relative_attention_bias(pair, ladder):
     config = pair.config
     if config.positions != "relative":

@@ -1,21 +1,57 @@
-"""Runs that are killed and resumed are the runs that were not, bit for bit."""
+"""Runs that are killed and resumed are the runs that were not, bit for bit; seeds decide them."""
 
 import shutil
 
 import pytest
 
-from benchmarks.kill_resume import KEEP, Task, survive
+from benchmarks.kill_resume import (
+    KEEP,
+    Task,
+    epochs_are_exact,
+    losses,
+    pairs_seen,
+    state_digest,
+    survive,
+    train_or_resume,
+)
 from tests.runs.conftest import STEPS
 
 KILLS = 2  # the benchmark makes fifty
 
 
+@pytest.fixture(scope="module")
+def killed(unbroken, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    shutil.copytree(unbroken, directory / "unbroken")
+    return survive(directory, kills=KILLS, task=Task(STEPS))
+
+
 @pytest.mark.exhaustive
-def test_killed_runs_end_as_if_they_had_not_been(unbroken, tmp_path):
-    shutil.copytree(unbroken, tmp_path / "unbroken")
-    killed = survive(tmp_path, kills=KILLS, task=Task(STEPS))
+def test_killed_runs_end_as_if_they_had_not_been(killed):
     print(killed)
     assert killed.kills == killed.same_after_kill == KILLS
     assert killed.runs == killed.same_at_end == killed.epochs_exact > 0
     assert killed.most_steps_left == KEEP
     assert killed.most_temporary_left == 0
+
+
+@pytest.mark.exhaustive
+def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_not(
+    killed, unbroken, tmp_path
+):
+    assert killed.same_at_end == killed.runs  # runs of other processes than the unbroken one's
+    train_or_resume(tmp_path, Task(STEPS, seed=1))
+    hashes = [state_digest(path, STEPS) for path in (unbroken, tmp_path)]
+    assert hashes[0] != hashes[1]
+    assert losses(unbroken) != losses(tmp_path)
+    print(f"one seed: {hashes[0][:12]}, in {1 + killed.runs} runs; another seed: {hashes[1][:12]}")
+
+
+@pytest.mark.exhaustive
+def test_an_epoch_that_misses_a_pair_or_sees_one_twice_is_found(unbroken):
+    seen = pairs_seen(unbroken)
+    assert epochs_are_exact(seen, STEPS)
+    lost = seen | {3: seen[3][:-1]}
+    twice = seen | {3: [*seen[3][:-1], seen[3][0]]}
+    gone = {step: pairs for step, pairs in seen.items() if step != 3}
+    assert not any(epochs_are_exact(wrong, STEPS) for wrong in (lost, twice, gone))
