@@ -225,3 +225,29 @@ def test_other_errors_of_other_threads_are_not_silenced(monkeypatch):
         sys.unraisablehook(other)
     assert seen == [other]
     assert sys.unraisablehook == seen.append
+
+
+@contextlib.contextmanager
+def read_only(directory):
+    """Let nothing be written into a directory; root, who may, becomes nobody for the time."""
+    directory.chmod(0o555)
+    user = os.geteuid()
+    if not user:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        directory.chmod(0o755)
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(settings, directory):
+    with RunCheckpoints(directory, settings) as checkpoints:
+
+        def save_and_wait():
+            checkpoints.save(make_checkpoint(settings, 12))
+            checkpoints.wait()
+
+        with pytest.raises(InputError, match="Permission denied"), read_only(directory):
+            save_and_wait()
+    assert same_bits(restore(directory, quiet()).read(), make_checkpoint(settings, 8))

@@ -15,7 +15,7 @@ from jax_transformer import InputError, TransformerConfig
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.storage import weights as files
-from jax_transformer.tokenizers import train_byte_pair
+from jax_transformer.tokenizers import train_byte_pair, write_files
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import (
     GENERATION,
@@ -298,6 +298,14 @@ def test_an_origin_names_only_files_of_its_folder(name):
     content = Origin("marian", {}, {name: b"x"}).to_bytes()
     with pytest.raises(InputError, match=f"{ORIGIN_FILE}: the name .* is not that of a file"):
         Origin.from_bytes(content)
+
+
+def test_another_tokenizer_is_refused(trained, directory):
+    another = train_byte_pair(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
+    assert another.src_vocab_size == trained.tokenizer.src_vocab_size
+    write_files(directory, another)
+    message = refusal(directory)
+    assert message.startswith(f"{directory / 'tokenizer.json'}: is damaged or of another model")
 
 
 def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):

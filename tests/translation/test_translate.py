@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.decoding import Hypotheses, generate, score
+from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
@@ -228,6 +228,19 @@ def test_a_blank_line_has_blank_translations(model, found):
             assert shown == [("", 0.0, 0)] * beam_size
     assert translate(model, []) == []
     assert [[one.text for one in best] for best in translate(model, [" "])] == [[""]]
+
+
+@pytest.mark.usefixtures("fresh_caches")
+@pytest.mark.exhaustive
+def test_each_bucket_is_compiled_once(model):
+    options = {"max_tokens": 32, "max_new_tokens": 3}
+    before = generation._search._cache_size()
+    translate(model, LINES * 4, **options)  # batches of (2, 16) and (4, 8)
+    assert generation._search._cache_size() - before == 2
+    translate(model, LINES[::-1] * 4, **options)
+    assert generation._search._cache_size() - before == 2
+    translate(model, LINES, max_new_tokens=3)  # one batch has room for all
+    assert generation._search._cache_size() - before == 3
 
 
 def test_the_longest_translation_can_be_set(model):
