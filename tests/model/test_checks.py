@@ -42,15 +42,6 @@ BAD_IDS = {
     "-1 stored as uint16": np.array(-1).astype(np.uint16).astype(np.int64)[()],
 }
 
-
-def batch_of(side, ids):
-    """Return the batch of one pair, of which one side holds these ids."""
-    fine = np.array([1, 5, 2])
-    sides = {"sources": (fine,), "targets": (fine,)} | {side: (ids,)}
-    corpus = corpus_of(*sides.values(), src_vocab_size=41, tgt_vocab_size=41)
-    return make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
-
-
 SRC, TGT = random_tokens(CONFIG)
 ENTRANCES = {
     "apply src": lambda params, ids: apply(params, CONFIG, ids, TGT[:1]),
@@ -60,8 +51,6 @@ ENTRANCES = {
     "generate": lambda params, ids: generate(params, CONFIG, ids, max_new_tokens=3),
     "score src": lambda params, ids: score(params, CONFIG, ids, TGT[:1]),
     "score tgt": lambda params, ids: score(params, CONFIG, SRC[:1], ids),
-    "batch of sources": lambda _, ids: batch_of("sources", ids[0]),
-    "batch of targets": lambda _, ids: batch_of("targets", ids[0]),
 }
 
 
