@@ -88,8 +88,8 @@ class LibrarySegmenter:
             for token_id, text in zip(ids, texts, strict=True)
         ]
 
-    def token(self, token_id: int) -> str:
-        """Return the token of an id that the vocabulary has."""
+    def token(self, token_id: int) -> str | None:
+        """Return the token of an id; None where the vocabulary has a gap."""
         return self.library.id_to_token(token_id)
 
 

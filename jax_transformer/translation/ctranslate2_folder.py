@@ -205,10 +205,7 @@ def _tokens(side: Side) -> list[str]:
     """Return a token for each id: one that is missing, or there twice, is named by its id."""
     tokens: dict[str, int] = {}
     for token_id in range(side.vocab_size):
-        try:
-            token = side.segmenter.token(token_id)
-        except (KeyError, InputError):
-            token = None
+        token = side.segmenter.token(token_id)
         named = f"<id {token_id}>"
         tokens[named if token is None or token in tokens else token] = token_id
     return list(tokens)
@@ -251,7 +248,7 @@ def _equal_translations(
 def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
     """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
     (empty,) = tokenizer.encode_source([""])
-    end = empty.index(config.eos_id)
+    end = empty.index(config.eos_id) if config.eos_id in empty else len(empty)
     special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
     ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
     random = np.random.default_rng(0)

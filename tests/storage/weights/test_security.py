@@ -242,9 +242,9 @@ def test_refusing_costs_little(tmp_path):
     files.read(tmp_path / "warm.pt")  # torch itself is loaded
     for path in hostile_files(tmp_path):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before, start = status("VmRSS"), time.perf_counter()
+        before, start = status("VmRSS"), time.process_time()
         refuse(path)
-        assert time.perf_counter() - start < SECONDS, path.name
+        assert time.process_time() - start < SECONDS, path.name
         assert status("VmHWM") - before < MEGABYTES, path.name
         path.unlink()
 
@@ -466,12 +466,12 @@ def mutated_files(folder, count):
 def test_mutated_files_raise_nothing_else(tmp_path, count):
     refusals = []
     for path in mutated_files(tmp_path, count):
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             files.read(path)
         except WeightFileError as error:
             refusals.append((path.name, error))
-        assert time.perf_counter() - start < SECONDS
+        assert time.process_time() - start < SECONDS
     assert 0 < len(refusals) < count
     for name, error in refusals:
         assert name in str(error)
