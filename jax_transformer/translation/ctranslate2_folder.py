@@ -58,7 +58,7 @@ def export_ctranslate2(
             allowed = " or ".join(map(repr, values))
             raise InputError(f"{name}={value!r}: CTranslate2 can express {allowed} alone")
     check_writable(folder, ["model.bin"])
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), model.params)
+    params = jax.tree.map(lambda leaf: np.array(leaf, np.float32), model.params)  # it writes
     spec = _specification(config, params)
     sources, targets = (_tokens(side) for side in (model.tokenizer.source, model.tokenizer.target))
     spec.register_source_vocabulary(sources)
