@@ -152,9 +152,10 @@ class Translator:
                 ten tokens more than twice those of the text.
 
         Raises:
-            InputError: An option is unknown or out of range; the model has no such language, or
-                needs one. While the iterator runs: a text is too long, or no source of this model
-                (the message names it by its number, from 1).
+            TypeError: An option is unknown.
+            InputError: An option is out of range; the model has no such language, or needs one.
+                While the iterator runs: a text is too long, or no source of this model (the message
+                names it by its number, from 1).
         """
         model = self.model.with_languages(source_lang, target_lang, self.name)
         options |= {"mesh": self.mesh, "execution": self.execution, "window": window}
@@ -214,9 +215,14 @@ def _results(
     windows = translate_windows(model, prefixed(), **options)
 
     def results() -> Iterator[TranslationResult]:
+        before = 0  # texts
         for window in windows:
             aligned = alignments(model, lines, window) if with_alignments else [None] * len(window)
             lines.clear()
-            yield from map(TranslationResult, window, aligned)
+            for hypotheses, alignment in zip(window, aligned, strict=True):
+                if alignment is not None:
+                    alignment = alignment._replace(line=before + alignment.line)
+                yield TranslationResult(hypotheses, alignment)
+            before += len(window)
 
     return results()

@@ -76,7 +76,8 @@ def test_a_prefix_stands_before_every_text_but_blank_ones(translator):
 
 def test_alignments_are_the_models_attention(model, translator):
     texts = [*TEXTS, *["fed dab"] * 9]
-    for text, result in zip(texts, translator(texts, alignments=True), strict=True):
+    results = translator(texts, alignments=True, window=9)
+    for number, (text, result) in enumerate(zip(texts, results, strict=True), start=1):
         if not text.strip():
             assert result.alignment is None
             continue
@@ -84,6 +85,7 @@ def test_alignments_are_the_models_attention(model, translator):
         weights = cross_attention_weights(model.params, model.config, src, result.tokens[None])
         assert np.allclose(result.alignment.weights, weights[0].mean(axis=(0, 1)), atol=1e-6)
         assert len(result.alignment.source) == src.shape[1]
+        assert result.alignment.line == number
 
 
 def test_threads_share_one(translator):
