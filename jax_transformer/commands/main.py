@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with interruptible(), extras_named(name):
             check_arguments(arguments)
+            check_working_folder()
             if not arguments or arguments[0] in ("-h", "--help"):
                 print(usage())
             else:
@@ -76,6 +77,14 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise InputError(f"{shown} is not UTF-8; rename the file that it names")
+
+
+def check_working_folder() -> None:
+    """Refuse a working folder that was removed, in which libtpu aborts the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise InputError("the working folder is gone; change to one that exists") from error
 
 
 def _open_closed_descriptors() -> None:

@@ -47,8 +47,6 @@ class LibrarySegmenter:
 
     def __init__(self, library: tokenizers.Tokenizer, left_out: Set[int] = frozenset()) -> None:
         """Wrap a tokenizer; decoding leaves out the ids in `left_out`, else all special tokens."""
-        library.no_truncation()
-        library.no_padding()
         if getattr(library.model, "dropout", None):
             library.model.dropout = None
         self.library, self._left_out = library, left_out

@@ -111,6 +111,16 @@ def test_a_command_is_quiet_where_libtpu_finds_no_tpu(tmp_path):
         assert (done.stderr == b"") == is_quiet
 
 
+def test_a_working_folder_that_is_gone_is_one_line(tmp_path):
+    """What a command imports may abort the process there, as libtpu does."""
+    program = f"import os; os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); "
+    program += "from jax_transformer.commands.main import main; main(['--help'])"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: the working folder is gone; change to one that exists\n"
+
+
 def test_train_py_is_the_same_command(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(cli, "main", seen.append)

@@ -178,6 +178,8 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     text = content if isinstance(content, str) else utf_8(content, name)
     with library_faults(f"{name}: damaged tokenizer file"):
         library = tokenizers.Tokenizer.from_str(text)
+    library.no_truncation()
+    library.no_padding()
     largest = max(library.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= MOST_IDS:
         raise InputError(f"{name}: damaged tokenizer file (an id is {largest})")
