@@ -420,7 +420,7 @@ def test_truncation_in_a_file_does_not_act_where_its_template_is_read(folder_of,
     path = tmp_path / "copy" / "tokenizer.json"
     truncation = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 2}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": truncation}))
-    tokenizer = FAMILIES["bart"].tokenizer_files.read(tmp_path / "copy", folder.config)
+    tokenizer = FAMILIES["bart"].read(tmp_path / "copy", folder.config)
     lines = ["a b", ""]
-    expected = FAMILIES["bart"].tokenizer_files.read(folder.path, folder.config)
+    expected = FAMILIES["bart"].read(folder.path, folder.config)
     assert tokenizer.encode_source(lines) == expected.encode_source(lines)
