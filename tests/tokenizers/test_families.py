@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -411,16 +410,3 @@ def test_damaged_settings_of_languages_are_refused(folder_of):
         description = describe(own) | {"languages": languages | damage}
         with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
             from_description(description, own.contents, "x")
-
-
-def test_truncation_in_a_file_does_not_act_where_its_template_is_read(folder_of, tmp_path):
-    """A stride that is not below the length left beside the special tokens is a panic in Rust."""
-    folder = folder_of("bart")
-    shutil.copytree(folder.path, tmp_path / "copy")
-    path = tmp_path / "copy" / "tokenizer.json"
-    truncation = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 2}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation": truncation}))
-    tokenizer = FAMILIES["bart"].read(tmp_path / "copy", folder.config)
-    lines = ["a b", ""]
-    expected = FAMILIES["bart"].read(folder.path, folder.config)
-    assert tokenizer.encode_source(lines) == expected.encode_source(lines)
