@@ -1,5 +1,6 @@
-"""`jax-transformer export`: a model for a program that serves translations."""
+"""`jax-transformer export`: a model for CTranslate2, an engine that serves translations."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +13,11 @@ def export(
     model: Path,
     output: Path,
     /,
-    to: Literal["ctranslate2"] = "ctranslate2",
     quantization: Literal["float32", "float16", "int8"] = "float32",
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> None:
-    """Write a model for an engine that serves it, and prove it: both translate the same sources.
+    """Write a model for CTranslate2, and prove it: both programs translate the same sources.
 
     In float32 each token must be equal, else nothing is written. In float16 and int8 the number of
     equal translations is printed.
@@ -25,13 +25,12 @@ def export(
     Args:
         model: As for translate.
         output: Folder to write; it must not exist.
-        to: The engine. ctranslate2 has CPUs and GPUs, and a Python package of that name.
         quantization: Type of the weights.
         source_lang: As for translate.
         target_lang: As for translate; the engine is given its code as the first target token.
     """
     check_installed("ctranslate2")
-    if output.exists():
+    if os.path.lexists(output):
         raise InputError(f"{output}: exists already; name another output")
     from jax_transformer.translation.ctranslate2_folder import export_ctranslate2
 

@@ -30,9 +30,14 @@ HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Fields that change neither the parameters nor what they compute at the positions both can hold:
 # weights may be trained on with another dropout or read with a longer position table.
 FREE_FIELDS = (
-    "max_length dropout attention_dropout activation_dropout dropout_placement embedding_dropout "
-    "initialization"
-).split()
+    "max_length",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "dropout_placement",
+    "embedding_dropout",
+    "initialization",
+)
 # A computed table may have this many numbers (some 100 MB while it is computed), and more where the
 # parameters are larger: so many times theirs.
 FREE_NUMBERS = 2**22

@@ -121,11 +121,17 @@ def load(
     """
     options = {"ignore_generation_config": ignore_generation_config}
     options |= {"source_lang": source_lang, "target_lang": target_lang}
-    return read(folder, **options).with_languages(source_lang, target_lang, str(folder))
+    return read(folder, **options).with_languages(None, None, str(folder))
 
 
-def read(folder: str | Path, **options: Any) -> TrainedModel:
-    """Return a model as its folder says: arguments as for `load`, the languages may be unknown."""
+def read(
+    folder: str | Path,
+    *,
+    ignore_generation_config: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> TrainedModel:
+    """Return a model as `load` does, but its target language may be unknown."""
     folder = model_folder_of(Path(folder))
     description = _read_description(folder)
     if not isinstance(description.get("model_type"), str):
@@ -135,12 +141,20 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        return TrainedModel(*load_folder(folder, **options))
+        return TrainedModel(
+            *load_folder(
+                folder,
+                ignore_generation_config=ignore_generation_config,
+                source_lang=source_lang,
+                target_lang=target_lang,
+            )
+        )
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
+    tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
     for name in ("src_vocab_size", "tgt_vocab_size"):
         size, entries = getattr(config, name), getattr(tokenizer, name)
         if size != entries:

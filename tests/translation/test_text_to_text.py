@@ -274,7 +274,7 @@ def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
 
 
 @pytest.mark.parametrize("kind", ["mbart-50", "nllb"])
-def test_a_translator_speaks_each_language_that_a_call_names(folder_of, kind):
+def test_a_translator_speaks_each_language_that_a_call_names(folder_of, tmp_path, kind):
     folder = folder_of(kind)
     source, *targets = folder.codes
     translator = Translator(folder.path, source_lang=source)
@@ -283,8 +283,15 @@ def test_a_translator_speaks_each_language_that_a_call_names(folder_of, kind):
     for target in targets:
         model = load(folder.path, source_lang=source, target_lang=target)
         expected = [best.text for best, *_ in translate(model, LINES[:9])]
-        results = translator(LINES[:9], target_lang=target)
-        assert [result.text for result in results] == expected
+        model_folder.save(tmp_path / target, translator.model.with_languages(None, target, ""))
+        named = Translator(tmp_path / target, target_lang=targets[0])  # an own folder names another
+        for results in (
+            translator(LINES[:9], target_lang=target),
+            Translator(tmp_path / target)(LINES[:9]),
+            named(LINES[:9], target_lang=target),
+        ):
+            assert [result.text for result in results] == expected
+        assert named.model.tokenizer.languages.target == targets[0]
 
 
 @pytest.mark.exhaustive

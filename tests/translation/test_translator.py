@@ -148,6 +148,13 @@ def test_unknown_models_are_one_line(tmp_path):
         Translator(tmp_path / "nothing")
 
 
+def test_a_language_of_a_model_without_codes_is_refused(model, tmp_path):
+    save(tmp_path / "model", model)
+    for source in (model, tmp_path / "model"):
+        with pytest.raises(InputError, match="target_lang='de': the model has no language codes"):
+            Translator(source, target_lang="de")
+
+
 def test_an_ensemble_chooses_by_the_mean_of_log_probabilities(model, translator):
     other = model._replace(params=jax.tree.map(lambda leaf: -0.7 * leaf[::-1], model.params))
     both = Translator([model, other])

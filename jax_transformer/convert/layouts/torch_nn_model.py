@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Fields that a module has no part for: its forward function, or its user, decides.
-SCALES_AND_IDS = "embedding_scale position_offset output_scale attention_scale pad_id bos_id eos_id"
-UNTOLD = (*FREE_FIELDS, *SCALES_AND_IDS.split())
+SCALES = ("embedding_scale", "position_offset", "output_scale", "attention_scale")
+UNTOLD = (*FREE_FIELDS, *SCALES, "pad_id", "bos_id", "eos_id")
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SIDES = {
     "source": re.compile(r"src|source|enc|inp", re.IGNORECASE),
