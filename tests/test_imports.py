@@ -24,7 +24,7 @@ ROOMS = (
     ("convert",),
     ("training",),
     ("translation",),
-    ("runs",),
+    ("export", "runs"),
     ("porting",),
     ("commands",),
 )

@@ -297,7 +297,7 @@ def test_a_translator_speaks_each_language_that_a_call_names(folder_of, tmp_path
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
-    ctranslate2_folder = pytest.importorskip("jax_transformer.translation.ctranslate2_folder")
+    ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
     folder = folder_of(kind)
     source, target = folder.codes[:2] if folder.codes else (None, None)
     model = load(folder.path, source_lang=source, target_lang=target)

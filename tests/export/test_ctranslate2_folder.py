@@ -14,7 +14,7 @@ from jax_transformer.translation.model_folder import load, save
 from tests.models import random_params, tiny_model
 from tests.tiers import tiered
 
-ctranslate2_folder = pytest.importorskip("jax_transformer.translation.ctranslate2_folder")
+ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
 
 REFUSED = {
     "torch_nn": "token_embeddings='none'",

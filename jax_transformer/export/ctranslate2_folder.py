@@ -15,11 +15,11 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 from jaxtyping import Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding import generate
 from jax_transformer.errors import InputError
+from jax_transformer.export.proof import Proof, check_proof, prove
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
-from jax_transformer.tokenizers import Tokenizer, write_files
+from jax_transformer.tokenizers import write_files
 from jax_transformer.tokenizers.tokenizer import Side
 from jax_transformer.translation.model_folder import TrainedModel
 
@@ -32,7 +32,6 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "output_projection": ("linear", "tied"),
 }
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-PROOF_SOURCES, PROOF_LENGTH = 16, 24  # the lines of ids that are translated by both, in tokens
 Array = Float[np.ndarray, "..."]
 
 
@@ -72,13 +71,9 @@ def export_ctranslate2(
     with staged(folder) as staging:
         spec.save(str(staging))
         write_files(staging, model.tokenizer)
-        equal = _equal_translations(model, staging, sources, targets)
-        if quantization == "float32" and equal < PROOF_SOURCES:
-            raise InputError(
-                f"{folder}: not written, because {PROOF_SOURCES - equal} of {PROOF_SOURCES} random "
-                "sources are translated otherwise by CTranslate2"
-            )
-    return f"{equal} of {PROOF_SOURCES} random sources have the same translation, id for id"
+        proof = prove(model)
+        found = list(_translate(model, staging, proof, sources, targets))
+        return check_proof(proof, found, folder, "CTranslate2", quantization == "float32")
 
 
 def _specification(
@@ -211,48 +206,23 @@ def _tokens(side: Side) -> list[str]:
     return list(tokens)
 
 
-def _equal_translations(
-    model: TrainedModel, folder: Path, sources: Sequence[str], targets: Sequence[str]
-) -> int:
-    """Return how many random sources the folder translates as `generate` does, greedily."""
-    config, generation = model.config, model.generation
-    rows = list(_random_sources(model.tokenizer, config))
-    most = min(2 * PROOF_LENGTH, config.max_length)
-    src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
-    for row, ids in zip(src, rows, strict=True):
-        row[: len(ids)] = ids
-    names = ("start_token", "forced_first_token")
-    options = {name: generation[name] for name in names if name in generation}
-    ours = generate(model.params, config, src, max_new_tokens=most, **options)
-    forced = options.get("forced_first_token")
-    prefix = None if forced is None else [[targets[forced]]] * len(rows)
+def _translate(
+    model: TrainedModel, folder: Path, proof: Proof, sources: Sequence[str], targets: Sequence[str]
+) -> Iterator[list[int]]:
+    """Yield the folder's greedy translations of the sources of a proof, as token ids."""
+    pad_id = model.config.pad_id
+    forced = model.generation.get("forced_first_token")
+    prefix = None if forced is None else [[targets[forced]]] * len(proof.src)
     translator = ctranslate2.Translator(str(folder), device="cpu")
-    theirs = translator.translate_batch(
-        [[sources[token_id] for token_id in ids] for ids in rows],
+    results = translator.translate_batch(
+        [[sources[token_id] for token_id in row if token_id != pad_id] for row in proof.src],
         prefix,
         beam_size=1,
-        max_decoding_length=most,
+        max_decoding_length=proof.max_new_tokens,
         min_decoding_length=0,  # a translation may be EOS alone
-        suppress_sequences=[[targets[config.pad_id]]],
+        suppress_sequences=[[targets[pad_id]]],
         return_end_token=True,
     )
-    expected = [
-        [targets[token_id] for token_id in ids[0, : length[0]]]
-        for ids, length in zip(np.asarray(ours.tokens), np.asarray(ours.lengths), strict=True)
-    ]
-    return sum(
-        result.hypotheses[0] == tokens for result, tokens in zip(theirs, expected, strict=True)
-    )
-
-
-def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
-    """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
-    (empty,) = tokenizer.encode_source([""])
-    end = empty.index(config.eos_id) if config.eos_id in empty else len(empty)
-    special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
-    ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
-    random = np.random.default_rng(0)
-    longest = min(PROOF_LENGTH, config.max_length - len(empty))
-    for length in random.integers(1, longest, PROOF_SOURCES, endpoint=True):
-        ids = random.choice(ordinary, length).tolist()
-        yield [*empty[:end], *ids, *empty[end:]]
+    ids = {token: token_id for token_id, token in enumerate(targets)}
+    for result in results:
+        yield [ids[token] for token in result.hypotheses[0]]

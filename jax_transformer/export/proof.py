@@ -1,0 +1,81 @@
+"""What an export is proven by: random sources that the artifact and `generate` both translate."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding import generate
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.translation.model_folder import TrainedModel
+
+PROOF_SOURCES, PROOF_LENGTH = 16, 24  # sources; their most ordinary tokens
+# The options of greedy search that a model's generation defaults may name.
+START_OPTIONS = ("start_token", "forced_first_token")
+
+
+class Proof(NamedTuple):
+    """Sources and the greedy translations of them that an artifact must find."""
+
+    src: Int32[np.ndarray, "batch length"]  # padded at the right
+    max_new_tokens: int
+    translations: list[list[int]]  # token ids, EOS included
+
+
+def prove(model: TrainedModel) -> Proof:
+    """Return random sources of several lengths, and what `generate` makes of them."""
+    config = model.config
+    rows = list(_random_sources(model.tokenizer, config))
+    most = min(2 * PROOF_LENGTH, config.max_length)
+    src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
+    for row, ids in zip(src, rows, strict=True):
+        row[: len(ids)] = ids
+    options = {name: model.generation[name] for name in START_OPTIONS if name in model.generation}
+    found = generate(model.params, config, src, max_new_tokens=most, **options)
+    lengths = np.asarray(found.lengths)[:, 0]
+    tokens = np.asarray(found.tokens)[:, 0]
+    ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    return Proof(src, most, ids)
+
+
+def check_proof(
+    proof: Proof, found: Sequence[Sequence[int]], folder: Path, program: str, exact: bool
+) -> str:
+    """Return a line that says how many translations of an artifact are equal.
+
+    Args:
+        found: The token ids of each translation, EOS included.
+        program: What has run the artifact.
+        exact: Whether a translation that differs is refused.
+
+    Raises:
+        InputError: A translation differs, though it must not.
+    """
+    equal = sum(
+        list(ours) == list(theirs) for ours, theirs in zip(proof.translations, found, strict=True)
+    )
+    if exact and equal < len(proof.translations):
+        raise InputError(
+            f"{folder}: not written, because {len(proof.translations) - equal} of "
+            f"{len(proof.translations)} random sources are translated otherwise by {program}"
+        )
+    return (
+        f"{equal} of {len(proof.translations)} random sources have the same translation, id for id"
+    )
+
+
+def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
+    """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
+    (empty,) = tokenizer.encode_source([""])
+    end = empty.index(config.eos_id) if config.eos_id in empty else len(empty)
+    special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
+    ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
+    random = np.random.default_rng(0)
+    longest = min(PROOF_LENGTH, config.max_length - len(empty))
+    for length in random.integers(1, longest, PROOF_SOURCES, endpoint=True):
+        ids = random.choice(ordinary, length).tolist()
+        yield [*empty[:end], *ids, *empty[end:]]
