@@ -317,11 +317,10 @@ def _environment(draw: np.random.Generator, folder: Path, stock_folder: Path) ->
     entries = [path for path in sorted((folder / "cache").rglob("*")) if path.is_file()]
     if draw.random() < 0.5:
         done = "damaged cache"
-        for _ in range(int(choose(draw, (1, 1, 2)))):
-            path = choose(draw, entries)
-            if path.is_file() and not path.is_symlink():
-                others = [entry for entry in entries if entry != path and entry.is_file()]
-                done += f", {path.name[:20]}: {mutate_file(draw, path, others)}"
+        order = draw.permutation(len(entries))
+        chosen, others = np.split(np.asarray(entries)[order], [int(choose(draw, (1, 1, 2)))])
+        for path in chosen:  # each once: a change may have made it too large to be read
+            done += f", {path.name[:20]}: {mutate_file(draw, path, list(others))}"
     else:
         done = choose(draw, list(ENVIRONMENTS))
         ENVIRONMENTS[done](environment, folder)

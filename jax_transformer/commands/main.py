@@ -1,6 +1,7 @@
 """The command line: `jax-transformer COMMAND ...`."""
 
 import errno
+import gc
 import importlib
 import importlib.util
 import os
@@ -125,7 +126,12 @@ def run_command(name: str, *arguments: str) -> None:
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")
     quiet_libtpu()
+    # What the imports make stays, and no collection need visit it: a quarter of the processor time
+    # of a warm `translate` of two lines.
+    gc.disable()
     command = getattr(importlib.import_module(f"jax_transformer.commands.{name}"), name)
+    gc.freeze()
+    gc.enable()
     if name in PARSES_ITSELF:
         command(*arguments)
     else:

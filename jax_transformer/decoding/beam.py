@@ -4,6 +4,7 @@ Letters in shapes: B batch, N open hypotheses of a source, F finished hypotheses
 L target positions, V target vocabulary, C candidates.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jax_transformer.decoding.hypotheses import (
     Hypotheses,
     LengthPenalty,
     Step,
+    extend_all,
     next_logits,
     start_sequences,
 )
@@ -30,7 +32,7 @@ class _State(NamedTuple):
     sequences: Int32[Array, "B N _"]  # open hypotheses, best first
     scores: Float[Array, "B N"]  # sums of their log-probabilities
     finished: Hypotheses  # F of each source
-    done: Bool[Array, " B"]
+    ended: Bool[Array, " B"]
     failed_at: Int32[Array, " B"]
 
 
@@ -43,6 +45,7 @@ def beam_search(
     num_hypotheses: int,
     early_stopping: EarlyStopping,
     top_k: TopK,
+    batch_sizes: Sequence[int],
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Keep the N most likely open hypotheses of each source, and the F best finished ones.
 
@@ -61,11 +64,11 @@ def beam_search(
     most_finished = num_hypotheses if early_stopping == "never" else count  # F
     num_candidates = (1 + len(rules.eos_ids)) * count
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return (state.step < length) & ~jnp.all(state.done)
-
     def is_done(
-        best_open: Float[Array, " B"], worst_kept: Float[Array, " B"], counted: Int32[Array, " B"]
+        best_open: Float[Array, " B"],
+        worst_kept: Float[Array, " B"],
+        counted: Int32[Array, " B"],
+        rules: Rules,
     ) -> Bool[Array, " B"]:
         if early_stopping is True:
             return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
@@ -74,12 +77,12 @@ def beam_search(
         longest = rules.limits - rules.prefix_lengths
         return _limit(best_open, counted, longest, length_penalty) <= worst_kept
 
-    def extend(state: _State) -> _State:
+    def extend(state: _State, rules: Rules) -> _State:
         step = state.step
         logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
         alive = state.scores > -jnp.inf
-        failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.done
-        done = state.done | failed
+        failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.ended
+        ended = state.ended | failed
 
         allowed = logits - normalizer[..., None]
         allowed = apply_rules(allowed, state.sequences, step, rules)
@@ -91,9 +94,9 @@ def beam_search(
         at_limit = step + 1 >= rules.limits
         ends = (is_end(tokens, rules) & free[:, None]) | at_limit[:, None]
         counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
-        scores = jnp.where(ends & ~done[:, None], totals, -jnp.inf)
+        scores = jnp.where(ends & ~ended[:, None], totals, -jnp.inf)
         scores = scores / length_penalty(counted)[:, None]
-        lengths = jnp.broadcast_to(step + 1, (batch, count))
+        lengths = jnp.broadcast_to(step + 1, ends.shape)
         new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
         finished = _best(state.finished, new)
         scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
@@ -105,13 +108,12 @@ def beam_search(
             sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
             scores=scores,
             finished=finished,
-            done=done | is_done(scores[:, 0], finished.scores[:, -1], counted),
+            ended=ended | is_done(scores[:, 0], finished.scores[:, -1], counted, rules),
             failed_at=jnp.where(failed, step, state.failed_at),
         )
 
     sequences, scores = start_sequences(cache, config, rules)
-    end = jax.lax.while_loop(
-        unfinished,
+    end = extend_all(
         extend,
         _State(
             step=jnp.zeros((), jnp.int32),
@@ -124,9 +126,11 @@ def beam_search(
                 jnp.full((batch, most_finished), -jnp.inf, scores.dtype),
                 jnp.zeros((batch, most_finished), jnp.int32),
             ),
-            done=jnp.zeros(batch, bool),
+            ended=jnp.zeros(batch, bool),
             failed_at=jnp.full(batch, -1, jnp.int32),
         ),
+        rules,
+        batch_sizes,
     )
     tokens, scores, lengths = (leaf[:, :num_hypotheses] for leaf in end.finished)
     scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)

@@ -18,7 +18,7 @@ from jax_transformer.decoding.generation_config import (
     Scalar,
 )
 from jax_transformer.decoding.greedy import greedy_search
-from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty
+from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty, batch_sizes
 from jax_transformer.decoding.rules import Rules, as_array, make_rules
 from jax_transformer.decoding.sampling import Sampling, make_sampling
 from jax_transformer.errors import InputError
@@ -243,8 +243,11 @@ def _search(
         return logits, _joined(after)
 
     cache, config = _joined(caches), configs[0]
+    # What is drawn depends on the index of a row, so rows keep their places where tokens are drawn.
+    leave = execution.smaller_batches and sampling is None
+    sizes = batch_sizes(src.shape[0]) if leave else [src.shape[0]]
     if beam_size == 1:
-        return greedy_search(advance, cache, config, rules, sampling, length_penalty)
+        return greedy_search(advance, cache, config, rules, sampling, length_penalty, sizes)
     return beam_search(
         advance,
         cache,
@@ -254,6 +257,7 @@ def _search(
         num_hypotheses,
         early_stopping,
         execution.top_k,
+        sizes,
     )
 
 

@@ -3,9 +3,9 @@
 Letters in shapes: B batch, L target positions, V target vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
@@ -15,6 +15,7 @@ from jax_transformer.decoding.hypotheses import (
     Hypotheses,
     LengthPenalty,
     Step,
+    extend_all,
     next_logits,
     start_sequences,
 )
@@ -39,18 +40,16 @@ def greedy_search(
     rules: Rules,
     sampling: Sampling | None,
     length_penalty: LengthPenalty,
+    batch_sizes: Sequence[int],
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Extend each target by its most likely next token, or by a drawn token, until all have ended.
 
     Without `sampling`, the lowest id wins a tie. Returns the targets (K = 1), and the step at which
     a source's logits were not finite, or -1.
     """
-    batch, _, length = cache.ancestors.shape
+    batch = cache.ancestors.shape[0]
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
-        return (state.step < length) & ~jnp.all(state.ended)
-
-    def extend(state: _State) -> _State:
+    def extend(state: _State, rules: Rules) -> _State:
         step, running = state.step, ~state.ended
         logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
         logits, normalizer = logits[:, 0], normalizer[:, 0]
@@ -71,8 +70,7 @@ def greedy_search(
         )
 
     sequences, scores = start_sequences(cache, config, rules)
-    end = jax.lax.while_loop(
-        unfinished,
+    end = extend_all(
         extend,
         _State(
             step=jnp.zeros((), jnp.int32),
@@ -83,6 +81,8 @@ def greedy_search(
             ended=jnp.zeros(batch, bool),
             failed_at=jnp.full(batch, -1, jnp.int32),
         ),
+        rules,
+        batch_sizes,
     )
     divisor = length_penalty(end.lengths - rules.prefix_lengths)
     scores = jnp.where(end.failed_at < 0, end.scores / divisor, jnp.nan)

@@ -4,19 +4,23 @@ Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L t
 V target vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Float32, Int32
+from jax.export import is_symbolic_dim
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.rules import Rules
 
+SMALLEST_BATCH = 8  # that a larger batch is followed by
+
+State = TypeVar("State", bound=Any)
 # Tokens to the logits of each model of an ensemble.
 Step = Callable[[Cache, Int32[Array, "B N"]], tuple[list[Float[Array, "B N V"]], Cache]]
 
@@ -61,6 +65,56 @@ def start_sequences(
     dtype = jnp.promote_types(jax.tree.leaves(cache.layers)[0].dtype, jnp.float32)
     start = jnp.asarray(rules.start)[:, None]
     return sequences.at[..., 0].set(start), jnp.zeros((batch, count), dtype)
+
+
+def batch_sizes(batch: int) -> list[int]:
+    """Return the numbers of sources of the batches of a search, for `extend_all`.
+
+    Each size is a loop that is compiled. With a half and an eighth, the lines of Multi30k have
+    1.14 to 1.21 times the rows and steps that they need, and 1.6 to 1.8 times in one batch.
+    """
+    if is_symbolic_dim(batch):
+        return [batch]
+    smaller = (batch // share for share in (2, 8))
+    return [batch, *(size for size in smaller if size >= SMALLEST_BATCH)]
+
+
+def extend_all(
+    extend: Callable[[State, Rules], State],
+    state: State,
+    rules: Rules,
+    batch_sizes: Sequence[int],
+) -> State:
+    """Return the state in which the target of each source has ended.
+
+    The sources that go on leave the batch for a smaller one when it can hold them.
+
+    Args:
+        extend: One step of the search.
+        state: A pytree with the fields `step`, `sequences` and `ended`; each of its leaves has a
+            row for each source, or is one for all.
+        batch_sizes: Numbers of sources: of the state, and of the smaller batches.
+    """
+    size, *smaller = batch_sizes
+    most_left = smaller[0] if smaller else 0
+
+    def goes_on(state: State) -> Bool[Array, ""]:
+        full = state.step + 1 >= state.sequences.shape[-1]
+        return ~full & (jnp.sum(~state.ended) > most_left)
+
+    state = jax.lax.while_loop(goes_on, lambda state: extend(state, rules), state)
+    if not smaller:
+        return state
+    rows = jnp.argsort(state.ended, stable=True)[:most_left]  # those that go on are the first
+
+    def has_rows(leaf: Array) -> bool:
+        return leaf.ndim > 0 and leaf.shape[0] == size
+
+    part = jax.tree.map(lambda leaf: leaf[rows] if has_rows(leaf) else leaf, state)
+    part = extend_all(extend, part, rules.of_rows(rows), smaller)
+    return jax.tree.map(
+        lambda leaf, new: leaf.at[rows].set(new) if has_rows(leaf) else new, state, part
+    )
 
 
 def next_logits(

@@ -54,6 +54,14 @@ class Rules:
     encoder_no_repeat_ngram_size: int | None = struct.field(pytree_node=False, default=None)
     renormalize: bool = struct.field(pytree_node=False, default=False)
 
+    def of_rows(self, rows: Int32[Array, " rows"]) -> "Rules":
+        """Return the rules of some of the rows."""
+        names = ("start", "prefix_lengths", "limits", "prefix", "source")
+        values = {name: getattr(self, name) for name in names}
+        return self.replace(
+            **{name: jnp.take(x, rows, axis=0) for name, x in values.items() if x is not None}
+        )
+
 
 def make_rules(
     options: GenerationConfig,

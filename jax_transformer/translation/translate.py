@@ -1,5 +1,6 @@
 """Translation of a stream of lines, in batches of lines of similar length and of few shapes."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -30,6 +31,10 @@ from jax_transformer.translation.source_batches import (
     window_sizes,
     windows,
 )
+
+# Lines of a window times parameters from which sources leave their batch when they have ended: the
+# steps that this saves take longer than to load the larger programs.
+MUCH_WORK = 2e10
 
 
 class Translation(NamedTuple):
@@ -121,13 +126,23 @@ def translate_windows(
         lines = [line for line in lines if line is not None]
         sizes, total = [len(lines)], len(lines)
     mesh = mesh or make_mesh()
-    if execution is None:
+    chooses = execution is None
+    if chooses:
         device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
         execution = execution_on(device, dtype, config.head_dim, dropped=False)
     check_execution(execution)
     configs, params, *_ = zip(*(place(each, mesh) for each in (model, *ensemble)), strict=True)
     models = (params, configs) if ensemble else (params[0], config)
-    search = partial(generate, *models, execution=execution)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    may_leave = chooses and device.platform == "cpu" and row_shards(mesh) == 1
+
+    def search_of(num_lines: int) -> Callable[..., Hypotheses]:
+        """Return the search for the batches of a window."""
+        if not may_leave or num_lines * num_parameters < MUCH_WORK:
+            return partial(generate, *models, execution=execution)
+        leaving = dataclasses.replace(execution, smaller_batches=True)
+        return partial(generate, *models, execution=leaving)
+
     return _translate(
         model._replace(generation=chosen),
         windows(lines, sizes, skip),
@@ -136,7 +151,7 @@ def translate_windows(
         total,
         console or Console(quiet=True),
         mesh,
-        search,
+        search_of,
     )
 
 
@@ -148,7 +163,7 @@ def _translate(
     total: int | None,
     console: Console,
     mesh: Mesh,
-    search: Callable[..., Hypotheses],
+    search_of: Callable[[int], Callable[..., Hypotheses]],
 ) -> Iterator[list[list[Translation]]]:
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
     number, cut = 0, []
@@ -159,6 +174,7 @@ def _translate(
         for start, lines, is_small in parts:
             sources, cut_lines = _encode(model, lines, start, overlong)
             cut += cut_lines
+            search = search_of(len(lines))
             translations = [blank] * len(lines)
             progress.update(task, completed=start + sources.count([]))
             for is_last in (False, True):
