@@ -147,7 +147,7 @@ def generate(
             )
         memory = jnp.asarray(memory)
     rules = make_rules(chosen, config, ids, prefix, length_limits)
-    hypotheses, failed_at = _search(
+    hypotheses, failed_at = search(
         params,
         configs,
         ids,
@@ -210,7 +210,7 @@ STATIC = ("configs", "target_length", "beam_size", "num_hypotheses", "early_stop
 
 
 @partial(jax.jit, static_argnames=STATIC)
-def _search(
+def search(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "B S"],
@@ -226,6 +226,11 @@ def _search(
     early_stopping: EarlyStopping,
     execution: Execution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
+    """Return what `generate` does for data that it has checked, and the step of each failed row.
+
+    Args:
+        target_length: Number L of positions; symbolic in a program for any (`jax.export`).
+    """
     models = [
         _arranged(*model, src, src_mask, memory, target_length, beam_size, execution)
         for model in zip(params, configs, strict=True)

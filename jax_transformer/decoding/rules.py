@@ -301,14 +301,15 @@ def _prefix(
     prefix = functional.cast_ids(prefix, config.tgt_vocab_size)
     xp = _numpy_for(prefix)
     used = xp.asarray(prefix) != config.pad_id
-    leading = xp.cumprod(used, axis=1, dtype=np.int32)
-    if xp is np and (late := np.argwhere(used & (leading == 0))).size:
+    columns = xp.arange(prefix.shape[1])
+    lengths = xp.min(xp.where(used, prefix.shape[1], columns), axis=1).astype(np.int32)
+    if xp is np and (late := np.argwhere(used & (columns >= lengths[:, None]))).size:
         row, column = late[0]
         raise InputError(
             f"prefix[{row}, {column}]={prefix[row, column]} follows padding (id {config.pad_id}): "
             "a prefix has its tokens first; length_limits and forced_last_token end a row"
         )
-    return prefix, xp.sum(leading, axis=1, dtype=np.int32)
+    return prefix, lengths
 
 
 def _length_limits(

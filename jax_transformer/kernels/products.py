@@ -109,7 +109,7 @@ def linear_by_rows(
     kind = jnp.result_type(x, table)
     wide = jnp.promote_types(kind, jnp.float32)
     rows = x.reshape(-1, x.shape[-1])
-    count = len(rows)
+    count = rows.shape[0]  # symbolic in a program for any size
     if count == 1 and wide != kind:  # XLA would copy the table for a product with a vector
         rows = jnp.concatenate([rows, rows])
     y = jnp.einsum("vd,rd->vr", table, rows, preferred_element_type=wide).T[:count].astype(kind)

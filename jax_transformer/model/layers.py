@@ -207,10 +207,12 @@ def slot_bias(
         tgt_mask: The slots that each hypothesis attends to, none of a later position.
     """
     hypotheses, slots = tgt_mask.shape[2:]
-    length = slots // hypotheses
-    by_distance = bias.by_distance(np.arange(1 - length, 1))
-    row = np.arange(slots) // hypotheses - position + length - 1
-    return by_distance[jnp.clip(row, 0, length - 1)].T[None, :, None]
+    furthest = slots // hypotheses - 1
+    if is_symbolic_dim(furthest):  # from this distance on, all share a bucket
+        furthest = bias.config.relative_attention_max_distance
+    by_distance = bias.by_distance(np.arange(-furthest, 1))
+    row = jnp.arange(slots) // hypotheses - position + furthest
+    return by_distance[jnp.clip(row, 0, furthest)].T[None, :, None]
 
 
 class MultiHeadAttention(nn.Module):

@@ -351,6 +351,8 @@ class Transformer(nn.Module):
             positions = jnp.arange(x.shape[1])[None]
         if length is None:
             length = x.shape[1] if positions is None else config.max_length
+        elif is_symbolic_dim(length):
+            length = config.max_length
         if config.positions == "learned":
             learned = self.source_positions if side == "source" else self.target_positions
             table = learned(length).astype(x.dtype)
