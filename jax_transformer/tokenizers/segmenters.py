@@ -49,7 +49,7 @@ class LibrarySegmenter:
         """Wrap a tokenizer; decoding leaves out the ids in `left_out`, else all special tokens."""
         if getattr(library.model, "dropout", None):
             library.model.dropout = None
-        self.library, self._left_out = library, left_out
+        self.library, self.left_out = library, left_out
         self.size = 1 + max(library.get_vocab(with_added_tokens=True).values())
         added = library.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
@@ -69,9 +69,9 @@ class LibrarySegmenter:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
-        ids = [token_id for token_id in ids if token_id not in self._left_out]
+        ids = [token_id for token_id in ids if token_id not in self.left_out]
         with library_faults("the tokenizer cannot join tokens"):
-            return self.library.decode(ids, skip_special_tokens=not self._left_out)
+            return self.library.decode(ids, skip_special_tokens=not self.left_out)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token with the space that it begins with; `</s>` as "</s>"."""
@@ -120,10 +120,10 @@ class SentencePieceSegmenter:
             rule: How pieces are joined: as by the class of this family in transformers.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
-        self._model, self._ids, self._unk_id, self._rule = model, {**ids, **added}, unk_id, rule
-        self._added, self._joiner, self._is_source = added, joiner, is_source
+        self.model, self.ids, self._unk_id, self.rule = model, {**ids, **added}, unk_id, rule
+        self.added, self.joiner, self._is_source = added, joiner, is_source
         self._tokens = {i: token for token, i in (*ids.items(), *added.items())}
-        self._left_out = {i for token, i in added.items() if token not in ordinary}
+        self.left_out = {i for token, i in added.items() if token not in ordinary}
         self.size = 1 + max(self._tokens)
         # The longest token first: one may begin with another.
         longest_first = sorted(added, key=len, reverse=True)
@@ -133,13 +133,13 @@ class SentencePieceSegmenter:
         """Return the ids of each line; uses every CPU core."""
         rows = [self._parts(row, line) for row, line in enumerate(lines)]
         texts = [part for parts in rows for part in parts if isinstance(part, str)]
-        pieces = iter(self._model.encode(texts, out_type=str))
+        pieces = iter(self.model.encode(texts, out_type=str))
         encoded = []
         for parts in rows:
             ids: list[int] = []
             for part in parts:
                 if isinstance(part, str):
-                    ids += (self._ids.get(piece, self._unk_id) for piece in next(pieces))
+                    ids += (self.ids.get(piece, self._unk_id) for piece in next(pieces))
                 else:
                     ids.append(part)
             encoded.append(ids)
@@ -149,30 +149,30 @@ class SentencePieceSegmenter:
         """Return the ids of added tokens and language codes in a line, and the texts between."""
         parts: list[int | str] = []
         for text in filter(None, self._split(line)):
-            if text in self._added:
-                parts.append(self._added[text])
+            if text in self.added:
+                parts.append(self.added[text])
                 continue
-            code, after = _language_code(text) if self._rule == "marian" else ("", text)
-            if code and self._is_source and not parts and code not in self._ids:
+            code, after = _language_code(text) if self.rule == "marian" else ("", text)
+            if code and self._is_source and not parts and code not in self.ids:
                 fault = f"begins with the language code {code[:60]!r}, but the model knows "
                 raise LineError(row, fault + self._known_codes())
             if code:
-                parts.append(self._ids.get(code, self._unk_id))
+                parts.append(self.ids.get(code, self._unk_id))
             parts.append(after)
         return parts
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
-        ids = [token_id for token_id in ids if token_id not in self._left_out]
-        if self._rule == "marian":
+        ids = [token_id for token_id in ids if token_id not in self.left_out]
+        if self.rule == "marian":
             pieces = [self.token(token_id) for token_id in ids]
-            return self._joiner.decode_pieces(pieces).replace(MARK, " ").strip()
-        if self._rule == "mbart":  # MBartTokenizer uses the library tokenizers
+            return self.joiner.decode_pieces(pieces).replace(MARK, " ").strip()
+        if self.rule == "mbart":  # MBartTokenizer uses the library tokenizers
             first, *others = [self._tokens.get(token_id, "") for token_id in ids] or [""]
             return first.replace(MARK, "") + "".join(others).replace(MARK, " ")
         # An id that no token has, as the made-up words of M2M100, is "<unk>".
         parts = [
-            self._joiner.decode_pieces([self._tokens[token_id] for token_id in part])
+            self.joiner.decode_pieces([self._tokens[token_id] for token_id in part])
             if has_token
             else "<unk>" * len([*part])
             for has_token, part in itertools.groupby(ids, self._tokens.__contains__)
@@ -187,13 +187,13 @@ class SentencePieceSegmenter:
         """Return the token of an id; where the vocabulary has a gap, what transformers reads."""
         if token_id in self._tokens:
             return self._tokens[token_id]
-        if self._rule == "marian" and 0 <= token_id < self._joiner.get_piece_size():
-            return self._joiner.id_to_piece(token_id)
+        if self.rule == "marian" and 0 <= token_id < self.joiner.get_piece_size():
+            return self.joiner.id_to_piece(token_id)
         return self._tokens.get(self._unk_id, "<unk>")
 
     def _known_codes(self) -> str:
         """Return the language codes of the vocabulary for a message."""
-        codes = [token for token in self._ids if _language_code(token) == (token, "")]
+        codes = [token for token in self.ids if _language_code(token) == (token, "")]
         more = len(codes) - MOST_CODES
         shown = ", ".join(codes[:MOST_CODES]) or "no language codes"
         return f"{shown} and {more} more" if more > 0 else shown

@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, Any] = {
     "added_tokens": {},
     "ordinary_tokens": [],
 }
-_CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class Tokenizer:
         """
         text = self.target.segmenter.decode([int(token_id) for token_id in ids])
         if self.target.clean_up_spaces:  # as clean_up_tokenization_spaces of transformers
-            for spaced in _CLEANED:
+            for spaced in CLEANED:
                 text = text.replace(spaced, spaced.strip())
         return text
 
