@@ -1,8 +1,8 @@
 """What an export is proven by: random sources that the artifact and `generate` both translate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -19,23 +19,31 @@ START_OPTIONS = ("start_token", "forced_first_token")
 
 
 class Proof(NamedTuple):
-    """Sources and the greedy translations of them that an artifact must find."""
+    """Sources and the translations of them that an artifact must find."""
 
     src: Int32[np.ndarray, "batch length"]  # padded at the right
     max_new_tokens: int
     translations: list[list[int]]  # token ids, EOS included
 
 
-def prove(model: TrainedModel) -> Proof:
-    """Return random sources of several lengths, and what `generate` makes of them."""
+def prove(model: TrainedModel, options: Mapping[str, Any] | None = None) -> Proof:
+    """Return random sources of several lengths, and what `generate` makes of them.
+
+    Args:
+        options: Options of `generate`; None is greedy search with the model's first tokens.
+    """
     config = model.config
+    if options is None:
+        options = {
+            name: model.generation[name] for name in START_OPTIONS if name in model.generation
+        }
     rows = list(_random_sources(model.tokenizer, config))
-    most = min(2 * PROOF_LENGTH, config.max_length)
+    most = min(2 * PROOF_LENGTH, options.get("max_new_tokens", config.max_length))
+    most = max(most, 1 + (options.get("min_new_tokens") or 0))
     src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
     for row, ids in zip(src, rows, strict=True):
         row[: len(ids)] = ids
-    options = {name: model.generation[name] for name in START_OPTIONS if name in model.generation}
-    found = generate(model.params, config, src, max_new_tokens=most, **options)
+    found = generate(model.params, config, src, **{**options, "max_new_tokens": most})
     lengths = np.asarray(found.lengths)[:, 0]
     tokens = np.asarray(found.tokens)[:, 0]
     ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
