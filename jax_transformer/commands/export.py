@@ -13,29 +13,42 @@ def export(
     model: Path,
     output: Path,
     /,
-    to: Literal["ctranslate2"] = "ctranslate2",
+    to: Literal["ctranslate2", "stablehlo"] = "ctranslate2",
     quantization: Literal["float32", "float16", "int8"] = "float32",
+    beam: int | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> None:
     """Write a model for another program, and prove it: both translate the same sources.
 
-    In float32 each token must be equal, else nothing is written. In float16 and int8 the number of
+    In float32 each token must be equal, else nothing is written. In narrower types the number of
     equal translations is printed.
 
     Args:
         model: As for translate.
         output: Folder to write; it must not exist.
         to: The program.
-        quantization: Type of the weights.
+        quantization: Type of the weights, for ctranslate2.
+        beam: Hypotheses of the search with beams, for stablehlo; the default is the model's, or 4
+            where that is greedy search.
         source_lang: As for translate.
         target_lang: As for translate.
     """
-    check_installed("ctranslate2")
+    check_installed("ctranslate2" if to == "ctranslate2" else "flatbuffers")
+    if to != "ctranslate2" and quantization != "float32":
+        raise InputError(f"--quantization {quantization} is for --to ctranslate2; leave it out")
+    if to != "stablehlo" and beam is not None:
+        raise InputError(f"--beam {beam} is for --to stablehlo; leave it out")
     if os.path.lexists(output):
         raise InputError(f"{output}: exists already; name another output")
-    from jax_transformer.export.ctranslate2_folder import export_ctranslate2
-
     folder = local_folder(model)
     loaded = load(folder, source_lang=source_lang, target_lang=target_lang)
-    print(f"{output} written: {export_ctranslate2(loaded, output, quantization)}")
+    if to == "stablehlo":
+        from jax_transformer.export.stablehlo_folder import export_stablehlo
+
+        proven = export_stablehlo(loaded, output, beam)
+    else:
+        from jax_transformer.export.ctranslate2_folder import export_ctranslate2
+
+        proven = export_ctranslate2(loaded, output, quantization)
+    print(f"{output} written: {proven}")

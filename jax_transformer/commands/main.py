@@ -22,7 +22,7 @@ COMMANDS = {
     "translate": "translate the lines of standard input",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
-    "export": "write a model for CTranslate2, which serves translations",
+    "export": "write a model for programs that know nothing of this library",
     "verify": "run JAX and PyTorch on the same weights and compare every block",
     "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",

@@ -6,7 +6,11 @@ import shutil
 
 import pytest
 
+from jax_transformer import Translator
+from jax_transformer.export.stablehlo_folder import export_stablehlo
 from tests.convert.families.case import FAMILIES, foreign_model, transformers, write_tokenizer
+from tests.export.readme import run_readme
+from tests.models import unchecked
 from tests.tiers import tiered
 from tests.tokenizers.sentencepiece_models import text
 
@@ -163,3 +167,15 @@ def test_bad_input_is_one_line_and_nothing_is_written(marian, run, tmp_path, dam
     assert "\n" not in refusal
     assert printed == ""
     assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", GENERATION)
+def test_a_folder_goes_to_stablehlo(family, tmp_path):
+    translator = Translator(write_folder(family, tmp_path / "model"))
+    with unchecked():  # lengths are symbolic
+        assert export_stablehlo(translator.model, tmp_path / "out").count("16 of 16") == 2
+    lines = [*LINES[:40], "", "a </s> b", ">>fra<< " + LINES[0], LINES[1] + " >>fra<<"]
+    for search, beam_size in (("greedy", 1), ("beam", 3)):
+        expected = [result.text for result in translator(lines, beam_size=beam_size)]
+        assert run_readme(tmp_path / "out", search, lines) == expected

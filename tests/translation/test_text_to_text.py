@@ -12,11 +12,14 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
+from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
 from jax_transformer.translation.translate import translate
 from jax_transformer.translation.translator import Translator
 from tests.convert.families.case import foreign_model, transformers
+from tests.export.readme import run_readme
+from tests.models import unchecked
 from tests.tiers import tiered
 from tests.tokenizers import family_tokenizers as write
 from tests.tokenizers.sentencepiece_models import text
@@ -302,3 +305,16 @@ def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
     source, target = folder.codes[:2] if folder.codes else (None, None)
     model = load(folder.path, source_lang=source, target_lang=target)
     assert ctranslate2_folder.export_ctranslate2(model, tmp_path / "out").startswith("16 of 16")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
+    folder = folder_of(kind)
+    source, target = folder.codes[:2] if folder.codes else (None, None)
+    model = load(folder.path, source_lang=source, target_lang=target)
+    with unchecked():  # lengths are symbolic
+        assert export_stablehlo(model, tmp_path / "out").count("16 of 16") == 2
+    for search, beam_size in (("greedy", 1), ("beam", 3)):
+        results = Translator(model)(LINES, beam_size=beam_size)
+        assert run_readme(tmp_path / "out", search, LINES) == [result.text for result in results]

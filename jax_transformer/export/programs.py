@@ -1,0 +1,161 @@
+"""The programs of an exported model: pure functions of named arrays, for sizes of any number.
+
+Each program takes and returns arrays, dicts of arrays and tuples of them alone, so that a process
+without this library can call it. Letters in shapes: B batch, S source length, T target length,
+N hypotheses of a source, K returned hypotheses, D d_model, V target vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding import GenerationConfig
+from jax_transformer.decoding.cache import Cache, new_cache, next_step
+from jax_transformer.decoding.generation import search
+from jax_transformer.decoding.hypotheses import LengthPenalty
+from jax_transformer.decoding.rules import as_array, make_rules
+from jax_transformer.kernels.execution import Execution
+from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
+from jax_transformer.model.transformer import Params, run_module
+
+PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # of jax.export: of `Execution`
+Named = Mapping[str, Array]
+Program = Callable[..., Any]  # of an execution, a config, parameters and arrays
+
+
+def named(tree: Any) -> dict[str, Array]:
+    """Return the leaves of a tree by their paths, as "decoder.layers_0.feed_forward.inner.bias"."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def as_tree(arrays: Named, like: Any) -> Any:
+    """Return named arrays as a tree: what `named` was called with."""
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named(like)])
+
+
+def export_programs(
+    params: Params, config: TransformerConfig, searches: Mapping[str, Mapping[str, Any]]
+) -> dict[str, jax.export.Exported]:
+    """Return the programs of a model by name, each for batches and lengths of any size.
+
+        encode(params, src [B, S]) -> memory [B, S, D]
+        init_cache(params, src [B, S], memory [B, S, D], ancestors [B, N, T] of -1) -> cache
+        decode_step(params, cache, tokens [B, N]) -> (logits [B, N, V], cache)
+        search(params, src [B, S], prefix [B, T], limits [B])
+            -> (tokens [B, K, T], scores [B, K], lengths [B, K])
+
+    Parameters and caches are dicts of arrays, see `named`. Ids and lengths are int32.
+
+    Args:
+        searches: The options of `generate` for each search, by its name.
+    """
+
+    def of_sizes(names: str) -> tuple[Any, ...]:
+        """Return sizes of these letters, in a scope of their own: a program knows no others."""
+        known = ["n*t >= n"] if "n" in names else []  # a cache has room for one position
+        if config.has_position_table:
+            known += [f"{name} <= {config.max_length}" for name in "st" if name in names]
+        return jax.export.symbolic_shape(", ".join(names), constraints=known)
+
+    def export(program: Program, *arguments: Any) -> jax.export.Exported:
+
+        def run(arrays: Named, *others: Any) -> Any:
+            tree = as_tree(arrays, params)
+            forms = {
+                platform: partial(program, Execution.for_platform(name), config)
+                for platform, name in PLATFORMS.items()
+            }
+            return jax.lax.platform_dependent(tree, *others, **forms)
+
+        return jax.export.export(jax.jit(run), platforms=[*PLATFORMS])(named(params), *arguments)
+
+    batch, source = of_sizes("bs")
+    programs = {"encode": export(_encode, _ids(batch, source))}
+    # Sources are as long as targets where the decoder needs that.
+    batch, count, target, source = of_sizes("bntt" if needs_equal_lengths(config) else "bnts")
+    src = _ids(batch, source)
+    memory = jax.eval_shape(partial(_encode, Execution(), config), params, src)
+    begun = src, memory, _ids(batch, count, target)
+    cache = jax.eval_shape(partial(_init_cache, Execution(), config), params, *begun)
+    programs["init_cache"] = export(lambda *given: named(_init_cache(*given)), *begun)
+    programs["decode_step"] = export(partial(_decode_step, cache), named(cache), _ids(batch, count))
+    batch, source, target = of_sizes("bst")
+    for name, options in searches.items():
+        program = partial(_search, GenerationConfig(**options))
+        given = _ids(batch, source), _ids(batch, target), _ids(batch)
+        programs[name] = export(program, *given)
+    return programs
+
+
+def _ids(*shape: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _encode(
+    execution: Execution, config: TransformerConfig, params: Params, src: Int32[Array, "B S"]
+) -> Float[Array, "B S D"]:
+    return run_module(params, config, execution, src, None, method="encode")
+
+
+def _init_cache(
+    execution: Execution,
+    config: TransformerConfig,
+    params: Params,
+    src: Int32[Array, "B S"],
+    memory: Float[Array, "B S D"],
+    ancestors: Int32[Array, "B N T"],
+) -> Cache:
+    # All platforms keep a cache of one layout.
+    execution = dataclasses.replace(execution, cache="split_heads")
+    _, count, length = ancestors.shape
+    _, src_mask = pad_source(config, src, None, length)
+    cache = new_cache(params, config, memory, length, src_mask, count, execution)
+    return cache._replace(ancestors=ancestors)
+
+
+def _decode_step(
+    like: Cache,
+    execution: Execution,
+    config: TransformerConfig,
+    params: Params,
+    cache: Named,
+    tokens: Int32[Array, "B N"],
+) -> tuple[Float[Array, "B N V"], Named]:
+    logits, cache = next_step(params, config, as_tree(cache, like), tokens, execution)
+    return logits, named(cache)
+
+
+def _search(
+    options: GenerationConfig,
+    execution: Execution,
+    config: TransformerConfig,
+    params: Params,
+    src: Int32[Array, "B S"],
+    prefix: Int32[Array, "B T"],
+    limits: Int32[Array, " B"],
+) -> tuple[Int32[Array, "B K T"], Float[Array, "B K"], Int32[Array, "B K"]]:
+    length = prefix.shape[1]
+    rules = make_rules(options, config, src, prefix)
+    hypotheses, _ = search(
+        (params,),
+        (config,),
+        src,
+        None,
+        None,
+        dataclasses.replace(rules, limits=jnp.clip(limits, 1, length)),
+        None,
+        LengthPenalty(as_array(options.length_penalty), options.length_normalization),
+        target_length=length,
+        beam_size=options.beam_size,
+        num_hypotheses=options.num_hypotheses,
+        early_stopping="never" if options.beam_size == 1 else options.early_stopping,
+        execution=execution,
+    )
+    return tuple(hypotheses)

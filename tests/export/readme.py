@@ -1,0 +1,34 @@
+"""The Python of the README of an exported model, run where this library cannot be imported."""
+
+import re
+import subprocess
+import sys
+
+# What a process does that has neither this library nor what only this library needs.
+WITHOUT_THIS_LIBRARY = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"jax_transformer", "torch_reference", "flax", "optax"}:
+            raise ModuleNotFoundError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run_readme(folder, search, lines, added=""):
+    """Run the Python of a folder's README on lines; return what it prints."""
+    program, steps = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    path = folder.parent / "translate.py"
+    path.write_text(WITHOUT_THIS_LIBRARY + program + (steps + added if added else ""), "utf-8")
+    done = subprocess.run(
+        [sys.executable, path.name, folder.name, search],
+        input="".join(f"{line}\n" for line in lines),
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]

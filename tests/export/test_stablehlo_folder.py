@@ -1,0 +1,243 @@
+"""Models exported as StableHLO: the same ids, text without this library, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jax_transformer import (
+    InputError,
+    TransformerConfig,
+    Translator,
+    decode_step,
+    encode,
+    generate,
+    init_cache,
+    select_hypotheses,
+)
+from jax_transformer.commands.command_line import call
+from jax_transformer.commands.export import export
+from jax_transformer.export import programs
+from jax_transformer.export.stablehlo_folder import export_stablehlo
+from jax_transformer.translation.model_folder import save
+from tests.export.readme import run_readme
+from tests.models import random_params, small_config, tiny_model, unchecked
+from tests.tiers import DISTINCT_PRESETS, tiered, tiered_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
+REFUSED = {
+    "torch_nn": "token_embeddings='none'",
+}
+PRESETS = sorted({*TransformerConfig.presets()} - REFUSED.keys())
+DISTINCT = [preset for preset in DISTINCT_PRESETS if preset not in REFUSED]
+RULES = {
+    "banned_sequences": ((5, 6),),
+    "begin_suppressed_tokens": (8,),
+    "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 3,
+    "forced_first_token": 7,
+    "forced_last_token": 2,
+    "length_normalization": "power",
+    "min_new_tokens": 3,
+    "no_repeat_ngram_size": 2,
+    "num_hypotheses": 2,
+    "renormalize": True,
+    "repetition_penalty": 1.3,
+}
+SHOW_STEPS = """
+import json
+
+by_steps = np.concatenate(chosen[1:], axis=1)
+print(json.dumps([x.tolist() for x in (by_steps, tokens[:, 0], lengths[:, 0])]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_users_call_it():
+    with unchecked():  # the types of the code name lengths `int`, which a symbolic one is not
+        yield
+
+
+@pytest.fixture(scope="module")
+def base():
+    return tiny_model(["abc cab fed dab bead", "xyz uvw"], vocab_size=30, seed=1, max_length=40)
+
+
+def with_preset(base, name, **fields):
+    """A model of a preset with random numbers in every leaf, large enough to choose clearly."""
+    ids = {key: getattr(base.tokenizer, key) for key in ("pad_id", "bos_id", "eos_id")}
+    sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), base.tokenizer.src_vocab_size)
+    config = small_config(name, num_decoder_layers=2, **ids, **sizes, **fields)
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, random_params(config, seed=3))
+    return base._replace(config=config, params=params)
+
+
+def exported(model, **searches):
+    """Return a model's programs as read back from bytes, and its parameters as they take them."""
+    made = programs.export_programs(
+        model.params,
+        model.config,
+        {name: {"max_new_tokens": 9, **options} for name, options in searches.items()},
+    )
+    for program in made.values():
+        assert program.platforms == ("cpu", "cuda", "tpu")
+    called = {name: jax.export.deserialize(p.serialize()).call for name, p in made.items()}
+    return called, programs.named(model.params)
+
+
+def sources(config, batch, length):
+    src = np.random.default_rng(batch).integers(4, config.src_vocab_size, (batch, length))
+    src[1:, 1 + length // 2 :] = config.pad_id
+    return src.astype(np.int32)
+
+
+def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
+    save(tmp_path / "model", base)
+    command = [str(tmp_path / "model"), str(tmp_path / "out"), "--to", "stablehlo"]
+    call(export, command)
+    line = "16 of 16 random sources have the same translation, id for id"
+    assert f"out written: greedy: {line}; beam: {line}\n" in capsys.readouterr().out
+    translator = Translator(base)
+    greedy = [result.text for result in translator(LINES, beam_size=1)]
+    *found, steps = run_readme(tmp_path / "out", "greedy", LINES, SHOW_STEPS)
+    assert found == greedy
+    for by_steps, by_search, length in zip(*json.loads(steps), strict=True):
+        assert by_steps[:length] == by_search[:length]
+    with pytest.raises(InputError, match="out: exists already; name another output"):
+        call(export, command)
+
+
+@pytest.mark.exhaustive
+def test_text_of_the_search_with_beams_and_python_of_the_page(base, tmp_path, monkeypatch):
+    export_stablehlo(base, tmp_path / "programs", beam_size=3)
+    expected = [result.text for result in Translator(base)(LINES, beam_size=3)]
+    assert run_readme(tmp_path / "programs", "beam", LINES) == expected
+    section = PAGE.read_text("utf-8").split("## Out to StableHLO")[1].split("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {"jax": jax, "np": np, "safetensors": safetensors}
+    exec(snippet, names)  # the page's own
+    found = generate(base.params, base.config, names["src"], max_new_tokens=20)
+    assert np.array_equal(names["tokens"], found.tokens)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, preset):
+    line = export_stablehlo(with_preset(base, preset), tmp_path / "out", beam_size=3)
+    assert line.count("16 of 16") == 2
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    tiered_rows(
+        [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)],
+        lambda preset, options: preset == "t5",
+    ),
+)
+def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
+    model = with_preset(base, preset)
+    config = model.config
+    run, params = exported(model, beam={"beam_size": 3, "length_penalty": 0.6, **options})
+    for batch, source, target in ((3, 5, 9), (2, 11, 4)):
+        src = sources(config, batch, source)
+        prefix = np.full((batch, target), config.pad_id, np.int32)
+        prefix[0, :2] = 5, 4
+        limits = np.arange(target, target - batch, -1, np.int32)
+        found = run["beam"](params, src, prefix, limits)
+        # A prefix has columns of its own in `generate`, whose limits do not count it.
+        start = {"prefix": prefix[:, :2], "length_limits": limits - 2 * (np.arange(batch) == 0)}
+        options = {"beam_size": 3, "length_penalty": 0.6, **options}
+        expected = generate(model.params, config, src, max_new_tokens=target, **start, **options)
+        assert np.array_equal(found[0], expected.tokens[:, :, :target])
+        assert np.all(np.asarray(expected.tokens[:, :, target:]) == config.pad_id)
+        assert np.array_equal(found[2], expected.lengths)
+        assert np.max(np.abs(found[1] - expected.scores)) < 3e-6
+
+
+@pytest.mark.parametrize("preset", tiered(DISTINCT, ["t5"]))
+def test_steps_of_any_size_go_on_from_other_hypotheses(base, preset):
+    model = with_preset(base, preset)
+    config, length, parents = model.config, 6, np.array([[1, 1, 0], [0, 2, 2]], np.int32)
+    run, params = exported(model)
+    for count in (1, 3):
+        src = sources(config, 2, length)
+        memory = run["encode"](params, src)
+        cache = run["init_cache"](params, src, memory, np.full((2, count, length), -1, np.int32))
+        ours = init_cache(
+            model.params,
+            config,
+            encode(model.params, config, src),
+            length,
+            (src != config.pad_id)[:, None, None],
+            beam_size=count,
+        )
+        for step in range(4):
+            tokens = np.random.default_rng(step).integers(4, 30, (2, count)).astype(np.int32)
+            logits, cache = run["decode_step"](params, cache, tokens)
+            expected, ours = decode_step(model.params, config, ours, tokens)
+            assert np.max(np.abs(logits - expected)) < 2e-5
+            if count == 3:
+                rows = np.take_along_axis(np.asarray(cache["ancestors"]), parents[..., None], 1)
+                cache, ours = cache | {"ancestors": rows}, select_hypotheses(ours, parents)
+
+
+def test_a_length_that_has_no_position_is_refused(base):
+    run, params = exported(base)
+    longest = base.config.max_length
+    assert run["encode"](params, sources(base.config, 1, longest)).shape == (1, longest, 8)
+    with pytest.raises(ValueError, match="Error refining shapes"):
+        run["encode"](params, sources(base.config, 1, longest + 1))
+
+
+@pytest.mark.parametrize("preset", REFUSED)
+def test_a_model_that_writes_no_text_is_refused_by_name(base, tmp_path, preset):
+    with pytest.raises(InputError, match=REFUSED[preset]):
+        export_stablehlo(with_preset(base, preset), tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("program", ["encode", "decode_step", "beam"])
+def test_another_function_is_not_written(base, tmp_path, monkeypatch, program):
+    name = {"beam": "_search"}.get(program, f"_{program}")
+    function = getattr(programs, name)
+    place = {"encode": 2, "decode_step": 3, "beam": 3}[program]  # of the parameters
+
+    def of_another_model(*given):
+        params = jax.tree.map(lambda leaf: leaf[::-1], given[place])
+        return function(*given[:place], params, *given[place + 1 :])
+
+    monkeypatch.setattr(programs, name, of_another_model)
+    with pytest.raises(InputError, match=r"not written, because \d+ of 16 random sources"):
+        export_stablehlo(base, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.exhaustive
+def test_half_precision_stays_and_runs_without_this_library(base, tmp_path):
+    half = base._replace(params=jax.tree.map(lambda leaf: leaf.astype("bfloat16"), base.params))
+    assert " of 16 random sources" in export_stablehlo(half, tmp_path / "out")
+    stored = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert {array.dtype for array in stored.values()} == {jnp.dtype("bfloat16")}
+    expected = [result.text for result in Translator(half)(LINES, beam_size=1)]
+    assert run_readme(tmp_path / "out", "greedy", LINES) == expected
+
+
+def test_options_are_refused_before_any_work(base, tmp_path):
+    save(tmp_path / "model", base)
+    out = [str(tmp_path / "model"), str(tmp_path / "out")]
+    for flags, message in (
+        (["--to", "stablehlo", "--beam", "0"], "beam_size"),
+        (["--to", "stablehlo", "--beam", "29"], "beam_size=29 needs a vocabulary of 58"),
+        (["--to", "stablehlo", "--quantization", "int8"], "--quantization int8 is for"),
+        (["--to", "ctranslate2", "--beam", "3"], "--beam 3 is for --to stablehlo"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call(export, [*out, *flags])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
