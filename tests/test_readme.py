@@ -15,8 +15,9 @@ from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-LAYOUTS, ROBUSTNESS = (
-    (ROOT / "docs" / name).read_text("utf-8") for name in ("layouts.md", "robustness.md")
+LAYOUTS, ROBUSTNESS, EXPORT = (
+    (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    for name in ("layouts", "robustness", "export")
 )
 
 
@@ -65,7 +66,7 @@ def test_python_of_the_readme_runs(tmp_path):
 @pytest.mark.exhaustive
 def test_python_and_commands_of_the_documents_run(tmp_path):
     # The pages go on from the README. The commands use the files that the Python has written.
-    assert run_python_of([README, LAYOUTS, ROBUSTNESS], tmp_path) >= 6
+    assert run_python_of([README, LAYOUTS, ROBUSTNESS, EXPORT], tmp_path) >= 8
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     commands = "".join(re.findall(r"```bash\n(.*?)```", LAYOUTS, re.DOTALL))
     assert len(commands.splitlines()) == 3

@@ -3,6 +3,7 @@
 try:
     from torch_reference.decoding import Hypotheses, generate
     from torch_reference.model import Decoder, Encoder, Transformer
+    from torch_reference.model_folder import load
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -11,4 +12,4 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-__all__ = ["Decoder", "Encoder", "Hypotheses", "Transformer", "generate"]
+__all__ = ["Decoder", "Encoder", "Hypotheses", "Transformer", "generate", "load"]

@@ -8,12 +8,20 @@ from jax_transformer.errors import InputError, check_installed
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation.model_folder import load
 
+# The libraries that a target needs beside those of every command.
+NEEDED = {
+    "ctranslate2": ["ctranslate2"],
+    "onnx": ["onnxscript", "onnxruntime", "torch"],
+    "stablehlo": ["flatbuffers"],
+    "torch": ["torch"],
+}
+
 
 def export(
     model: Path,
     output: Path,
     /,
-    to: Literal["ctranslate2", "stablehlo"] = "ctranslate2",
+    to: Literal["ctranslate2", "onnx", "stablehlo", "torch"] = "ctranslate2",
     quantization: Literal["float32", "float16", "int8"] = "float32",
     beam: int | None = None,
     source_lang: str | None = None,
@@ -34,21 +42,34 @@ def export(
         source_lang: As for translate.
         target_lang: As for translate.
     """
-    check_installed("ctranslate2" if to == "ctranslate2" else "flatbuffers")
     if to != "ctranslate2" and quantization != "float32":
         raise InputError(f"--quantization {quantization} is for --to ctranslate2; leave it out")
     if to != "stablehlo" and beam is not None:
         raise InputError(f"--beam {beam} is for --to stablehlo; leave it out")
+    for module in NEEDED[to]:
+        check_installed(module)
     if os.path.lexists(output):
         raise InputError(f"{output}: exists already; name another output")
     folder = local_folder(model)
-    loaded = load(folder, source_lang=source_lang, target_lang=target_lang)
-    if to == "stablehlo":
+    languages = {"source_lang": source_lang, "target_lang": target_lang}
+    if to == "torch":
+        from jax_transformer.export.torch_folder import export_torch
+        from jax_transformer.runs.run_model import read_initial_model
+
+        loaded, origin, report = read_initial_model(folder, **languages)
+        for text in report:
+            print(text)
+        proven = export_torch(loaded, output, origin)
+    elif to == "onnx":
+        from jax_transformer.export.onnx_folder import export_onnx
+
+        proven = export_onnx(load(folder, **languages), output)
+    elif to == "stablehlo":
         from jax_transformer.export.stablehlo_folder import export_stablehlo
 
-        proven = export_stablehlo(loaded, output, beam)
+        proven = export_stablehlo(load(folder, **languages), output, beam)
     else:
         from jax_transformer.export.ctranslate2_folder import export_ctranslate2
 
-        proven = export_ctranslate2(loaded, output, quantization)
+        proven = export_ctranslate2(load(folder, **languages), output, quantization)
     print(f"{output} written: {proven}")

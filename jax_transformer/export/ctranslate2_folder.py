@@ -15,8 +15,7 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 from jaxtyping import Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
-from jax_transformer.export.proof import Proof, check_proof, prove
+from jax_transformer.export.proof import Proof, check_expressible, check_proof, prove
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.tokenizers import write_files
@@ -52,10 +51,7 @@ def export_ctranslate2(
             the folder cannot be written; or a translation differs. Nothing is written then.
     """
     config = model.config
-    for name, values in EXPRESSIBLE.items():
-        if (value := getattr(config, name)) not in values:
-            allowed = " or ".join(map(repr, values))
-            raise InputError(f"{name}={value!r}: CTranslate2 can express {allowed} alone")
+    check_expressible(config, EXPRESSIBLE, "CTranslate2")
     check_writable(folder, ["model.bin"])
     params = jax.tree.map(lambda leaf: np.array(leaf, np.float32), model.params)  # it writes
     spec = _specification(config, params)

@@ -26,6 +26,16 @@ class Proof(NamedTuple):
     translations: list[list[int]]  # token ids, EOS included
 
 
+def check_expressible(
+    config: TransformerConfig, expressible: Mapping[str, tuple[Any, ...]], program: str
+) -> None:
+    """Refuse a field of a config that has none of the values that a program can express."""
+    for name, values in expressible.items():
+        if (value := getattr(config, name)) not in values:
+            allowed = " or ".join(map(repr, values))
+            raise InputError(f"{name}={value!r}: {program} can express {allowed} alone")
+
+
 def prove(model: TrainedModel, options: Mapping[str, Any] | None = None) -> Proof:
     """Return random sources of several lengths, and what `generate` makes of them.
 
@@ -78,12 +88,11 @@ def check_proof(
 
 def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
     """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
-    (empty,) = tokenizer.encode_source([""])
-    end = empty.index(config.eos_id) if config.eos_id in empty else len(empty)
+    prefix, suffix = tokenizer.affixes("source")
     special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
     ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
     random = np.random.default_rng(0)
-    longest = min(PROOF_LENGTH, config.max_length - len(empty))
+    longest = min(PROOF_LENGTH, config.max_length - len(prefix) - len(suffix))
     for length in random.integers(1, longest, PROOF_SOURCES, endpoint=True):
         ids = random.choice(ordinary, length).tolist()
-        yield [*empty[:end], *ids, *empty[end:]]
+        yield [*prefix, *ids, *suffix]

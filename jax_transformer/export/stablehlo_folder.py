@@ -1,19 +1,21 @@
 """A trained model as StableHLO: programs that jax runs where this library is not installed."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import json
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Array, Int, Int32
 from safetensors.numpy import load_file
 
+from jax_transformer import __version__
+from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig, decode_step, init_cache
+from jax_transformer.decoding.cache import Cache
 from jax_transformer.export.programs import export_programs, named
 from jax_transformer.export.proof import Proof, check_proof, prove
-from jax_transformer.export.stablehlo_readme import write_readme
+from jax_transformer.export.readme import write_readme
+from jax_transformer.export.shown_stablehlo import likeliest, load, translate
 from jax_transformer.model.checks import check_generates
 from jax_transformer.model.self_over_memory import needs_equal_lengths
 from jax_transformer.model.transformer import encode
@@ -57,10 +59,25 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     for options in searches.values():
         GenerationConfig(**options).check_model(config)
     check_writable(folder, [f"decode_step{SUFFIX}"])
+    # The number of tokens is an argument.
+    compiled_in = {
+        name: {key: value for key, value in options.items() if key != "max_new_tokens"}
+        for name, options in searches.items()
+    }
     exact = all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
     lines = []
     with staged(folder) as staging:
-        write_readme(staging, model, searches)
+        write_readme(
+            staging,
+            model,
+            "stablehlo_readme.md",
+            (load, translate, likeliest),
+            {"searches": compiled_in},
+            version=__version__,
+            jax_version=jax.__version__,
+            searches=json.dumps(compiled_in, indent=2),
+            bound=_bound(config),
+        )
         weights.write(staging / WEIGHTS_FILE, named(model.params))
         for name, program in export_programs(model.params, config, searches).items():
             (staging / f"{name}{SUFFIX}").write_bytes(program.serialize())
@@ -73,9 +90,14 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     return "; ".join(lines)
 
 
-def _load(folder: Path, name: str) -> Callable[..., Any]:
-    """Return a program as a process without this library has it."""
-    return jax.jit(jax.export.deserialize((folder / f"{name}{SUFFIX}").read_bytes()).call)
+def _bound(config: TransformerConfig) -> str:
+    """Return a sentence about the lengths that the programs take."""
+    bounds = []
+    if config.has_position_table:
+        bounds.append(f" S and T are at most {config.max_length}; jax refuses more.")
+    if needs_equal_lengths(config):
+        bounds.append(" `init_cache` needs S equal to T.")
+    return "".join(bounds)
 
 
 def _translate(folder: Path, search: str, proof: Proof, pad_id: int) -> list[list[int]]:
@@ -84,7 +106,7 @@ def _translate(folder: Path, search: str, proof: Proof, pad_id: int) -> list[lis
     prefix = np.full((batch, most), pad_id, np.int32)
     limits = np.full(batch, most, np.int32)
     params = load_file(folder / WEIGHTS_FILE)
-    tokens, _, lengths = jax.device_get(_load(folder, search)(params, proof.src, prefix, limits))
+    tokens, _, lengths = jax.device_get(load(folder, search)(params, proof.src, prefix, limits))
     rows = zip(tokens[:, 0].tolist(), lengths[:, 0], strict=True)
     return [ids[:length] for ids, length in rows]
 
@@ -98,41 +120,20 @@ def _steps(model: TrainedModel, folder: Path, proof: Proof) -> tuple[Proof, list
     if needs_equal_lengths(config):
         src = np.pad(src, ((0, 0), (0, max(0, most - src.shape[1]))), constant_values=config.pad_id)
         most = src.shape[1]
-    tokens = np.full((len(src), most), config.pad_id, np.int32)
-    tokens[:, 0] = model.generation.get("start_token", config.bos_id)
-    for row, ids in zip(tokens, proof.translations, strict=True):
+    tgt = np.full((len(src), most), config.pad_id, np.int32)
+    tgt[:, 0] = model.generation.get("start_token", config.bos_id)
+    for row, ids in zip(tgt, proof.translations, strict=True):
         row[1 : 1 + len(ids)] = ids[: most - 1]
+    memory = encode(model.params, config, src)
     mask = (src != config.pad_id)[:, None, None]
-    here = {
-        "encode": lambda params, src: encode(params, config, src),
-        "init_cache": lambda params, _, memory, __: init_cache(params, config, memory, most, mask),
-        "decode_step": lambda params, *given: decode_step(params, config, *given),
-    }
+
+    def step(cache: Cache, tokens: Int32[Array, " B"]) -> tuple[Cache, Int[Array, " B"]]:
+        logits, cache = decode_step(model.params, config, cache, tokens)
+        return cache, logits.argmax(-1)
+
+    _, found = jax.lax.scan(step, init_cache(model.params, config, memory, most, mask), tgt.T)
     ours, theirs = (
-        [
-            row[: len(ids)].tolist()
-            for row, ids in zip(_likeliest(*side, src, tokens), proof.translations, strict=True)
-        ]
-        for side in (
-            (model.params, lambda name: jax.jit(here[name])),
-            (load_file(folder / WEIGHTS_FILE), partial(_load, folder)),
-        )
+        [row[: len(ids)].tolist() for row, ids in zip(rows, proof.translations, strict=True)]
+        for rows in (np.asarray(found).T, likeliest(folder, src, tgt))
     )
     return Proof(src, most, ours), theirs
-
-
-def _likeliest(
-    params: Mapping[str, Any],
-    load: Callable[[str], Callable[..., Any]],
-    src: Int32[np.ndarray, "B S"],
-    tokens: Int32[np.ndarray, "B T"],
-) -> Int32[np.ndarray, "B T"]:
-    """Return the likeliest token after each token, by the programs that are loaded by name."""
-    ancestors = np.full((len(tokens), 1, tokens.shape[1]), -1, np.int32)
-    memory = load("encode")(params, src)
-    cache, step = load("init_cache")(params, src, memory, ancestors), load("decode_step")
-    found = []
-    for column in tokens.T:
-        logits, cache = step(params, cache, column[:, None])
-        found.append(np.asarray(logits)[:, 0].argmax(-1).astype(np.int32))
-    return np.stack(found, axis=1)

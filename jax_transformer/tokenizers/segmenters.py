@@ -152,7 +152,7 @@ class SentencePieceSegmenter:
             if text in self.added:
                 parts.append(self.added[text])
                 continue
-            code, after = _language_code(text) if self.rule == "marian" else ("", text)
+            code, after = language_code(text) if self.rule == "marian" else ("", text)
             if code and self._is_source and not parts and code not in self.ids:
                 fault = f"begins with the language code {code[:60]!r}, but the model knows "
                 raise LineError(row, fault + self._known_codes())
@@ -193,7 +193,7 @@ class SentencePieceSegmenter:
 
     def _known_codes(self) -> str:
         """Return the language codes of the vocabulary for a message."""
-        codes = [token for token in self.ids if _language_code(token) == (token, "")]
+        codes = [token for token in self.ids if language_code(token) == (token, "")]
         more = len(codes) - MOST_CODES
         shown = ", ".join(codes[:MOST_CODES]) or "no language codes"
         return f"{shown} and {more} more" if more > 0 else shown
@@ -202,7 +202,7 @@ class SentencePieceSegmenter:
 Segmenter = LibrarySegmenter | SentencePieceSegmenter
 
 
-def _language_code(text: str) -> tuple[str, str]:
+def language_code(text: str) -> tuple[str, str]:
     """Return the language code at the beginning of a text ("" if there is none), and the rest."""
     end = text.find("<<") + 2
     return (text[:end], text[end:]) if text.startswith(">>") and end > 1 else ("", text)

@@ -165,6 +165,13 @@ class Tokenizer:
         """Number of token ids of a target, the special ones included."""
         return self.target.vocab_size
 
+    def affixes(self, side: SideName) -> tuple[list[int], list[int]]:
+        """Return the ids before and after the text of each line of a side."""
+        described = self.source if side == "source" else self.target
+        if described.languages is not None:
+            return described.languages.affixes(side, self.eos_id)
+        return described.prefix, described.suffix
+
     def encode_source(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of each line as the encoder reads them: with EOS and other special ids.
 
@@ -188,9 +195,7 @@ class Tokenizer:
     def _encode(
         self, lines: Sequence[str], side: Side, name: SideName, max_length: int | None
     ) -> list[list[int]]:
-        prefix, suffix = side.prefix, side.suffix
-        if side.languages is not None:
-            prefix, suffix = side.languages.affixes(name, self.eos_id)
+        prefix, suffix = self.affixes(name)
         most = None if max_length is None else max(0, max_length - len(prefix) - len(suffix))
         rows = side.segmenter.encode(lines)
         if side.segmenter.size > side.vocab_size:

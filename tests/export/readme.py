@@ -5,25 +5,32 @@ import subprocess
 import sys
 
 # What a process does that has neither this library nor what only this library needs.
-WITHOUT_THIS_LIBRARY = """
+WITHOUT = """
 import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"jax_transformer", "torch_reference", "flax", "optax"}:
-            raise ModuleNotFoundError(f"{name} is not installed here")
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"{{name}} is not installed here")
 
 sys.meta_path.insert(0, Blocked())
 """
+LIBRARY = ["jax_transformer", "torch_reference", "flax", "optax"]
 
 
-def run_readme(folder, search, lines, added=""):
-    """Run the Python of a folder's README on lines; return what it prints."""
-    program, steps = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+def run_readme(folder, lines, *arguments, without=(), added=""):
+    """Run the Python of a folder's README on lines; return what it prints.
+
+    Args:
+        arguments: Of the program, behind the folder.
+        without: Libraries that cannot be imported either.
+        added: Code that goes on from it.
+    """
+    (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)
     path = folder.parent / "translate.py"
-    path.write_text(WITHOUT_THIS_LIBRARY + program + (steps + added if added else ""), "utf-8")
+    path.write_text(WITHOUT.format(blocked=[*LIBRARY, *without]) + program + added, "utf-8")
     done = subprocess.run(
-        [sys.executable, path.name, folder.name, search],
+        [sys.executable, path.name, folder.name, *arguments],
         input="".join(f"{line}\n" for line in lines),
         cwd=folder.parent,
         capture_output=True,

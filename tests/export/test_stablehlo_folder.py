@@ -14,6 +14,7 @@ from jax_transformer import (
     InputError,
     TransformerConfig,
     Translator,
+    apply,
     decode_step,
     encode,
     generate,
@@ -51,10 +52,8 @@ RULES = {
     "repetition_penalty": 1.3,
 }
 SHOW_STEPS = """
-import json
-
-by_steps = np.concatenate(chosen[1:], axis=1)
-print(json.dumps([x.tolist() for x in (by_steps, tokens[:, 0], lengths[:, 0])]))
+src, tgt = np.array([[5, 6, 2], [7, 2, 0]], np.int32), np.arange(1, 13, dtype=np.int32)
+print(json.dumps(likeliest(Path(sys.argv[1]), src, tgt.reshape(2, 6)).tolist()))
 """
 
 
@@ -105,10 +104,11 @@ def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     assert f"out written: greedy: {line}; beam: {line}\n" in capsys.readouterr().out
     translator = Translator(base)
     greedy = [result.text for result in translator(LINES, beam_size=1)]
-    *found, steps = run_readme(tmp_path / "out", "greedy", LINES, SHOW_STEPS)
+    *found, steps = run_readme(tmp_path / "out", LINES, "greedy", added=SHOW_STEPS)
     assert found == greedy
-    for by_steps, by_search, length in zip(*json.loads(steps), strict=True):
-        assert by_steps[:length] == by_search[:length]
+    tgt = np.arange(1, 13).reshape(2, 6)
+    logits = apply(base.params, base.config, np.array([[5, 6, 2], [7, 2, 0]]), tgt)
+    assert json.loads(steps) == logits.argmax(-1).tolist()
     with pytest.raises(InputError, match="out: exists already; name another output"):
         call(export, command)
 
@@ -117,7 +117,7 @@ def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
 def test_text_of_the_search_with_beams_and_python_of_the_page(base, tmp_path, monkeypatch):
     export_stablehlo(base, tmp_path / "programs", beam_size=3)
     expected = [result.text for result in Translator(base)(LINES, beam_size=3)]
-    assert run_readme(tmp_path / "programs", "beam", LINES) == expected
+    assert run_readme(tmp_path / "programs", LINES, "beam") == expected
     section = PAGE.read_text("utf-8").split("## Out to StableHLO")[1].split("\n## ")[0]
     (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -226,7 +226,7 @@ def test_half_precision_stays_and_runs_without_this_library(base, tmp_path):
     stored = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     assert {array.dtype for array in stored.values()} == {jnp.dtype("bfloat16")}
     expected = [result.text for result in Translator(half)(LINES, beam_size=1)]
-    assert run_readme(tmp_path / "out", "greedy", LINES) == expected
+    assert run_readme(tmp_path / "out", LINES, "greedy") == expected
 
 
 def test_options_are_refused_before_any_work(base, tmp_path):

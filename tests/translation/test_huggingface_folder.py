@@ -178,4 +178,4 @@ def test_a_folder_goes_to_stablehlo(family, tmp_path):
     lines = [*LINES[:40], "", "a </s> b", ">>fra<< " + LINES[0], LINES[1] + " >>fra<<"]
     for search, beam_size in (("greedy", 1), ("beam", 3)):
         expected = [result.text for result in translator(lines, beam_size=beam_size)]
-        assert run_readme(tmp_path / "out", search, lines) == expected
+        assert run_readme(tmp_path / "out", lines, search) == expected

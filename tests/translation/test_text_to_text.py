@@ -12,6 +12,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
+from jax_transformer.export.proof import START_OPTIONS
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
@@ -317,4 +318,22 @@ def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
         assert export_stablehlo(model, tmp_path / "out").count("16 of 16") == 2
     for search, beam_size in (("greedy", 1), ("beam", 3)):
         results = Translator(model)(LINES, beam_size=beam_size)
-        assert run_readme(tmp_path / "out", search, LINES) == [result.text for result in results]
+        assert run_readme(tmp_path / "out", LINES, search) == [result.text for result in results]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_family_goes_to_onnx_and_to_torch(folder_of, tmp_path, kind):
+    onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
+    torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
+    folder = folder_of(kind)
+    source, target = folder.codes[:2] if folder.codes else (None, None)
+    model = load(folder.path, source_lang=source, target_lang=target)
+    started = {name: model.generation[name] for name in START_OPTIONS if name in model.generation}
+    model = model._replace(generation={**started, "max_new_tokens": 12})
+    with unchecked():
+        assert torch_folder.export_torch(model, tmp_path / "torch").startswith("16 of 16")
+        assert onnx_folder.export_onnx(model, tmp_path / "onnx").startswith("16 of 16")
+    found = run_readme(tmp_path / "onnx", LINES, without=["jax", "torch"])
+    assert found == [result.text for result in Translator(model)(LINES)]
+    assert len({*found}) > 20

@@ -1,0 +1,116 @@
+"""The README of an exported model, with Python that turns lines into lines without this library.
+
+The Python is that of functions of this room, which the proofs and the tests run, too. It reads
+settings.json, and text is split and joined by the library of the model's tokenizer alone.
+"""
+
+import importlib.resources
+import inspect
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError
+from jax_transformer.export.shown_text import as_sources, as_text, by_sentencepiece, by_tokenizers
+from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers.segmenters import (
+    LibrarySegmenter,
+    SentencePieceSegmenter,
+    language_code,
+)
+from jax_transformer.tokenizers.tokenizer import CLEANED
+from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.source_batches import usual_target_length
+
+README, SETTINGS = "README.md", "settings.json"
+
+
+def write_readme(
+    folder: Path,
+    model: TrainedModel,
+    template: str,
+    search: Iterable[Callable[..., Any]],
+    settings: Mapping[str, Any],
+    **values: Any,
+) -> dict[str, Any]:
+    """Write the README, its settings and the files of the tokenizer; return the settings.
+
+    Args:
+        template: File of this room in which `$code`, `$library`, `$imports` and `values` are filled
+            in.
+        search: Functions that the README shows behind those for text.
+        settings: What they read beside the settings for text.
+
+    Raises:
+        InputError: The source and the target have tokenizers of two libraries.
+    """
+    reader, files, of_tokenizer = _tokenizer_files(model.tokenizer)
+    settings = {**_text_settings(model), **of_tokenizer, **settings}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / SETTINGS).write_text(json.dumps(settings), "utf-8")
+    shown = (reader, as_sources, as_text, *search)
+    library = reader.__name__.removeprefix("by_")
+    text = importlib.resources.files(__package__).joinpath(template).read_text("utf-8")
+    filled = string.Template(text).substitute(
+        code="\n\n".join(map(inspect.getsource, shown)).rstrip(),
+        library=library,
+        imports="json\nimport re" if library == "sentencepiece" else "json",
+        **values,
+    )
+    (folder / README).write_text(filled, "utf-8")
+    return settings
+
+
+def _text_settings(model: TrainedModel) -> dict[str, Any]:
+    config, generation, target = model.config, model.generation, model.tokenizer.target
+    prefix, suffix = model.tokenizer.affixes("source")
+    return {
+        "pad_id": config.pad_id,
+        "prefix": prefix,
+        "suffix": suffix,
+        "longest": config.max_length,
+        "max_new_tokens": generation.get("max_new_tokens", config.max_length),
+        "extra_tokens": usual_target_length(0) + (generation.get("min_new_tokens") or 0),
+        "left_out": sorted(target.segmenter.left_out or target.segmenter.special_ids),
+        "without_space": CLEANED if target.clean_up_spaces else (),
+    }
+
+
+def _tokenizer_files(
+    tokenizer: Tokenizer,
+) -> tuple[Callable[..., Any], dict[str, bytes], dict[str, Any]]:
+    """Return what reads a tokenizer in the README, its files, and the settings that it needs."""
+    source, target = tokenizer.source.segmenter, tokenizer.target.segmenter
+    if isinstance(source, LibrarySegmenter) and isinstance(target, LibrarySegmenter):
+        libraries = {"source.json": source.library, "target.json": target.library}
+        files = {name: library.to_str().encode() for name, library in libraries.items()}
+        as_text = source.library.encode_special_tokens
+        return by_tokenizers, files, {"tokenizers": [*files], "special_tokens_are_text": as_text}
+    if not isinstance(source, SentencePieceSegmenter) or not isinstance(
+        target, SentencePieceSegmenter
+    ):
+        raise InputError(
+            "the source and the target have tokenizers of two libraries, tokenizers and "
+            "sentencepiece; the README of an export reads those of one library"
+        )
+    models = {"source.spm": source.model, "target.spm": target.joiner}
+    files = {name: model.serialized_model_proto() for name, model in models.items()}
+    codes = {token: i for token, i in source.ids.items() if language_code(token) == (token, "")}
+    longest_first = sorted(source.added, key=len, reverse=True)
+    patterns = [*map(re.escape, longest_first), *(f"^{re.escape(code)}" for code in codes)]
+    return (
+        by_sentencepiece,
+        files,
+        {
+            "tokenizers": [*files],
+            "ids": dict(source.ids),
+            "added": {**codes, **source.added},
+            "added_pattern": "|".join(patterns),
+            "unk_id": tokenizer.unk_id,
+            "tokens": [target.token(i) for i in range(tokenizer.tgt_vocab_size)],
+        },
+    )

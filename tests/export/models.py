@@ -1,0 +1,31 @@
+"""Models to export: of every preset, with random numbers that choose tokens clearly."""
+
+import jax
+
+from jax_transformer import TransformerConfig
+from tests.models import random_params
+
+# No preset has them: heads that share a projection, no positions, offset positions after a norm.
+OTHERS = {
+    "shared_projection": {"head_projection": "shared", "qkv_bias": True},
+    "no_positions": {"positions": "none", "norm_placement": "pre", "final_norm": True},
+    "one_final_norm": {"decoder_final_norm": True, "gated_feed_forward": True},
+    "tensor2tensor": {"positions": "sinusoidal_tensor2tensor", "position_offset": 3},
+    "narrow_heads": {"d_kv": 7, "norm_bias": False, "activation": "silu"},
+}
+
+
+def with_preset(base, name, **fields):
+    """A model of a preset with random numbers in every leaf, large enough to choose clearly."""
+    defaults, tokenizer = TransformerConfig.preset(name), base.tokenizer
+    sizes = {"d_model": 24, "num_heads": 3, "d_ff": 32, "max_length": 40, "dropout": 0.0}
+    sizes |= {"src_vocab_size": 30, "tgt_vocab_size": 30}
+    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 3}
+    sizes |= {key: getattr(tokenizer, key) for key in ("pad_id", "bos_id", "eos_id")}
+    if defaults.d_kv is not None:
+        sizes["d_kv"] = 5
+    if defaults.positions == "relative":
+        sizes |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+    config = TransformerConfig.preset(name, **(sizes | fields))
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, random_params(config, seed=3))
+    return base._replace(config=config, params=params)

@@ -1,0 +1,137 @@
+"""Models exported to ONNX: the same ids, text without this library, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jax_transformer import InputError, TransformerConfig, Translator, generate
+from jax_transformer.commands.command_line import call
+from jax_transformer.commands.export import export
+from jax_transformer.tokenizers import separate, train_byte_pair
+from jax_transformer.translation.model_folder import load, save
+from tests.convert.families.case import foreign_model, write_tokenizer
+from tests.export.models import OTHERS, with_preset
+from tests.export.readme import run_readme
+from tests.models import unchecked
+
+onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+REFUSED = {
+    "torch_nn": "token_embeddings='none'",
+    "shared_heads": "decoder_attention='self_over_memory'",
+}
+EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
+LINES = ["abc cab", "bead", "", "xyz uvw dab fed", "a </s> b"]
+WITHOUT = ["jax", "torch"]
+ONE_LAYER = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1)
+TWO_VOCABULARIES = (("dab bead", 20), ("xyz uvw", 24))
+
+
+@pytest.fixture(autouse=True)
+def tracing():
+    """PyTorch traces lengths that are symbols, which the shape checks would compare."""
+    with unchecked():
+        yield
+
+
+def greedy_texts(model, lines):
+    return [result.text for result in Translator(model)(lines, beam_size=1)]
+
+
+@pytest.fixture(scope="module")
+def exported(base, tmp_path_factory):
+    """A model's folder, and what the command has made of it."""
+    folder = tmp_path_factory.mktemp("exported")
+    save(folder / "model", with_preset(base, "vaswani2017", **ONE_LAYER))
+    with unchecked():
+        call(export, [str(folder / "model"), str(folder / "out"), "--to", "onnx"])
+    return folder
+
+
+def test_the_readme_translates_without_this_library(exported):
+    assert run_readme(exported / "out", LINES, without=WITHOUT) == greedy_texts(
+        load(exported / "model"), LINES
+    )
+    names = {"README.md", "settings.json", "source.json", "target.json"}
+    programs = ("encoder.onnx", "decoder.onnx")
+    names |= {f"{program}{end}" for program in programs for end in ("", ".data")}
+    assert {path.name for path in (exported / "out").iterdir()} == names
+    assert b"site-packages" not in (exported / "out" / "decoder.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 1), (2, 40)])
+def test_batches_and_lengths_of_any_size(exported, sizes):
+    model = load(exported / "model")
+    src = np.random.default_rng(0).integers(4, model.config.src_vocab_size, sizes)
+    settings = json.loads((exported / "out" / "settings.json").read_text())
+    programs = [
+        onnxruntime.InferenceSession(exported / "out" / name) for name in settings["programs"]
+    ]
+    found = onnx_folder.greedy(programs, settings, src, np.full(len(src), 40))
+    best = generate(model.params, model.config, src.astype(np.int32), max_new_tokens=40)
+    lengths, tokens = np.asarray(best.lengths)[:, 0], np.asarray(best.tokens)[:, 0]
+    expected = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    assert found == expected
+    longer = np.full((1, 41), 5)
+    with pytest.raises(Exception, match="Non-zero status code"):  # beyond the position table
+        onnx_folder.greedy(programs, settings, longer, np.full(1, 3))
+
+
+def test_another_function_is_not_written(base, exported, tmp_path, monkeypatch):
+    def programs_of_another_model(config, params, folder):
+        for path in (exported / "out").glob("*.onnx*"):
+            (folder / path.name).write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(onnx_folder, "write_programs", programs_of_another_model)
+    other = with_preset(base, "vaswani2017", **ONE_LAYER, norm_epsilon=1.0)
+    with pytest.raises(InputError, match=r"not written, because \d+ of 16 random sources"):
+        onnx_folder.export_onnx(other, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
+    with pytest.raises(InputError) as refused:
+        onnx_folder.export_onnx(with_preset(base, name), tmp_path / "out")
+    assert str(refused.value).startswith(f"{REFUSED[name]}: an ONNX export can express ")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_only_ctranslate2_has_smaller_weights(tmp_path, to):
+    arguments = [str(tmp_path / "model"), str(tmp_path / "out"), "--to", to]
+    with pytest.raises(InputError, match="--quantization int8 is for --to ctranslate2"):
+        call(export, [*arguments, "--quantization", "int8"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [*EXPRESSIBLE, *OTHERS])
+def test_every_expressible_model_translates_alike(base, tmp_path, name):
+    fields = {"num_encoder_layers": 1, "num_decoder_layers": 2} | OTHERS.get(name, {})
+    model = with_preset(base, "vaswani2017" if name in OTHERS else name, **fields)
+    assert onnx_folder.export_onnx(model, tmp_path / "out").startswith("16 of 16")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["marian", "pegasus"])
+def test_the_readme_of_families_with_sentencepiece_models(tmp_path, family):
+    changes = write_tokenizer(family, tmp_path / "model")
+    foreign_model(family, None, **changes).save_pretrained(tmp_path / "model")
+    model = load(tmp_path / "model", ignore_generation_config=True)
+    assert onnx_folder.export_onnx(model, tmp_path / "out").startswith("16 of 16")
+    lines = ["tlx 6r5, tlx", "</s> 漢字", "a b c"]
+    assert run_readme(tmp_path / "out", lines, without=WITHOUT) == greedy_texts(model, lines)
+
+
+@pytest.mark.exhaustive
+def test_a_vocabulary_for_each_language(base, tmp_path):
+    sides = [train_byte_pair(["abc cab fed uvwxyz", line], size) for line, size in TWO_VOCABULARIES]
+    tokenizer = separate(*sides)
+    fields = {"token_embeddings": "separate", "output_projection": "linear", **ONE_LAYER}
+    fields |= {key: getattr(tokenizer, key) for key in ("src_vocab_size", "tgt_vocab_size")}
+    model = with_preset(base._replace(tokenizer=tokenizer), "vaswani2017", **fields)
+    assert fields["src_vocab_size"] != fields["tgt_vocab_size"]
+    onnx_folder.export_onnx(model, tmp_path / "out")
+    assert run_readme(tmp_path / "out", LINES, without=WITHOUT) == greedy_texts(model, LINES)
