@@ -44,15 +44,6 @@ BATCH = Batch(
 )
 
 
-@pytest.mark.exhaustive
-def test_the_training_loop_of_the_page_runs():
-    page = (ROOT / "docs" / "training.md").read_text("utf-8")
-    names = {}
-    for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(program, names)
-    assert names["loss"] < names["before"]
-
-
 def test_a_step_is_that_of_a_loop_written_by_hand():
     optimizer = optax.sgd(0.1)
     step = jax.jit(make_train_step(CONFIG, optimizer, label_smoothing=0.2))

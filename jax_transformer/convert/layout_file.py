@@ -42,7 +42,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class LayoutFile(NamedTuple):
-    """A layout, and the config of the models that have it where the file has one."""
+    """A layout, and the config of the models that have it.
+
+    Attributes:
+        layout: The names and shapes.
+        config: The shape of the models; None where the file has none.
+    """
 
     layout: Layout
     config: TransformerConfig | None = None

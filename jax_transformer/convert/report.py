@@ -49,11 +49,17 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Report:
-    """What a conversion did with each tensor, in order; prints as plain text."""
+    """What a conversion did with each tensor, in order; prints as plain text.
+
+    Attributes:
+        layout: Name of the layout.
+        entries: What was done with each tensor, or what is wrong with it.
+        hint: One remedy for many faults, as a prefix to strip.
+    """
 
     layout: str
     entries: list[Entry] = dataclasses.field(default_factory=list)
-    hint: str = ""  # one remedy for many faults, as a prefix to strip
+    hint: str = ""
 
     def add(self, kind: str, name: str, detail: str) -> None:
         """Append an entry."""

@@ -91,13 +91,13 @@ class Row:
         parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
             several paths where the foreign tensor stacks several parameters.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
-        stack: How several parameters are stacked: "rows" along the first axis, [3 D, D] of three
-            torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x @ kernel;
-            "heads" along the first axis head by head: head 0 of each parameter, then head 1 of
-            each, and so on.
         zeros: Whether an absent foreign tensor means zeros.
         when: A field of the config and its value, without which the row is skipped, as
             ("output_projection", "tied"); None for a row of every config.
+        stack: How several parameters are stacked: "rows" along the first axis, [3 D, D] of three
+            torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x  kernel;
+            "heads" along the first axis head by head: head 0 of each parameter, then head 1 of
+            each, and so on.
     """
 
     foreign: str
@@ -153,6 +153,9 @@ class Layout:
     """Another program's names and shapes for the model, or for a part of it.
 
     Attributes:
+        name: Its name, in messages and in files.
+        rows: The foreign tensors and their parameters.
+        buffers: Foreign tensors that are computed and not learned.
         scope: Path of the part of the parameters that is converted; the paths of the rows are
             relative to it. "" is the whole model.
         unused: Names of foreign tensors that have no meaning: `to_params` does not read them.

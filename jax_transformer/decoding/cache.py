@@ -207,6 +207,10 @@ def next_step(
 def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:
     """Return the cache in which hypothesis n of each source continues hypothesis `parents[n]`.
 
+    Args:
+        cache: As from `init_cache` or `decode_step`.
+        parents: For each hypothesis the number of the one that it continues [B, N].
+
     Raises:
         InputError: `parents` has another type than this or, where it is concrete (not traced by
             `jit`), names no hypothesis.

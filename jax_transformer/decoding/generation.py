@@ -77,7 +77,7 @@ def generate(
     """Return targets for a batch of sources: by greedy search, beam search or sampling.
 
     The default is greedy search: each next token is the most likely token. A `beam_size` above 1
-    is beam search; a `key` is sampling. The lowest id wins a tie. With
+    is beam search (section 6.1); a `key` is sampling. The lowest id wins a tie. With
     `length_normalization="power"`, the hypotheses and scores of a search are those of
     transformers 5.23 for the options of the same meaning.
 

@@ -28,7 +28,7 @@ def score(
     *,
     src_mask: SourceMask | None = None,
 ) -> Float32[Array, " B"]:
-    """Return the log-probability of each target given its source.
+    """Return the log-probability of each target given its source, in nats, float32 [B].
 
     The sum of the log-probabilities of its tokens, computed in one pass over the whole target.
     Where `config.decoder_attention` is "self_over_memory", the pass depends on the length of the
@@ -59,7 +59,15 @@ def cross_attention_weights(
     """Return the cross-attention weights of each decoder layer and head for each target token.
 
     The weights [B, layers, H, T, S] are those of the step that predicts token t. They sum to 1
-    over the source, or to 0 where the whole source is masked. Arguments and errors as `score`.
+    over the source, or to 0 where the whole source is masked.
+
+    Args:
+        src: Source ids [B, S].
+        tgt: Target ids [B, T], as of `score`.
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+
+    Raises:
+        InputError: As `score`.
     """
     src, tgt = _check(params, config, src, tgt, src_mask)
     return _weights(params, config, src, tgt, src_mask)

@@ -182,10 +182,14 @@ def final_dropout(config: TransformerConfig, execution: Execution) -> Dropout:
 
 
 class Transformer(nn.Module):
-    """Embeddings, encoder, decoder and output projection (figure 1).
+    """Embeddings, encoder, decoder and output projection (Vaswani et al. 2017, figure 1).
 
     Masks that are not given come from `masks.source_mask` and `masks.target_mask`, as in the
     functions `encode`, `decode` and `apply` and in `torch_reference.Transformer`.
+
+    Attributes:
+        config: The shape of the model.
+        execution: How the model is executed; the default suits a CPU.
     """
 
     config: TransformerConfig
@@ -370,7 +374,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
 
     Args:
         key: Random key; the same key gives the same parameters.
-        config: The shape of the model; `config.initialization` names the scheme.
+        config: The shape of the model; `config.initialization` names the scheme and its source.
 
     Raises:
         InputError: `key` is no random key, or this machine's memory cannot hold the parameters.
@@ -398,7 +402,7 @@ def encode(
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B S D"]:
-    """Return the memory of the sources [B, S, D].
+    """Return the memory of the sources [B, S, D] (section 3.1).
 
     Args:
         src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
@@ -439,7 +443,7 @@ def decode(
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B T V"]:
-    """Return the logits of each target position's successor [B, T, V].
+    """Return the logits of each target position's successor [B, T, V] (section 3.1).
 
     Args:
         tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
@@ -488,10 +492,26 @@ def apply(
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "B T V"]:
-    """Return the logits of each target position's successor [B, T, V].
+    """Return the logits of each target position's successor [B, T, V] (figure 1).
 
-    Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source; arguments,
-    result and errors as there.
+    Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source.
+
+    Args:
+        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+        tgt: Target ids [B, T], BOS first; or vectors [B, T, D].
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+        tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
+            and `config.pad_id`.
+        src_positions: Position of each source token in its sentence [B, S], as of `encode`.
+        tgt_positions: Position of each target token in its sentence [B, T], as of `encode`.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed; the default suits a CPU.
+
+    Returns:
+        Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
+
+    Raises:
+        InputError: As `encode` and `decode`.
     """
     checks.check_params(params, config)
     checks.check_target(config, tgt, tgt_mask, tgt_positions)

@@ -220,7 +220,7 @@ def cross_entropy(
         label_smoothing: From 0 to below 1.
 
     Returns:
-        (sum, count): the loss in nats, and the number of targets that are not padding.
+        (sum, count), both []: the loss in nats, and the number of targets that are not padding.
 
     Raises:
         InputError: An argument has another type than this, or logits and targets do not belong

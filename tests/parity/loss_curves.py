@@ -10,9 +10,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.document import write_section
+from docs.draw.style import INK, JAX, STYLE, TORCH
 from jax_transformer import TransformerConfig
 from jax_transformer.commands.train_arguments import NUMBER_WORDS
 from jax_transformer.tokenizers import BYTE_PAIR_IDS
@@ -28,20 +30,18 @@ HELD_OUT = 200
 
 def draw(ours: np.ndarray, theirs: np.ndarray) -> None:
     """Draw both curves in one picture and their difference in another below it."""
-    figure = Figure(figsize=(8, 6), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     curves, difference = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     steps = np.arange(1, len(ours) + 1)
-    curves.plot(steps, theirs, color="tab:orange", linewidth=4, alpha=0.6, label="torch reference")
-    curves.plot(steps, ours, color="tab:blue", linewidth=1, label="JAX")
+    curves.plot(steps, theirs, color=TORCH, linewidth=5, label="PyTorch")
+    curves.plot(steps, ours, color=JAX, linewidth=1.5, linestyle="dashed", label="JAX")
     curves.set_ylabel("loss, nats a token")
     curves.legend()
     # A logarithm has no room for 0, the difference of equal numbers.
-    difference.semilogy(steps, np.maximum(np.abs(ours - theirs), 1e-17), color="tab:red")
+    difference.semilogy(steps, np.maximum(np.abs(ours - theirs), 1e-17), color=INK)
     difference.set_ylabel("difference")
     difference.set_xlabel("step")
-    for axes in (curves, difference):
-        axes.grid(alpha=0.3)
-    figure.savefig(PICTURE, dpi=100)
+    figure.savefig(PICTURE, dpi=160, metadata={"Software": None})
 
 
 def main() -> None:
@@ -66,7 +66,8 @@ def main() -> None:
     )
     result = run(config, settings, HELD_OUT, jax.jit)
     ours, theirs = result.trained.our_losses, result.trained.their_losses
-    draw(ours, theirs)
+    with rc_context(STYLE):
+        draw(ours, theirs)
     same = np.mean(np.equal(result.our_translations, result.their_translations))
     correct = exact_match(result.our_translations, result.references)
     text = (

@@ -35,7 +35,12 @@ SINUSOIDS = tuple(kind for kind in POSITIONS if kind.startswith("sinusoidal"))
 
 
 class ModuleDescription(NamedTuple):
-    """A module's config, and the names and shapes of its state_dict."""
+    """A module's config, and the names and shapes of its state_dict.
+
+    Attributes:
+        config: The shape of the model.
+        layout: The names and shapes of its tensors.
+    """
 
     config: TransformerConfig
     layout: Layout

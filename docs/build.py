@@ -1,0 +1,56 @@
+"""Build the site from this folder: python -m docs.build, then open build/site/index.html.
+
+The tutorials are executed and their results shown; `--keep-tutorials` keeps those of the last
+build, for a look at other pages. Needs the extra [test]; nothing of the site loads from elsewhere.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from docs import generated, notebooks
+
+ROOT = Path(__file__).parents[1]
+PAGES, STAGED, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+PROGRAMS = shutil.ignore_patterns("*.py", "__pycache__", "draw")
+
+
+def stage(execute: bool) -> None:
+    """Write every page into `STAGED`: those that are written by hand, and those made by programs.
+
+    Args:
+        execute: Whether the tutorials are executed, or what an earlier build made is kept.
+    """
+    made = STAGED / "tutorials"
+    kept = None if execute or not made.exists() else made.rename(STAGED.with_name("tutorials"))
+    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.copytree(PAGES, STAGED, ignore=PROGRAMS)
+    if kept:
+        shutil.rmtree(made)
+        kept.rename(made)
+    else:
+        for script in sorted((PAGES / "tutorials").glob("*.py")):
+            notebooks.publish(script, made)
+    (STAGED / "reference" / "side_by_side.md").write_text(generated.side_by_side(), "utf-8")
+    (STAGED / "reference" / "commands.md").write_text(generated.commands(), "utf-8")
+
+
+def build() -> None:
+    """Build the staged pages; a warning, as of a broken link, ends the build with its text."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    zensical = Path(sys.executable).with_name("zensical")
+    subprocess.run([zensical, "build", "--clean", "--strict"], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keep-tutorials", action="store_true")
+    began = time.perf_counter()
+    stage(execute=not parser.parse_args().keep_tutorials)
+    staged = time.perf_counter()
+    build()
+    done = time.perf_counter()
+    print(f"{SITE / 'index.html'}: pages {staged - began:.0f} s, site {done - staged:.0f} s")

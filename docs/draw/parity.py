@@ -1,0 +1,63 @@
+"""Parity by block: both models with the same random weights, on the same ragged batch."""
+
+import re
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from docs.draw.style import FAINT, INK, JAX, TORCH, save
+from jax_transformer import porting
+from tests.models import random_tokens, small_config
+from tests.parity.ladder import BOUNDS
+from tests.parity.measure import make_pair
+
+PRESET = "vaswani2017"
+SMALLEST = 1e-17  # where an error of 0 is drawn: a logarithm has no place for it
+
+
+def errors(dtype: str) -> dict[str, float]:
+    """Return the largest error of each kind of block, max|a - b| / max(1, max|b|)."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        config, params, module = make_pair(small_config(PRESET), dtype)
+        src, tgt = random_tokens(config, dtype=dtype)
+        found = porting.compare(module.eval(), params, config, "reference", src, tgt)
+    worst: dict[str, float] = {}
+    for block in found.blocks:
+        kind = re.sub(r"\.layers\.\d+$", " layer", block.name)
+        kind = (
+            re.sub(r"\.layers\.\d+\.", " ", kind)
+            .replace("_residual.norm", " norm")
+            .replace("_", " ")
+        )
+        worst[kind] = max(float(block.error), worst.get(kind, 0.0))
+    return worst
+
+
+def draw() -> None:
+    """Draw a row for each block, with a marker for each precision and a line for each bound."""
+    measured = {dtype: errors(dtype) for dtype in ("float64", "float32")}
+    names = list(measured["float64"])
+    figure = Figure(figsize=(5.6, 0.21 * len(names) + 1), layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(len(names))[::-1]
+    styles = {
+        "float64": ("o", JAX, BOUNDS["block"][0]),
+        "float32": ("D", TORCH, BOUNDS["block"][1]),
+    }
+    for dtype, (marker, colour, bound) in styles.items():
+        values = [max(SMALLEST, measured[dtype][name]) for name in names]
+        axes.plot(values, rows, marker, color=colour, markeredgecolor=INK, label=dtype)
+        axes.axvline(bound, color=INK, linestyle="dotted", linewidth=1)
+        axes.text(
+            bound, len(names) - 0.2, f"bound {bound:.0e}", ha="center", va="bottom", fontsize=8
+        )
+    axes.hlines(rows, SMALLEST, 1e-5, color=FAINT, linewidth=0.5, zorder=0)
+    axes.set_yticks(rows, names, fontsize=9)
+    axes.set(xscale="log", xlim=(SMALLEST / 2, 1e-5), ylim=(-0.8, len(names) + 0.7))
+    axes.set_xlabel("largest relative difference of JAX and PyTorch")
+    ticks = [SMALLEST, 1e-15, 1e-13, 1e-11, 1e-9, 1e-7]
+    axes.set_xticks(ticks, ["equal", *(f"1e{round(np.log10(tick))}" for tick in ticks[1:])])
+    axes.minorticks_off()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.55, 0.65))
+    save(figure, "parity")

@@ -1,0 +1,49 @@
+"""The tutorials of docs/tutorials: scripts that become executed notebooks and pages.
+
+A script has the percent format of jupytext and runs as `python FILE`, too. A cell that draws names
+the words for its picture: `# %% alt="..."`.
+"""
+
+import base64
+import tempfile
+from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+
+def execute(script: Path) -> NotebookNode:
+    """Return the notebook of a script with its results, executed in an empty folder."""
+    notebook = jupytext.read(script)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}}).execute()
+    return notebook
+
+
+def publish(script: Path, folder: Path) -> None:
+    """Write a tutorial into a folder: its page, its pictures, its notebook and its script."""
+    name = script.stem
+    notebook = execute(script)
+    jupytext.write(notebook, folder / f"{name}.ipynb")
+    (folder / script.name).write_bytes(script.read_bytes())
+    title, *cells = notebook.cells
+    heading, _, text = title.source.partition("\n")
+    offer = f"Download this page as [a notebook]({name}.ipynb) or [a script]({script.name})."
+    parts = [heading, offer, text.strip()]
+    for number, cell in enumerate(cells):
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+            continue
+        parts.append(f"```python\n{cell.source}\n```")
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stdout":
+                parts.append(
+                    f'<div class="printed" markdown>\n\n```text\n{output.text}```\n\n</div>'
+                )
+            elif "image/png" in output.get("data", {}):
+                picture = f"{name}_{number}.png"
+                (folder / picture).write_bytes(base64.b64decode(output.data["image/png"]))
+                parts.append(f"![{cell.metadata['alt']}]({picture})")
+    (folder / f"{name}.md").write_text("\n\n".join(parts) + "\n", "utf-8")

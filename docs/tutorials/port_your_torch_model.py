@@ -1,0 +1,127 @@
+# %% [markdown]
+# # Port your torch model
+#
+# A model that you wrote around `torch.nn.Transformer` comes to JAX with its weights, computes the
+# same numbers there, is trained, and goes home to the same torch class.
+#
+# ## The model that you have
+
+# %%
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.source = nn.Embedding(50, 32, padding_idx=0)
+        self.target = nn.Embedding(50, 32, padding_idx=0)
+        self.transformer = nn.Transformer(
+            32, 4, 2, 2, 64, activation="gelu", norm_first=True, batch_first=True
+        )
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, src, tgt):
+        hidden = self.transformer(
+            self.source(src) * math.sqrt(32),
+            self.target(tgt) * math.sqrt(32),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(tgt.shape[1]),
+            src_key_padding_mask=src == 0,
+            memory_key_padding_mask=src == 0,
+        )
+        return self.head(hidden)
+
+
+torch.manual_seed(0)
+mine = Mine().eval()
+
+# %% [markdown]
+# ## Its config and its names
+#
+# `convert.torch_nn_model` reads heads, widths, norms and activation from the module and finds the
+# tables and the head around it. What the module's `forward` does with them it cannot read: here
+# the embeddings are multiplied by the square root of the width, which is the default, and nothing
+# is added for positions.
+
+# %%
+from jax_transformer import convert
+
+config, layout = convert.torch_nn_model(mine)
+params = convert.from_torch(mine.state_dict(), config, layout)
+print(config.norm_placement, config.activation, config.positions, config.output_projection)
+
+# %% [markdown]
+# ## The same numbers
+
+# %%
+from jax_transformer import apply
+
+random = np.random.default_rng(0)
+src = random.integers(3, 50, (4, 7)).astype(np.int32)
+tgt = random.integers(3, 50, (4, 5)).astype(np.int32)
+src[1, 5:] = 0  # ragged: padding hides a part of one source
+with torch.no_grad():
+    theirs = mine(torch.from_numpy(src), torch.from_numpy(tgt)).numpy()
+ours = np.asarray(apply(params, config, src, tgt))
+error = np.abs(ours - theirs).max()
+print(f"largest difference of the logits: {error:.1e}")
+assert error < 1e-5
+
+# %% [markdown]
+# ## What a wrong config looks like
+#
+# A wrong field may convert without an error and compute other numbers. `porting.compare` runs
+# both models, names the first block that differs, and what would explain it:
+
+# %%
+import dataclasses
+
+from jax_transformer import porting
+
+wrong = dataclasses.replace(config, activation="relu")
+print(porting.compare(mine, params, wrong, layout, src, tgt))
+
+# %% [markdown]
+# ## Trained in JAX, handed back
+#
+# A training step for any optimizer of optax is a pure function. The model learns to copy its
+# source backwards, and the trained weights load into the class that they came from.
+
+# %%
+import jax
+import optax
+
+from jax_transformer import Batch, make_train_step
+
+src = random.integers(3, 50, (64, 6)).astype(np.int32)
+answers = src[:, ::-1]
+begins = np.full((64, 1), config.bos_id, np.int32)
+batch = Batch(src, np.concatenate([begins, answers[:, :-1]], 1), answers)
+optimizer = optax.adam(3e-3)
+step = jax.jit(make_train_step(config, optimizer))
+state, losses = optimizer.init(params), []
+for _ in range(100):
+    params, state, loss = step(params, state, batch)
+    losses.append(float(loss))
+print(f"loss {losses[0]:.2f} before, {losses[-1]:.2f} after, in nats a token")
+assert losses[-1] < losses[0] / 2
+
+home = Mine().eval()
+home.load_state_dict(convert.to_torch(params, config, layout), strict=True)
+with torch.no_grad():
+    theirs = home(torch.from_numpy(src).long(), torch.from_numpy(batch.tgt_in).long()).numpy()
+error = np.abs(np.asarray(apply(params, config, src, batch.tgt_in)) - theirs).max()
+print(f"largest difference after training: {error:.1e}")
+assert error < 1e-4
+
+# %% [markdown]
+# ## Where to go on
+#
+# - A model without `torch.nn.Transformer` needs a layout: [layouts of your own](../layouts.md).
+# - A file of weights whose program you can run, and whose names nobody described: [unknown
+#   weights](../porting.md).
+# - Checkpoints of fairseq, JoeyNMT, OpenNMT-py and The Annotated Transformer: [other training
+#   programs](../trainers.md).
