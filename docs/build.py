@@ -28,6 +28,7 @@ def stage(execute: bool) -> None:
     kept = None if execute or not made.exists() else made.rename(STAGED.with_name("tutorials"))
     shutil.rmtree(STAGED, ignore_errors=True)
     shutil.copytree(PAGES, STAGED, ignore=PROGRAMS)
+    shutil.copytree(PAGES / "examples", STAGED / "examples", dirs_exist_ok=True)
     if kept:
         shutil.rmtree(made)
         kept.rename(made)

@@ -48,6 +48,7 @@ FIRST = (
     "tests/training/test_mesh.py",
     "tests/runs/test_kill_resume.py",
     "tests/benchmarks/test_benchmark_device.py",
+    "tests/examples/test_ray_serve.py",
 )
 
 

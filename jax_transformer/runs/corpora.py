@@ -57,7 +57,7 @@ class RunText(NamedTuple):
     """The text of a run before it is encoded."""
 
     training: list[Text | TextFiles]  # several where they have weights
-    held_out: Int64[np.ndarray, "_"]  # pairs of the first text that are left out, ascending
+    held_out: Int64[np.ndarray, "_"]  # pairs that are left out, ascending; none of several texts
     validation: Text
     tokenizer: Tokenizer
 
@@ -188,10 +188,10 @@ def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
             text,
             run_text.tokenizer,
             settings.filters,
-            {} if place else {"held out for validation": run_text.held_out},
+            {"held out for validation": run_text.held_out},  # none where there are several texts
             settings.drop_duplicates,
         )
-        for place, text in enumerate(run_text.training)
+        for text in run_text.training
     ]
 
 

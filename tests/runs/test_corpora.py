@@ -161,6 +161,28 @@ def test_files_with_weights_are_mixed_by_them(settings):
     np.testing.assert_array_equal(np.concatenate(corpus.read(numbers).sides()[place]), single.ids)
 
 
+def test_files_that_were_prepared_one_by_one_are_a_mix_without_more_work(
+    settings, monkeypatch, tmp_path
+):
+    tokenizer = read_corpora(settings, None, QUIET).tokenizer
+    other = tuple((tmp_path / f"other.{side}",) for side in ("de", "en"))
+    for (path,), (copy,) in zip(settings.files[:2], other, strict=True):
+        copy.write_text(path.read_text().replace("drei 7", "drei 9"))
+    sides = settings.files[:2], other
+
+    def prepared(source, target, weights=None):
+        changed = settings._replace(
+            files=settings.files._replace(source=source, target=target), weights=weights
+        )
+        return encode_corpora(read_corpora(changed, tokenizer, QUIET), changed, QUIET).training
+
+    alone = [prepared(*files) for files in sides]
+    monkeypatch.setattr(preparing, "prepare", None)  # nothing is encoded again
+    for (source, target), (next_source, next_target) in (sides, sides[::-1]):
+        mixed = prepared(source + next_source, target + next_target, (1.0, 1.0))
+        assert len(mixed) == sum(map(len, alone))
+
+
 def test_a_weight_for_each_of_the_sources_is_needed(settings):
     files = settings.files._replace(
         source=settings.files.source * 2, target=settings.files.target * 2

@@ -1,0 +1,278 @@
+"""The examples for Ray: python -m benchmarks.on_ray bulk|serve MODEL INPUT.
+
+`bulk` translates a file by `jax-transformer translate` and by docs/examples/ray_translate.py, in
+turn, and once more with a worker that is killed; the outputs must have the same bytes. `serve`
+starts docs/examples/ray_serve.py, asks by many clients at once, compares each answer with
+`translate`, and kills a replica under load. Linux only; the cluster is this machine.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import tyro
+from rich.console import Console
+
+from benchmarks.systems import processor, read_lines
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+WORKER, REPLICA = "ray::MapWorker", "ray::ServeReplica"  # names of Ray's processes
+LONGEST_WAIT = 60  # seconds for an answer; a request that takes longer hangs
+METRICS_PERIOD = 12  # seconds after which Ray's metrics have what was counted
+
+
+def descendants(ancestor: int, name: str) -> list[int]:
+    """Return the processes of a name that a process has started, itself or through others."""
+    parents, names = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            process = int(folder.name)
+            parents[process] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            names[process] = (folder / "cmdline").read_text()
+
+    def descends(process: int) -> bool:
+        return process == ancestor or (process in parents and descends(parents[process]))
+
+    return [process for process in names if names[process].startswith(name) and descends(process)]
+
+
+def translate_command(model: Path, source: Path, output: Path) -> list[str]:
+    """Return the command of this library that translates a file."""
+    program = [sys.executable, "-m", "jax_transformer.commands.main", "translate", str(model)]
+    return [*program, f"--input={source}", f"--output={output}"]
+
+
+def ray_command(model: Path, source: Path, output: Path, workers: int, lines: int) -> list[str]:
+    """Return the command of the example that translates a file."""
+    program = [sys.executable, str(EXAMPLES / "ray_translate.py"), str(model)]
+    options = [f"--workers={workers}", f"--lines={lines}"]
+    return [*program, f"--input={source}", f"--output={output}", *options]
+
+
+def timed(command: list[str], kill_after: float | None = None) -> float:
+    """Run a command, kill one of its workers after some seconds; return the seconds it took."""
+    begun = time.monotonic()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(random.choice(descendants(process.pid, WORKER)), signal.SIGKILL)
+    errors = process.communicate()[1].decode()
+    if process.returncode:
+        raise RuntimeError(f"{command} failed: {errors[-2000:]}")
+    return time.monotonic() - begun
+
+
+def bulk(
+    model: tyro.conf.Positional[Path],
+    source: tyro.conf.Positional[Path],
+    /,
+    workers: int = 2,
+    lines: int = 2048,
+    rounds: int = 3,
+) -> None:
+    """Translate a file with and without Ray; print the overhead of Ray.
+
+    Args:
+        model: Folder of a trained model.
+        source: Text to translate.
+        workers: Workers of the example.
+        lines: Lines of a part.
+        rounds: How often both translate the file.
+    """
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        short = folder / "short"
+        short.write_text("".join(f"{line}\n" for line in read_lines(source)[: workers * lines]))
+        outputs, seconds = {}, {}
+
+        def run(system: str, source: Path, kill_after: float | None = None) -> float:
+            outputs[system] = output = folder / "output"
+            output.unlink(missing_ok=True)
+            if system == "translate":
+                taken = timed(translate_command(model, source, output))
+            else:
+                count = 1 if system == "one worker" else workers
+                taken = timed(ray_command(model, source, output, count, lines), kill_after)
+            outputs[system] = output.read_bytes()
+            return taken
+
+        systems = ("translate", "one worker", f"{workers} workers")
+        for system in systems:  # discarded: they compile
+            run(system, short)
+        for _ in range(rounds):
+            for system in systems:
+                seconds.setdefault(system, []).append(run(system, source))
+        killed = run("killed", source, kill_after=median(seconds[systems[2]]) / 2)
+        count = outputs["translate"].count(b"\n")
+        console.print(f"{count:,} lines, {processor()}, {os.cpu_count()} cores")
+        for system in systems:
+            pairs = zip(seconds[system], seconds["translate"], strict=True)
+            overheads = sorted(100 * (mine / its - 1) for mine, its in pairs)
+            same = "the same bytes" if outputs[system] == outputs["translate"] else "OTHER BYTES"
+            console.print(
+                f"{system}: {median(seconds[system]):.1f} s, {overheads[0]:+.0f} % - "
+                f"{median(overheads):+.0f} % - {overheads[-1]:+.0f} %, {same}"
+            )
+        same = "the same bytes" if outputs["killed"] == outputs["translate"] else "OTHER BYTES"
+        console.print(f"{workers} workers, one killed in the middle: {killed:.1f} s, {same}")
+
+
+class Load(NamedTuple):
+    """What clients saw."""
+
+    seconds: list[float]  # of each answer with status 200
+    statuses: Counter[int]  # of all answers; 0 for a broken connection, -1 for none in time
+    wrong: int  # answers that differ from `translate`
+    moments: list[float]  # when each of `seconds` ended, as time.monotonic()
+
+
+async def load(url: str, expected: dict[str, str], clients: int, seconds: float) -> Load:
+    """Let clients ask one question after the other for some seconds."""
+    import aiohttp
+
+    found = Load([], Counter(), 0, [])
+    wrong = 0
+    end = time.monotonic() + seconds
+
+    async def client(session: aiohttp.ClientSession, chosen: random.Random) -> None:
+        nonlocal wrong
+        lines = list(expected)
+        while (begun := time.monotonic()) < end:
+            line = chosen.choice(lines)
+            fields = {"q": line, "source": "en", "target": "de"}
+            try:
+                async with session.post(f"{url}/translate", json=fields) as response:
+                    status, content = response.status, await response.read()
+            except TimeoutError:
+                status = -1
+            except aiohttp.ClientError:
+                status = 0
+            found.statuses[status] += 1
+            if status == 200:
+                found.seconds.append(time.monotonic() - begun)
+                found.moments.append(time.monotonic())
+                wrong += json.loads(content)["translatedText"] != expected[line]
+
+    limits = {"connector": aiohttp.TCPConnector(limit=0)}
+    limits["timeout"] = aiohttp.ClientTimeout(total=LONGEST_WAIT)
+    async with aiohttp.ClientSession(**limits) as session:
+        await asyncio.gather(*(client(session, random.Random(i)) for i in range(clients)))
+    return found._replace(wrong=wrong)
+
+
+async def load_and_kill(
+    url: str, expected: dict[str, str], clients: int, seconds: float
+) -> tuple[Load, float]:
+    """Return what clients saw while a replica was killed, and the moment of the kill."""
+    running = asyncio.create_task(load(url, expected, clients, seconds))
+    await asyncio.sleep(seconds / 3)
+    os.kill(random.choice(descendants(os.getpid(), REPLICA)), signal.SIGKILL)
+    killed = time.monotonic()
+    return await running, killed
+
+
+def batch_counts() -> tuple[int, int]:
+    """Return how many batches the replicas have formed, and of how many lines, by Ray's metrics."""
+    import ray
+
+    time.sleep(METRICS_PERIOD)
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        metrics = answer.read().decode()
+    return tuple(
+        round(sum(map(float, re.findall(rf"(?m)^ray_serve_{name}{{.*}} (\S+)$", metrics))))
+        for name in ("actual_batch_size_count", "actual_batch_size_sum")
+    )
+
+
+def report(console: Console, found: Load) -> None:
+    """Print what clients saw."""
+    ordered = sorted(found.seconds)
+    p50, p99 = (ordered[int(share * len(ordered))] for share in (0.5, 0.99))
+    console.print(
+        f"{len(ordered):,} answers, p50 {p50:.3f} s, p99 {p99:.3f} s, longest {ordered[-1]:.1f} s, "
+        f"{found.wrong} wrong; by status {dict(found.statuses)}"
+    )
+
+
+def serve(
+    model: tyro.conf.Positional[Path],
+    source: tyro.conf.Positional[Path],
+    /,
+    clients: int = 200,
+    seconds: float = 60,
+    replicas: int = 2,
+    port: int = 8321,
+) -> None:
+    """Serve a model, and ask by many clients at once; then again while a replica is killed.
+
+    Args:
+        model: Folder of a trained model.
+        source: Text whose lines, up to 2,000 different ones, the clients ask for.
+        clients: Clients, each of which asks again when it has an answer.
+        seconds: How long they ask, each time.
+        replicas: Processes that hold the model.
+        port: Port of the server on loopback.
+    """
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lines = list(dict.fromkeys(line for line in read_lines(source) if line.strip()))[:2000]
+        (folder / "lines").write_text("".join(f"{line}\n" for line in lines))
+        timed(translate_command(model, folder / "lines", folder / "translated"))
+        expected = dict(zip(lines, read_lines(folder / "translated"), strict=True))
+        # Whatever is compiled is kept there, so that its files are counted.
+        (folder / "programs").mkdir()
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        sys.path.insert(0, str(EXAMPLES))
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (EXAMPLES, ROOT)))  # of the replicas
+        import ray
+        import ray_serve
+        from ray import serve
+
+        ray.init(log_to_driver=False)
+        begun = time.monotonic()
+        serve.start(http_options={"port": port, "request_timeout_s": LONGEST_WAIT})
+        deployment = ray_serve.LibreTranslate.options(num_replicas=replicas)
+        serve.run(deployment.bind(str(model.absolute()), "en", "de"))
+        programs = len(list((folder / "programs").iterdir()))
+        console.print(
+            f"{replicas} replicas ready after {time.monotonic() - begun:.0f} s, {programs} programs"
+        )
+        url = f"http://127.0.0.1:{port}"
+        batches, rows = batch_counts()
+        found = asyncio.run(load(url, expected, clients, seconds))
+        report(console, found)
+        late_batches, late_rows = batch_counts()
+        console.print(
+            f"{len(found.seconds) / seconds:.0f} answers a second; {late_batches - batches:,} "
+            f"batches, {(late_rows - rows) / max(1, late_batches - batches):.1f} lines each; "
+            f"{len(list((folder / 'programs').iterdir())) - programs} programs compiled under load"
+        )
+        found, killed = asyncio.run(load_and_kill(url, expected, clients, seconds))
+        report(console, found)
+        after = min(moment for moment in found.moments if moment > killed)
+        console.print(f"a replica was killed; the next answer came {after - killed:.2f} s later")
+        console.print(f"{clients} clients, {processor()}, {os.cpu_count()} cores")
+        serve.shutdown()
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"bulk": bulk, "serve": serve})
