@@ -25,17 +25,19 @@ def models():
 
 def greedy_by_hand(params, configs):
     """Greedy search without a cache: whole targets through `apply`, step by step."""
-    tokens = np.full((len(SRC), 1), configs[0].bos_id)
+    logits_of = jax.jit(apply, static_argnums=1)
+    tokens = np.full((len(SRC), 1 + STEPS), configs[0].pad_id)
+    tokens[:, 0] = configs[0].bos_id
     total, ended = np.zeros(len(SRC)), np.zeros(len(SRC), bool)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         both = [
-            jax.nn.log_softmax(apply(*model, SRC, tokens)[:, -1])
+            jax.nn.log_softmax(logits_of(*model, SRC, tokens)[:, step])
             for model in zip(params, configs, strict=True)
         ]
         mean = np.array(sum(both) / len(both))
         choice = np.where(np.arange(mean.shape[1]) == configs[0].pad_id, -np.inf, mean).argmax(1)
         total += np.where(ended, 0, mean[np.arange(len(SRC)), choice])
-        tokens = np.concatenate([tokens, np.where(ended, 0, choice)[:, None]], axis=1)
+        tokens[:, step + 1] = np.where(ended, configs[0].pad_id, choice)
         ended |= choice == configs[0].eos_id
     return tokens[:, 1:], total
 

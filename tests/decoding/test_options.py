@@ -195,7 +195,7 @@ def test_one_compilation_for_each_shape_and_set_of_options():
     """Lengths in buckets, new values of what is data: one compilation for each bucket."""
     config, params, _ = random_model("vaswani2017", vocab_size=18)
     src = sources(config, 4, seed=13)
-    count = generation._search._cache_size
+    count = generation.search._cache_size
 
     def compiled(lengths=range(1, 9), **options):
         before = count()

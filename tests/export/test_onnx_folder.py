@@ -61,6 +61,7 @@ def test_the_readme_translates_without_this_library(exported):
     assert b"site-packages" not in (exported / "out" / "decoder.onnx").read_bytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 1), (2, 40)])
 def test_batches_and_lengths_of_any_size(exported, sizes):
     model = load(exported / "model")

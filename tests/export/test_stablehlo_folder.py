@@ -28,7 +28,7 @@ from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
 from tests.export.readme import run_readme
 from tests.models import random_params, small_config, tiny_model, unchecked
-from tests.tiers import DISTINCT_PRESETS, tiered, tiered_rows
+from tests.tiers import DISTINCT_PRESETS, tiered
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
@@ -134,12 +134,9 @@ def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, pre
     assert line.count("16 of 16") == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("preset", "options"),
-    tiered_rows(
-        [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)],
-        lambda preset, options: preset == "t5",
-    ),
+    ("preset", "options"), [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)]
 )
 def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
     model = with_preset(base, preset)
@@ -161,7 +158,8 @@ def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
         assert np.max(np.abs(found[1] - expected.scores)) < 3e-6
 
 
-@pytest.mark.parametrize("preset", tiered(DISTINCT, ["t5"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("preset", DISTINCT)
 def test_steps_of_any_size_go_on_from_other_hypotheses(base, preset):
     model = with_preset(base, preset)
     config, length, parents = model.config, 6, np.array([[1, 1, 0], [0, 2, 2]], np.int32)
@@ -203,7 +201,7 @@ def test_a_model_that_writes_no_text_is_refused_by_name(base, tmp_path, preset):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("program", ["encode", "decode_step", "beam"])
+@pytest.mark.parametrize("program", tiered(["encode", "decode_step", "beam"], ["decode_step"]))
 def test_another_function_is_not_written(base, tmp_path, monkeypatch, program):
     name = {"beam": "_search"}.get(program, f"_{program}")
     function = getattr(programs, name)

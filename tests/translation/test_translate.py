@@ -234,13 +234,13 @@ def test_a_blank_line_has_blank_translations(model, found):
 @pytest.mark.exhaustive
 def test_each_bucket_is_compiled_once(model):
     options = {"max_tokens": 32, "max_new_tokens": 3}
-    before = generation._search._cache_size()
+    before = generation.search._cache_size()
     translate(model, LINES * 4, **options)  # batches of (2, 16) and (4, 8)
-    assert generation._search._cache_size() - before == 2
+    assert generation.search._cache_size() - before == 2
     translate(model, LINES[::-1] * 4, **options)
-    assert generation._search._cache_size() - before == 2
+    assert generation.search._cache_size() - before == 2
     translate(model, LINES, max_new_tokens=3)  # one batch has room for all
-    assert generation._search._cache_size() - before == 3
+    assert generation.search._cache_size() - before == 3
 
 
 def test_the_longest_translation_can_be_set(model):
