@@ -84,7 +84,7 @@ def test_the_start_page_has_the_errors_and_the_commands_of_the_readme():
 @pytest.mark.exhaustive
 def test_python_and_commands_of_the_documents_run(tmp_path):
     # The pages go on from each other. The commands use the files that the Python has written.
-    pages = [INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT.partition("## PyTorch")[2]]
+    pages = [INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT.partition("## Out to PyTorch")[2]]
     assert run_python_of(pages, tmp_path) >= 8
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     commands = "".join(re.findall(r"```bash\n(.*?)```", LAYOUTS, re.DOTALL))
