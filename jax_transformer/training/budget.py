@@ -40,6 +40,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
 WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide as the model
 MASK = 1  # bytes of an element of a dropout mask
+TPU_COLUMNS = 128  # of a matrix unit
 
 
 # The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
@@ -206,13 +207,19 @@ def show_compiled(
             f"{gigabytes(error.available)} ({gigabytes(error.needed - error.available)} too much)"
         )
     memory, device = compiled.memory_analysis(), data_sheet(topology)
-    counted = ""
+    counted = advice = ""
     if not is_gpu(topology):
         counted = f"XLA counts {compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; "
+        if config.head_dim < TPU_COLUMNS:
+            advice = (
+                f". Heads of {config.head_dim} leave columns of the matrix unit idle: where rows "
+                f"are long, fewer heads of {TPU_COLUMNS} take fewer cycles"
+            )
     return (
         f"{topology}: the step fits: XLA's peak is {gigabytes(memory.peak_memory_in_bytes)} of "
         f"{gigabytes(device.memory)} (arguments {gigabytes(memory.argument_size_in_bytes)}, "
         f"temporary {gigabytes(memory.temp_size_in_bytes)}); {counted}nothing was timed"
+        f"{advice}"
     )
 
 
