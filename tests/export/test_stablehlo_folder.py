@@ -28,7 +28,7 @@ from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
 from tests.export.readme import run_readme
 from tests.models import random_params, small_config, tiny_model, unchecked
-from tests.tiers import DISTINCT_PRESETS, tiered
+from tests.tiers import DISTINCT_PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
@@ -201,7 +201,8 @@ def test_a_model_that_writes_no_text_is_refused_by_name(base, tmp_path, preset):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("program", tiered(["encode", "decode_step", "beam"], ["decode_step"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("program", ["encode", "decode_step", "beam"])
 def test_another_function_is_not_written(base, tmp_path, monkeypatch, program):
     name = {"beam": "_search"}.get(program, f"_{program}")
     function = getattr(programs, name)
