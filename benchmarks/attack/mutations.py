@@ -34,7 +34,11 @@ STEPS: tuple[dict[str, Any], ...] = (
     BY_LETTER,
     {"type": "Replace", "pattern": {"Regex": ""}, "content": "zz"},
     {"type": "Replace", "pattern": {"String": "o"}, "content": "y" * 10**4},
+    {"type": "ByteLevel"},
 )
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TOKEN_FLAGS = ("normalized", "special", "single_word", "lstrip", "rstrip")
+TOKENS = ("a", "é", " ", "", "<pad>", "x" * 10**5)
 SPLITS = ("(a+)+$", "", "(?=a)", "(a|aa)+b", "[^", "\\p{L}", "(?<!x)y*")
 TOKENIZER_PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
     "normalizer": lambda draw: {
@@ -45,12 +49,22 @@ TOKENIZER_PARTS: dict[str, Callable[[np.random.Generator], Any]] = {
         "type": "Sequence",
         "decoders": [choose(draw, STEPS)] * int(choose(draw, (1, 5, 22, 40, 1000))),
     },
-    "pre_tokenizer": lambda draw: {
-        "type": "Split",
-        "pattern": {"Regex": choose(draw, SPLITS)},
-        "behavior": choose(draw, ("Isolated", "Removed", "MergedWithNext")),
-        "invert": bool(draw.random() < 0.5),
-    },
+    "pre_tokenizer": lambda draw: (
+        {
+            "type": "Split",
+            "pattern": {"Regex": choose(draw, SPLITS)},
+            "behavior": choose(draw, ("Isolated", "Removed", "MergedWithNext")),
+            "invert": bool(draw.random() < 0.5),
+        }
+        if draw.random() < 0.7
+        else {"type": "Sequence", "pretokenizers": [BYTES] * int(choose(draw, (1, 5, 22, 40)))}
+    ),
+    "added_tokens": lambda draw: [
+        {
+            **{"id": int(choose(draw, (0, 3, 50, 10**6))), "content": choose(draw, TOKENS)},
+            **{flag: bool(draw.random() < 0.5) for flag in TOKEN_FLAGS},
+        }
+    ],
     "truncation": lambda draw: {
         **{"direction": "Right", "strategy": "LongestFirst"},
         **{"max_length": int(choose(draw, (0, 1, 3))), "stride": int(choose(draw, (0, 2, 10)))},

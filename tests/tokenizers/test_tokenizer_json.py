@@ -9,7 +9,9 @@ import tokenizers
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import READERS
 from jax_transformer.tokenizers.readers.library import parse, read_usual_names
+from jax_transformer.tokenizers.readers.model_files import read_model, read_normalizer
 from tests.tokenizers.family_tokenizers import write_pegasus
+from tests.tokenizers.sentencepiece_models import train
 
 # As the family Pegasus sets them.
 PEGASUS = {"pad_id": 0, "bos_id": 0, "eos_id": 1, "unk_id": 105}
@@ -136,6 +138,64 @@ def test_replacements_that_make_a_long_text_of_a_letter_are_refused(name):
     decoder["decoders"][-1:] = decoder["decoders"][-1]["normalizers"][1:]
     with pytest.raises(InputError, match=r"^x: the decoder "):
         read_usual_names(byte_pair(decoder=decoder), "x")
+
+
+ADDED = {"id": 3, "content": "a", "normalized": True, "special": False}
+ADDED |= {"single_word": False, "lstrip": False, "rstrip": False}
+
+
+@pytest.mark.parametrize("name", ["a doubled 22 times", "by expressions"])
+def test_they_are_refused_before_a_token_that_is_added_goes_through_them(name):
+    """The library normalizes it while it reads the file: one letter would become 2**30."""
+    hostile = byte_pair(normalizer=GROWING[name], added_tokens=[ADDED])
+    with pytest.raises(InputError, match=r"^x: the normalizer writes more"):
+        read_usual_names(hostile, "x")
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def with_rule(folder, rule):
+    """Return a sentencepiece model that normalizes by a rule in the form of sentencepiece."""
+    (folder / "rules.tsv").write_text(rule)
+    return train(["b c d e f g h"] * 50, 12, normalization_rule_tsv=str(folder / "rules.tsv"))
+
+
+def test_maps_of_characters_are_bounded(tmp_path):
+    """a becomes aa twenty times; one letter becomes a hundred; bytes become characters."""
+    (doubling,) = read_normalizer(with_rule(tmp_path, "61\t61 61\n"), "x")
+    doubling = json.loads(doubling.__getstate__())
+    for part, inner, step in (
+        ("normalizer", "normalizers", doubling),
+        ("normalizer", "normalizers", {"type": "ByteLevel"}),
+        *[(part, f"{part.replace('_', '')}s", BYTES) for part in ("pre_tokenizer", "decoder")],
+    ):
+        parts = {part: {"type": "Sequence", inner: [step] * 20}}
+        with pytest.raises(
+            InputError, match=rf"^x: the {part} has 20 steps of type {step['type']}"
+        ):
+            read_usual_names(byte_pair(**parts), "x")
+        parts = {part: {"type": "Sequence", inner: [step]}}
+        assert read_usual_names(byte_pair(**parts), "x").encode_source(["yellow"])
+    long = with_rule(tmp_path, "61\t" + "62 " * 100 + "\n")
+    with pytest.raises(InputError, match=r"^x: the normalizer writes 100 characters for one"):
+        read_model(long, "x")
+    (step,) = read_normalizer(long, "x")
+    with pytest.raises(InputError, match=r"^x: the normalizer writes 100 characters for one"):
+        read_usual_names(byte_pair(normalizer=json.loads(step.__getstate__())), "x")
+
+
+@pytest.mark.parametrize("length", [2**14, 2**14 + 1, 10**6])
+def test_a_huge_token_of_a_unigram_model_is_refused(length):
+    """The library frees it by recursion over its characters, which ends the process."""
+    vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["x" * length, -1.0], ["a", -2.0]]
+    model = {"type": "Unigram", "unk_id": 2, "vocab": vocabulary, "byte_fallback": False}
+    content = json.loads(word_level("<pad>", "</s>", "<unk>")) | {"model": model}
+    if length <= 2**14:
+        assert read_usual_names(json.dumps(content).encode(), "x").encode_source(["a"]) == [[4, 1]]
+        return
+    with pytest.raises(InputError, match=rf"^x: the token 'x.* has {length:,} characters"):
+        read_usual_names(json.dumps(content).encode(), "x")
 
 
 def test_usual_replacements_are_read():

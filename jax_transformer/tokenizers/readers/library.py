@@ -10,14 +10,14 @@ BlenderbotTokenizer, T5Tokenizer and MBart50Tokenizer in transformers 5.23.
 """
 
 import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers.readers.limits import check_tokenizer_json, check_tokens
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -36,8 +36,6 @@ TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM = "tokenizer_json", "byte_level", "sentencep
 UNIGRAM_FILES = {"t5": T5_MODEL, "mbart_50": MBART_MODEL}  # by the rule
 # Ids that a vocabulary may have: the library takes memory for each, and aborts without.
 MOST_IDS = 2**24
-MOST_REPLACEMENTS = 256  # of a normalizer or decoder
-MOST_GROWTH = 64  # characters that replacements make of one; compatible forms of Unicode have 18
 # The usual names of special tokens, the most frequent name first.
 USUAL_NAMES = {
     "pad_id": ("<pad>", "[PAD]", "<|pad|>", "<PAD>"),
@@ -122,6 +120,7 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
     if not is_t5:
         pieces, unk_id = [*((token, 0.0) for token in FAIRSEQ), *pieces[3:]], 3
     pieces += [(token, 0.0) for token in values["more_tokens"]]
+    check_tokens((piece for piece, _ in pieces), name)
     library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
     steps = read_normalizer(content, name)
     split = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
@@ -176,6 +175,7 @@ def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
 def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer that a tokenizer.json describes."""
     text = content if isinstance(content, str) else utf_8(content, name)
+    check_tokenizer_json(text, name)
     with library_faults(f"{name}: damaged tokenizer file"):
         library = tokenizers.Tokenizer.from_str(text)
     library.no_truncation()
@@ -183,46 +183,7 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     largest = max(library.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= MOST_IDS:
         raise InputError(f"{name}: damaged tokenizer file (an id is {largest})")
-    for part in ("normalizer", "decoder"):
-        step = getattr(library, part)
-        if step is not None:
-            _check_growth([*_replacements(json.loads(step.__getstate__()))], f"{name}: the {part}")
     return library
-
-
-def _replacements(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of type Replace in a normalizer or decoder, in order."""
-    if step["type"] == "Sequence":
-        for inner in step.get("normalizers", step.get("decoders")):
-            yield from _replacements(inner)
-    elif step["type"] == "Replace":
-        yield step
-
-
-def _check_growth(steps: Sequence[Mapping[str, Any]], name: str) -> None:
-    """Refuse replacements that make many characters of one: a long chain would fill the memory.
-
-    What a pattern matches goes through all steps: the text of a pattern, or, for a regular
-    expression, what it writes for one character at least.
-    """
-    if len(steps) > MOST_REPLACEMENTS:
-        raise InputError(f"{name} has {len(steps):,} replacements, above {MOST_REPLACEMENTS}")
-    replace, texts = [], []
-    for step in steps:
-        pattern, content = step["pattern"].get("String"), step["content"]
-        matched = pattern or tokenizers.Regex(step["pattern"].get("Regex", ""))
-        replace.append(normalizers.Replace(matched, content).normalize_str)
-        texts.append((pattern, len(pattern)) if pattern else (content, 1))
-    for start, characters in texts:
-        grown, most = start, MOST_GROWTH * characters
-        for function in replace:
-            if len(grown) <= most:
-                grown = function(grown)
-        if len(grown) > most:
-            raise InputError(
-                f"{name} writes more than {most:,} characters for {shorten(start)}; remove the "
-                "replacements that lengthen each other's text"
-            )
 
 
 READERS = {

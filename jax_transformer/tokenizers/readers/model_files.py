@@ -8,6 +8,7 @@ from tokenizers import normalizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_bytes
+from jax_transformer.tokenizers.readers.limits import check_character_map
 from jax_transformer.tokenizers.segmenters import library_faults
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
@@ -32,23 +33,33 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     try:
         fields = [(field, type(value)) for field, value in _fields(content)]
         # A file that was cut off between two fields is still a message: the fields tell.
-        if {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}:
+        whole = {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}
+        if whole:
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
             model.id_to_piece([*range(model.get_piece_size())])  # every piece is text
-            return model
+            characters = _characters(content)
     except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{name}: is not a sentencepiece model, or is damaged; copy the file again"
         ) from error
-    raise InputError(f"{name}: is not a whole sentencepiece model; copy the file again")
+    if not whole:
+        raise InputError(f"{name}: is not a whole sentencepiece model; copy the file again")
+    if characters:
+        check_character_map(characters, f"{name}: the normalizer")
+    return model
 
 
 def read_normalizer(content: bytes, name: str) -> list[normalizers.Normalizer]:
     """Return what normalises characters as a sentencepiece model does; nothing if it does not."""
     with library_faults(f"{name}: is damaged; copy the file again"):
-        settings = dict(_fields(content))[NORMALIZER]
-        characters = dict(_fields(settings)).get(CHARACTER_MAP)
+        characters = _characters(content)
         return [normalizers.Precompiled(characters)] if characters else []
+
+
+def _characters(content: bytes) -> bytes | None:
+    """Return the compiled map of characters in a sentencepiece model."""
+    settings = dict(_fields(content))[NORMALIZER]
+    return dict(_fields(settings)).get(CHARACTER_MAP)
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
