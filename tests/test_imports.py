@@ -88,3 +88,35 @@ def test_the_torch_reference_runs_where_jax_is_not_installed():
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[1, 2, 11]")
+
+
+IMPORT_ALL = """
+import importlib, os, pkgutil, signal, sys
+import flax, grain, jax, optax, orbax.checkpoint, sacrebleu, tokenizers, torch, transformers
+
+import jax_transformer
+import torch_reference
+
+# What Windows lacks; macOS lacks some of the names of `os` too.
+sys.modules |= dict.fromkeys(["fcntl", "grp", "pwd", "resource", "termios", "pty", "tty", "syslog"])
+for name in ("O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK fchmod fork getuid killpg mkfifo "
+             "posix_fallocate sched_getaffinity setsid statvfs sysconf").split():
+    delattr(os, name)
+for name in ("SIGALRM SIGHUP SIGKILL SIGPIPE SIGUSR1 SIGUSR2 alarm setitimer").split():
+    delattr(signal, name)
+for package in (jax_transformer, torch_reference):
+    for file in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not file.name.endswith("__main__"):
+            importlib.import_module(file.name)
+            print(file.name)
+"""
+
+
+@pytest.mark.exhaustive
+def test_every_file_can_be_imported_on_other_systems():
+    command = [sys.executable, "-c", IMPORT_ALL]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"jax_transformer.text.store", "jax_transformer.commands.train"} <= {
+        *done.stdout.split()
+    }

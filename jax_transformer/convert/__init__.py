@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
@@ -65,7 +65,6 @@ __all__ = [
 ]
 
 
-@no_type_check  # `check_state_dict` has the messages
 def from_torch(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, no_type_check
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +64,6 @@ def check_config(
         raise ConfigMismatch(f"the config does not match {origin}: {'; '.join(differing)}")
 
 
-@no_type_check  # `check_state_dict` has the messages
 def to_params(
     tensors: Mapping[str, Any],
     config: TransformerConfig,
@@ -320,7 +319,6 @@ class _Check:
         return array
 
 
-@no_type_check
 def check_state_dict(tensors: Mapping[str, Any]) -> None:
     """Refuse what is often passed in place of a state_dict, and name the remedy."""
     if isinstance(tensors, str | os.PathLike):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,6 @@ class Verification(Comparison):
         return "\n".join([*self.table(), NOTE, REMEDY, f"{verdict}: the bound is {self.bound:.0e}"])
 
 
-@no_type_check  # `check_state_dict` has the messages
 def verify(
     state_dict: Mapping[str, Any],
     config: TransformerConfig,

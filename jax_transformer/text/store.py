@@ -8,7 +8,6 @@ time.
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -93,6 +92,8 @@ def read_or_make(entry: Path, declared: Any, console: Console, make: Callable[[]
 @contextlib.contextmanager
 def locked(folder: Path, console: Console) -> Iterator[None]:
     """Make a folder, and keep other processes out of it; wait for one that is in it."""
+    import fcntl  # not on every platform that can import this file
+
     with one_line_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)
