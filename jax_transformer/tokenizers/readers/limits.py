@@ -6,7 +6,7 @@ So a file is checked before the library reads it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -59,7 +59,7 @@ def check_tokenizer_json(text: str, name: str) -> None:
         check_tokens((pair[0] for pair in vocabulary if isinstance(pair, list) and pair), name)
 
 
-def check_tokens(tokens: Iterator[Any], name: str) -> None:
+def check_tokens(tokens: Iterable[Any], name: str) -> None:
     """Refuse a token of more than `LONGEST_TOKEN` characters."""
     for token in tokens:
         if isinstance(token, str) and len(token) > LONGEST_TOKEN:
