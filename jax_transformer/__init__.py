@@ -28,7 +28,7 @@ Training:
 Models on disk, and errors:
 
     Translator               text to text: a trained model as a function of strings
-    load                     a trained model, of this library or of Hugging Face; its tokenizer
+    load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
     InputError               what cannot be used, and the remedy, in one line
 
@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.training.objective import cross_entropy as cross_entropy
     from jax_transformer.training.step import make_train_step as make_train_step
     from jax_transformer.translation.model_folder import load as load
+    from jax_transformer.translation.model_folder import save as save
     from jax_transformer.translation.translator import Translator as Translator
 
 __version__ = "0.1.0"
@@ -78,7 +79,7 @@ _NAMES_IN = {
     "text.batches": "Batch pad",
     "training.objective": "cross_entropy",
     "training.step": "make_train_step",
-    "translation.model_folder": "load",
+    "translation.model_folder": "load save",
     "translation.translator": "Translator",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}

@@ -173,14 +173,14 @@ import pydoc, sys
 from jax_transformer.errors import EXTRA_OF
 sys.modules |= dict.fromkeys({*EXTRA_OF} - {"rich", "yaml", "orbax", "etils"})  # flax has these
 import jax_transformer
-for name in {*jax_transformer.__all__} - {"load", "Translator"}:
+for name in {*jax_transformer.__all__} - {"load", "save", "Translator"}:
     getattr(jax_transformer, name)
 pydoc.render_doc(jax_transformer)
 """
 
 
 @pytest.mark.exhaustive
-def test_all_but_load_and_translator_need_no_extra():
+def test_all_but_models_on_disk_need_no_extra():
     subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True)
 
 

@@ -46,7 +46,8 @@ run(
 #
 # With `--output`, the unfinished file is `output.de.part`. It takes its name when the last line
 # is written, so that a file of that name is whole. After a kill the same command with `--resume`
-# goes on and ends with the same bytes.
+# goes on and ends with the same bytes. An output that is there already is refused; `--overwrite`
+# replaces it.
 
 # %%
 import time

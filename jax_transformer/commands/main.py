@@ -19,7 +19,7 @@ from jax_transformer.runtime.host_memory import use_one_heap
 COMMANDS = {
     "train": "train a model on parallel text, or on the embedded number words",
     "prepare": "encode the text of a training once, before the training",
-    "translate": "translate the lines of standard input",
+    "translate": "translate the lines of a file or of standard input",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
     "export": "write a model for programs that know nothing of this library",

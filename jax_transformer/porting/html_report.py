@@ -24,6 +24,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.places import attention_places, run
 from jax_transformer.porting.record import Batch, Masks, Record
 from jax_transformer.porting.suggest import together
+from jax_transformer.storage.faults import exists_already
 from jax_transformer.storage.writing import replace_file
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def check_report(path: str | os.PathLike, overwrite: bool = False) -> None:
     if path.suffix != ".html":
         raise InputError(f"{path}: the name of a report must end in .html")
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise InputError(f"{path}: exists already; name another report or overwrite it")
+        raise exists_already(path, "report")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise InputError(f"{path}: {path.parent} is no writable folder; name another or create it")
 

@@ -30,7 +30,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
         return
     if os.path.lexists(directory):
         if not overwrite:
-            remedy = "name another output, overwrite it, or resume its run"
+            remedy = "name another output, overwrite it (--overwrite), or --resume its run"
             raise InputError(f"{directory}: exists already; {remedy}")
         if directory.is_symlink() or not (directory / MODEL / CONFIG_FILE).is_file():
             fault = "is not the output of a finished run and so is not overwritten"

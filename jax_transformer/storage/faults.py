@@ -22,6 +22,12 @@ def faults_named(
         raise error(f"{path} {fault} ({type(cause).__name__}{reason})") from cause
 
 
+def exists_already(path: Path, kind: str = "output") -> InputError:
+    """Return the error for a path that would be overwritten; `kind` is what is written."""
+    remedy = f"name another {kind} or overwrite it (--overwrite)"
+    return InputError(f"{path}: exists already; {remedy}")
+
+
 def check_path(path: Path, suffix: str = "") -> None:
     """Refuse a name that the disk cannot hold, also with the suffix that a writer adds to it."""
     parents = path.absolute().parents

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.faults import exists_already, faults_named
 from jax_transformer.storage.writing import WRITING, locked, to_disk
 
 CONFIG_FILE = "config.json"
@@ -34,7 +34,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that a trained model may not be written to; changes nothing on the disk."""
     if os.path.lexists(folder):
         if not overwrite:
-            raise InputError(f"{folder}: exists already; name another output or overwrite it")
+            raise exists_already(folder)
         if not (folder / CONFIG_FILE).is_file():
             raise InputError(
                 f"{folder}: is not the folder of a trained model and so is not overwritten; name "

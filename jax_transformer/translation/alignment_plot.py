@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_path, faults_named
+from jax_transformer.storage.faults import check_path, exists_already, faults_named
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
@@ -40,7 +40,7 @@ def check_picture(path: Path, overwrite: bool) -> None:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise InputError(f"{path}: exists already; name another picture or overwrite it")
+        raise exists_already(path, "picture")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise InputError(f"{path}: {path.parent} is not a writable folder; name another")
     if importlib.util.find_spec("matplotlib") is None:

@@ -8,7 +8,7 @@ file. model.safetensors has the names and shapes of `torch_reference`, so that
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,8 +23,9 @@ from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
-from jax_transformer.decoding.generation_config import MODEL_OPTIONS
+from jax_transformer.decoding.generation_config import MODEL_OPTIONS, GenerationConfig
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_params
 from jax_transformer.model.transformer import Params
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest, json_digest
@@ -155,11 +156,7 @@ def read(
     params = _read_params(folder / WEIGHTS_FILE, config)
     tokenizer = _read_tokenizer(folder, description)
     tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
-    for name in ("src_vocab_size", "tgt_vocab_size"):
-        size, entries = getattr(config, name), getattr(tokenizer, name)
-        if size != entries:
-            path = folder / CONFIG_FILE
-            raise InputError(f"{path}: {name}={size} must be the tokenizer's {entries}")
+    _check_vocabularies(config, tokenizer, f"{folder / CONFIG_FILE}: ")
     return TrainedModel(config, params, tokenizer, generation)
 
 
@@ -186,11 +183,66 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def save(
-    folder: Path, model: TrainedModel, overwrite: bool = False, origin: Origin | None = None
+    folder: str | Path,
+    model: TrainedModel | Sequence[Any],
+    overwrite: bool = False,
+    origin: Origin | None = None,
 ) -> None:
-    """Write a trained model into a new folder, or replace the one that is there."""
+    """Save a trained model as a folder, which `load`, `Translator` and all commands read.
+
+        jax_transformer.save("runs/mine", (config, params, tokenizer, {"beam_size": 4}))
+
+    Args:
+        folder: A new folder.
+        model: As `load` returns it: the config, the parameters in float32 or bfloat16, the
+            tokenizer; and, if not those of `train`, the generation defaults.
+        overwrite: Whether to replace the trained model that is there.
+        origin: The Hugging Face folder that the model comes from, which `convert` can write again.
+
+    Returns:
+        Nothing. All files are written, or none.
+
+    Raises:
+        InputError: The folder exists, or cannot be written; the parts of the model have another
+            type or do not belong together, or an option of `generate` is no default of a model.
+    """
+    folder = Path(folder)
+    model = _checked(model)
     check_free(folder, overwrite)
     write(folder, model, origin)
+
+
+def _checked(model: TrainedModel | Sequence[Any]) -> TrainedModel:
+    """Return the parts of a model as one; refuse what `load` would refuse."""
+    if not isinstance(model, list | tuple) or len(model) not in (3, 4):
+        raise InputError(
+            f"model of type {type(model).__name__} must be what load returns: (config, params, "
+            "tokenizer, generation)"
+        )
+    model = TrainedModel(*model)
+    check_params(model.params, model.config)
+    if not isinstance(model.tokenizer, Tokenizer):
+        raise InputError(
+            f"tokenizer of type {type(model.tokenizer).__name__} must be a Tokenizer of this "
+            "library; jax_transformer.tokenizers reads and trains them"
+        )
+    for path, leaf in jax.tree.leaves_with_path(model.params):
+        if leaf.dtype.name not in DTYPES:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise InputError(f"{name} is {leaf.dtype}, but must be {' or '.join(DTYPES)}")
+    _check_vocabularies(model.config, model.tokenizer, "")
+    for name in model.generation:
+        if name not in MODEL_OPTIONS:
+            raise InputError(f"generation: {name!r} is no default that a model may have")
+    GenerationConfig(**{"max_new_tokens": model.config.max_length, **model.generation})
+    return model
+
+
+def _check_vocabularies(config: TransformerConfig, tokenizer: Tokenizer, where: str) -> None:
+    for name in ("src_vocab_size", "tgt_vocab_size"):
+        size, entries = getattr(config, name), getattr(tokenizer, name)
+        if size != entries:
+            raise InputError(f"{where}{name}={size} must be the tokenizer's {entries}")
 
 
 def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> None:
@@ -255,7 +307,8 @@ def _missing(folder: Path) -> str:
     if (folder / SETTINGS_FILE).is_file():
         fault = "training has not finished and has written no checkpoint"
         return f"{folder}: {fault}; start it again with the same command"
-    return f"{folder}: is not the folder of a trained model, because it has no {CONFIG_FILE}"
+    reason = f"it has no {CONFIG_FILE}" if folder.exists() else "there is no such folder"
+    return f"{folder}: is not the folder of a trained model, because {reason}"
 
 
 def _check_description(

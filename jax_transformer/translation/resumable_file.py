@@ -17,7 +17,7 @@ from typing import IO, Annotated, Any
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.faults import check_path, faults_named
+from jax_transformer.storage.faults import check_path, exists_already, faults_named
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.writing import WRITING, lock, replace_file
 
@@ -105,7 +105,7 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
         return
     is_resumed = resume and has_part and has_state
     if os.path.lexists(path) and not (is_resumed and _read_state(state).replaces):
-        raise InputError(f"{path}: exists already; name another output or overwrite it")
+        raise exists_already(path)
     if has_part and not resume:
         raise InputError(f"{part}: is an unfinished output; resume it, overwrite it, or move it")
 
@@ -140,7 +140,7 @@ def resumable_file(
         if os.path.lexists(path) and not state.replaces:  # by a process that has just finished it
             if not resume:
                 part_path.unlink()
-            raise InputError(f"{path}: exists already; name another output or overwrite it")
+            raise exists_already(path)
         if os.fstat(part.fileno()).st_size < state.bytes:
             raise InputError(f"{part_path}: is shorter than it was; overwrite it")
         part.truncate(state.bytes)

@@ -11,7 +11,7 @@ from jaxtyping import Integer
 from jax_transformer.config import TransformerConfig
 
 FIRST_WINDOW = 64  # lines
-GROWTH = 4  # factor from one window to the next
+GROWTH = 16  # factor from one window to the next
 LARGEST_WINDOW = 8192  # lines
 PAUSE = 0.1  # seconds without another line
 SHORTEST_BATCH = 8  # tokens

@@ -160,7 +160,8 @@ def test_alignments_are_drawn_once(run, tmp_path):
     assert drawn.startswith(b"\x89PNG")
     code, out, err = run(b"", f"--alignments={picture}")
     assert (code, out) == (1, "")
-    assert err == f"error: {picture}: exists already; name another picture or overwrite it\n"
+    remedy = "name another picture or overwrite it (--overwrite)"
+    assert err == f"error: {picture}: exists already; {remedy}\n"
     assert picture.read_bytes() == drawn
     assert run(b"b\n", "--overwrite", f"--alignments={picture}", "--max-new-tokens=3")[0] == 0
     assert picture.read_bytes() != drawn
@@ -238,7 +239,8 @@ def test_a_file_becomes_a_file(run, files):
     assert output.read_text() == expected
     assert run(b"", f"--input={path}", "--window=70") == (0, expected, "")
     assert run(path.read_bytes(), "--window=70") == (0, expected, "")
-    refused = f"error: {output}: exists already; name another output or overwrite it\n"
+    remedy = "name another output or overwrite it (--overwrite)"
+    refused = f"error: {output}: exists already; {remedy}\n"
     assert run(b"", *options) == (1, "", refused)
     assert run(TEXT, f"--output={output}", "--overwrite") == (0, "", "")
     assert output.read_text() == run(TEXT)[1]

@@ -107,7 +107,8 @@ def test_a_report_is_written_and_not_replaced_unasked(recorded, verify, tmp_path
     assert "The converted model agrees with yours" in path.read_text()
     wrong = mistaken(next(iter(WRONG)), recorded[0])
     code, printed = verify(*wrong, "--report=report.html")
-    assert code == "error: report.html: exists already; name another report or overwrite it"
+    remedy = "name another report or overwrite it (--overwrite)"
+    assert code == f"error: report.html: exists already; {remedy}"
     assert printed == ""
     assert "The converted model agrees with yours" in path.read_text()
     assert verify(*wrong, "--report=report.html", "--overwrite")[0] == 1

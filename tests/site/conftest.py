@@ -1,6 +1,7 @@
 """The site, built once for all tests of a run."""
 
 import fcntl
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from docs.build import ROOT, SITE
 
 @pytest.fixture(scope="session")
 def site(testrun_uid):
-    """Build the site as CI and a person do, tutorials executed; return its folder."""
+    """Build the site, tutorials executed, without activating the environment; return its folder."""
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     with (build / "lock").open("w") as lock:
@@ -20,7 +21,10 @@ def site(testrun_uid):
         if not built.exists() or built.read_text() != testrun_uid:
             built.unlink(missing_ok=True)
             command = [sys.executable, "-m", "docs.build"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            env = {**os.environ, "PATH": os.defpath}
+            done = subprocess.run(
+                command, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             built.write_text(testrun_uid)
     return SITE

@@ -1,5 +1,6 @@
 """A trained model's folder: it comes back bit for bit, other tools read it, damage is refused."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -310,20 +311,54 @@ def test_another_tokenizer_is_refused(trained, directory):
 
 def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
     smaller = train_byte_pair(["ein kleines Haus", "a small house"], vocab_size=29)
-    save(tmp_path / "model", trained._replace(tokenizer=smaller))
+    write(tmp_path / "model", trained._replace(tokenizer=smaller))
     assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "model")
 
 
 def test_parameters_of_another_precision_are_refused(trained, tmp_path):
     half = jax.tree.map(lambda leaf: leaf.astype("float16"), trained.params)
-    save(tmp_path / "model", trained._replace(params=half))
+    write(tmp_path / "model", trained._replace(params=half))
     assert "is float16, but must be float32" in refusal(tmp_path / "model")
+
+
+def test_a_plain_tuple_is_saved_and_comes_back(trained, tmp_path):
+    config, params, tokenizer, _ = trained
+    save(str(tmp_path / "model"), (config, params, tokenizer))
+    again = load(tmp_path / "model")
+    assert same_params(again, trained)
+    assert again.config == config
+    assert again.generation == {"beam_size": 1, "length_penalty": 0.6}
+
+
+def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
+    config, params, tokenizer, _ = trained
+    half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
+    smaller = dataclasses.replace(config, src_vocab_size=9)
+    decoder = {"decoder": params["decoder"]}
+    for fault, model in {
+        "model of type tuple must be what load returns": (config, params),
+        "is float16, but must be float32 or bfloat16": (config, half, tokenizer),
+        "the parameters are not those of the config": (config, decoder, tokenizer),
+        "tokenizer of type NoneType must be a Tokenizer": (config, params, None),
+        "src_vocab_size=9 must be the tokenizer's": (smaller, params, tokenizer),
+        "'temperature' is no default that a model may have": (*trained[:3], {"temperature": 1.0}),
+        "beam_size=0": (*trained[:3], {"beam_size": 0}),
+    }.items():
+        with pytest.raises(InputError, match=fault) as error:
+            save(tmp_path / "model", model)
+        assert "\n" not in str(error.value)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    for name in ("", "missing", "file"):
-        assert "is not the folder of a trained model" in refusal(tmp_path / name)
+    for name, reason in {
+        "": "it has no config.json",
+        "missing": "there is no such folder",
+        "file": "it has no config.json",
+    }.items():
+        fault = f"is not the folder of a trained model, because {reason}"
+        assert fault in refusal(tmp_path / name)
 
 
 def test_an_unfinished_run_is_named_with_the_remedies(tmp_path):

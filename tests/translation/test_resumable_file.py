@@ -157,7 +157,7 @@ def test_nothing_is_replaced_unasked(path):
     assert json.loads(state.read_text())["lines"] == 3
     write(path, overwrite=True)
     assert path.read_bytes() == whole()
-    refused("output: exists already; name another output or overwrite it")
+    refused(r"output: exists already; name another output or overwrite it \(--overwrite\)")
     refused("output: exists already", resume=True)
     assert path.read_bytes() == whole()
     write(path, lines=LINES[:2], overwrite=True)
