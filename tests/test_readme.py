@@ -15,7 +15,7 @@ from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES = (
+INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS = (
     (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     for name in (
         "index",
@@ -24,6 +24,7 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES = (
         "robustness",
         "export",
         "how_to/nnx_and_equinox",
+        "how_to/killed_runs",
     )
 )
 
@@ -55,7 +56,8 @@ def test_every_file_and_folder_of_the_map_exists():
 
 
 def run_python_of(pages, folder):
-    save(folder / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
+    if not (folder / "runs").exists():
+        save(folder / "runs" / "0", tiny_model(["a b c", "c b a"], 12))  # as train.py leaves it
     program = folder / "snippets.py"
     snippets = re.findall(r"```python\n(.*?)```", "".join(pages), re.DOTALL)
     program.write_text("\n".join(snippets), "utf-8")
@@ -68,6 +70,15 @@ def run_python_of(pages, folder):
 
 def test_python_of_the_readme_runs(tmp_path):
     assert run_python_of([README], tmp_path) >= 2
+
+
+def test_the_curves_of_a_killed_run_are_drawn(tmp_path):
+    (tmp_path / "runs" / "0").mkdir(parents=True)
+    (tmp_path / "runs" / "0" / "metrics.jsonl").write_text(
+        '{"step": 10, "loss": 5.5}\n{"step": 20, "loss": 4.5}\n{"step": 30, "lo'
+    )
+    assert run_python_of([KILLED_RUNS], tmp_path) == 1
+    assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 @pytest.mark.exhaustive

@@ -26,13 +26,16 @@ def check_output(directory: Path, overwrite: bool) -> None:
     A run that ended before its first checkpoint and its first evaluation leaves its directory free.
     """
     check_path(directory, WRITING)
-    if _has_only_begun(directory) and (overwrite or not _is_evaluated(directory)):
+    has_begun = _has_only_begun(directory)
+    if has_begun and (overwrite or not _is_evaluated(directory)):
         return
     if os.path.lexists(directory):
+        is_finished = not directory.is_symlink() and (directory / MODEL / CONFIG_FILE).is_file()
         if not overwrite:
-            remedy = "name another output, overwrite it (--overwrite), or --resume its run"
+            remedy = "overwrite it (--overwrite), " if has_begun or is_finished else ""
+            remedy = f"name another output, {remedy}or --resume its run"
             raise InputError(f"{directory}: exists already; {remedy}")
-        if directory.is_symlink() or not (directory / MODEL / CONFIG_FILE).is_file():
+        if not is_finished:
             fault = "is not the output of a finished run and so is not overwritten"
             raise InputError(f"{directory}: {fault}; name another output, or delete it")
     with faults_named(directory, "cannot be written; name another output", OSError):

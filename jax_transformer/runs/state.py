@@ -101,26 +101,30 @@ class RunCheckpoint(NamedTuple):
 
 def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
     """Refuse to resume a run under other settings; those of later steps alone may differ."""
-    may_change = set(MAY_CHANGE)
+    reason = ""  # why the number of steps is kept, too
     if saved.training_config.schedule == "cosine":
-        may_change -= {"steps", "cooldown_steps"}  # its learning rate ends with the last step
+        reason = ", because the learning rate of a cosine ends with the last step"
     for settings in (saved, named):
         training = settings.training_config
         if training.cooldown_steps and step > training.steps - training.cooldown_steps:
-            may_change -= {"steps", "cooldown_steps"}
+            reason = (
+                f", because step {step:,} lies in the cooldown, the last "
+                f"{training.cooldown_steps:,} of {training.steps:,} steps"
+            )
+    kept = {"steps", "cooldown_steps"} if reason else set()
     for part in ("config", "training_config"):
         old, new = (dataclasses.asdict(getattr(settings, part)) for settings in (saved, named))
         for name in old:
-            if name not in may_change:
-                check_equal(name, old[name], new[name])
+            if name in kept or name not in MAY_CHANGE:
+                check_equal(name, old[name], new[name], reason if name in kept else "")
     check_equal("tokenizer's sha256", saved.tokenizer.digest(), named.tokenizer.digest())
     check_equal("text's sha256", saved.text_sha256, named.text_sha256)
 
 
-def check_equal(name: str, saved: Any, named: Any) -> None:
+def check_equal(name: str, saved: Any, named: Any, reason: str = "") -> None:
     """Refuse a value that differs from the run's."""
     if saved != named:
-        raise InputError(f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}")
+        raise InputError(f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}{reason}")
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:
