@@ -64,7 +64,8 @@ class Comparison:
         masks: What the program does not mask as the config does, as "not causal"; "default"
             where it masks the same.
         output: What the program returned: logits, or their log_softmax or softmax.
-        explanations: Single changes of the config or the layout that would make it agree.
+        explanations: Changes of the config or the layout that together would make it agree, or
+            agree further; empty where no change, and no two or three of them, do.
         notes: What the record cannot tell, because its numbers are rounded.
     """
 

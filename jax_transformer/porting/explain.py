@@ -1,4 +1,9 @@
-"""What would explain a difference: single changes of a config or a layout that mend it."""
+"""What would explain a difference: changes of a config or a layout that mend it.
+
+One change at a time: that with which more places agree. Where several are wrong before the first of
+them, none does; then the change that comes nearest there is taken on trial, and kept if the model
+gets past that place with the next ones.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +91,10 @@ def explain(
         return there._replace(points=(*before.points[:-1], *there.points))
 
     sentences: list[str] = []
+    nearer: list[str] = []  # on trial
     fit = simulate(wide, hypothesis, record, taps)
-    while fit.error > EXACT and len(sentences) < MOST_CHANGES:
+    proven, proven_fit = hypothesis, fit
+    while fit.error > EXACT and len(sentences) + len(nearer) < MOST_CHANGES:
         # What is as large as rounding is no exchanged tensor and no other mask.
         changes = _field_changes(hypothesis, record)
         if not fit.complete:
@@ -95,11 +102,20 @@ def explain(
         fits = [(fit_of(change.hypothesis, fit), change) for change in changes]
         nearest, change = max(fits, key=lambda item: (item[0].score[0], -item[0].error))
         further = nearest.score[0] > fit.score[0]
-        if not further and not (fit.complete and CLEAR * nearest.error < fit.error):
+        if not further and not fit.complete:
+            nearest, change = max(fits, key=lambda item: item[0].score)
+            if CLEAR * nearest.points[-1].distance >= fit.points[-1].distance:
+                break
+            hypothesis, fit = change.hypothesis, nearest
+            nearer.append(f"{change.text}: the model comes nearer")
+            continue
+        if not further and CLEAR * nearest.error >= fit.error:
             break
-        hypothesis, fit = change.hypothesis, nearest
+        hypothesis, fit = proven, proven_fit = change.hypothesis, nearest
         agrees = f"agrees within {fit.error:.0e}" if fit.complete else "agrees further"
-        sentences.append(f"{change.text}: the model {agrees}")
+        sentences += [*nearer, f"{change.text}: the model {agrees}"]
+        nearer = []
+    hypothesis, fit = proven, proven_fit
     undecided = [
         change.text
         for change in (_field_changes(hypothesis, record) if fit.complete else ())

@@ -1,6 +1,7 @@
 """Comparison with a user's program: what agrees, which block differs first, which masks fit."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -80,6 +81,35 @@ def test_a_wrong_variant_is_caught_and_named(name, right):
     layout = convert.get_layout(LAYOUT)
     recorded = compare_record(params, config, layout, record, explain=False)
     assert recorded == dataclasses.replace(result, explanations=())
+
+
+FIELDS = [name for name, variant in WRONG.items() if variant.fields]
+SETS = [names for count in (2, 3) for names in itertools.combinations(FIELDS, count)]
+
+
+@pytest.mark.parametrize("names", tiered(SETS, [("epsilon", "activation", "placement")]))
+def test_fields_that_are_wrong_at_once_are_named_together(names, right):
+    """Several are wrong in the first layer, so that no single change makes it agree."""
+    module, src, tgt, state_dict, _ = right
+    fields = {field: value for name in names for field, value in WRONG[name].fields.items()}
+    config = dataclasses.replace(right_config(), **fields)
+    params = convert.from_torch(state_dict, config, LAYOUT)
+    found = porting.compare(module, params, config, LAYOUT, src, tgt).explanations
+    assert len(found) == len(names)
+    assert all(any(WRONG[name].cause in text for text in found) for name in names), found
+    assert found[-1].partition(": ")[2].startswith("the model agrees within")
+
+
+def test_damaged_weights_have_no_explanation(right):
+    """Some change always comes a little nearer; none is named that gets nowhere."""
+    module, src, tgt, state_dict, _ = right
+    config = right_config()
+    params = flatten(convert.from_torch(state_dict, config, LAYOUT))
+    path = "encoder/layers_0/feed_forward/inner/kernel"
+    params[path] = np.random.default_rng(0).permutation(params[path], axis=1)
+    result = porting.compare(module, nest(params), config, LAYOUT, src, tgt)
+    assert result.first_differing.name == "encoder.layers.0.feed_forward"
+    assert result.explanations == ()
 
 
 def test_without_torch_a_difference_is_marked_and_the_remedy_named(right, monkeypatch):

@@ -37,7 +37,7 @@ def check_target(path: Path, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise WeightFileError(f"{path}: the folder {path.parent} does not exist; create it first")
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise WeightFileError(f"{path} already exists; choose another name or allow overwriting")
+        raise WeightFileError(f"{path} already exists; choose another name or set overwrite=True")
 
 
 def check_name(path: Path, name: object) -> None:
