@@ -66,7 +66,8 @@ def budget(
         steps: Steps of the training; if None, the paper's.
         utilisation: Share of the peak of a device that is reached.
         freeze: Patterns of parameters that are not trained: they have no gradients and no moments.
-        compile: A TPU slice to compile the step for, such as v5e:2x4, v4:2x2x1 or v6e:1x1.
+        compile: What to compile the step for: a TPU slice, such as v5e:2x4, v4:2x2x1 or v6e:1x1, or
+            NVIDIA GPUs, such as H100:8.
         remat: With --compile, what the backward pass recomputes to save memory.
         scan_layers: Whether the layers are one loop, which keeps more.
         batching: With --compile, whether the rows are buckets or packed pairs.
