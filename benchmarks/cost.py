@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tyro
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
@@ -24,6 +25,7 @@ from rich.table import Table
 from benchmarks.nn_transformer import draw_batch, model_config
 from benchmarks.systems import processor
 from benchmarks.training import SETTINGS, SIZES
+from docs.draw.style import JAX, MIDDLE, STYLE
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training.step import init_state, train_step
 
@@ -110,15 +112,14 @@ def draw(results: dict[str, dict[str, Any]]) -> None:
         ):
             line = nearest_line(found["values"], cost)
             ends = np.array([0, max(found["values"])])
-            axes.plot(ends, line.start + line.slope * ends, color="tab:orange", label="a line")
-            axes.plot(found["values"], cost, "o", color="tab:blue", label="measured")
+            axes.plot(ends, line.start + line.slope * ends, color=MIDDLE, label="a line")
+            axes.plot(found["values"], cost, "o", color=JAX, label="measured")
             axes.set_ylim(bottom=0)
-            axes.grid(alpha=0.3)
         column[-1].set_xlabel(LABELS[field])
     panels[0, 0].set_ylabel("seconds of a training step")
     panels[1, 0].set_ylabel("temporary memory, MB")
     panels[0, 0].legend()
-    figure.savefig(PICTURE, dpi=100)
+    figure.savefig(PICTURE, metadata={"Software": None})
 
 
 def main(rounds: int = 3, core: int = 0, json_file: Path | None = None) -> None:
@@ -136,7 +137,8 @@ def main(rounds: int = 3, core: int = 0, json_file: Path | None = None) -> None:
     for field, found in results.items():
         console.print(table_of(field, found))
     console.print(f"{SIZE}, what is varied aside; jax {version('jax')}, {processor()}")
-    draw(results)
+    with rc_context(STYLE):
+        draw(results)
     if json_file is not None:
         record = {"processor": processor(), "size": SIZE._asdict(), "results": results}
         json_file.write_text(json.dumps(record, indent=2) + "\n")

@@ -31,6 +31,8 @@ AXES = {  # of the curves: label of each panel, from the top, and the values tha
     "learning rate": ("learning_rate",),
     "BLEU of the validation text": ("validation_bleu",),
 }
+TRAINING = {"color": "#e69f00", "linewidth": 1}
+VALIDATION = {"color": "#0b3c6f", "linewidth": 1.5, "marker": "o", "markersize": 3}
 
 
 @dataclasses.dataclass
@@ -107,12 +109,13 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
         for name in names:
             points = [(report["step"], report[name]) for report in reports if name in report]
             if points:
-                mark = "o-" if name.startswith("validation") else "-"
-                panel.plot(*zip(*points, strict=True), mark, label=name, markersize=3)
+                # They differ in lightness and in their marks, for readers in grey.
+                style = VALIDATION if name.startswith("validation") else TRAINING
+                panel.plot(*zip(*points, strict=True), label=name, **style)
         panel.set_ylabel(label)
-        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
         if len(panel.lines) > 1:
-            panel.legend()
+            panel.legend(frameon=False)
     panels[-1].set_xlabel("step")
     with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
         figure.savefig(scratch)
