@@ -125,7 +125,12 @@ def compare(
         tgt: Target ids [B, T], or vectors [B, T, D].
         call: Returns the logits of (module, src, tgt), for a module that is not called as
             module(src, tgt).
-        explain: As for `compare_record`.
+        explain: Whether what would explain a difference is looked for, which takes some seconds.
+
+    Returns:
+        A `Comparison`: print it, or read its `blocks` (each with `name`, `foreign` and `error`,
+        which is max|ours - theirs| / max(1, max|theirs|)), `bound`, `first_differing` (None if
+        all agree), `explanations` and `notes`.
 
     Raises:
         InputError: The layout does not fit the config, the parameters do not, or the inputs are

@@ -26,13 +26,26 @@ UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a vocabulary: the special tokens, every character, then frequent pairs.
 
+        tokenizer = train_byte_pair([*german_lines, *english_lines], vocab_size=6000)
+        rows = tokenizer.encode_source(["ein Haus"])  # lists of ids, with EOS
+
     A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
     and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
     spaces. A character that the training text lacks becomes one `<unk>`. A line may contain the
     text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
 
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
-    pairs left to merge, and may not be smaller than the characters of the text.
+    pairs left to merge.
+
+    Args:
+        lines: Text of both sides of a model that shares its vocabulary, or of one side.
+        vocab_size: Most entries, special tokens included.
+
+    Returns:
+        The tokenizer of both sides.
+
+    Raises:
+        InputError: The characters of the text and the special tokens are more than `vocab_size`.
     """
     library = _untrained()
     trainer = trainers.BpeTrainer(

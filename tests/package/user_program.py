@@ -33,6 +33,7 @@ from jax_transformer import (
     make_mesh,
     make_train_step,
     pad,
+    save,
     score,
     select_hypotheses,
 )
@@ -80,6 +81,9 @@ assert_type(make_mesh("data=-1"), Mesh)
 
 model = load("runs/0")
 assert_type(model, TrainedModel)
+save("runs/1", model._replace(params=params), overwrite=True)
+save("runs/2", (config, params, model.tokenizer))
+save("runs/3", 3)  # type: ignore[arg-type]
 assert_type(model.config, TransformerConfig)
 translator = Translator("runs/0")
 assert_type(translator("a line"), TranslationResult)
