@@ -114,7 +114,7 @@ def huggingface_to_own(folder: Path, model: str, dtype: str) -> Callable[[], Any
 
     def convert() -> None:
         config, params = from_huggingface(folder / "model")
-        model_folder.save(folder / "own", TrainedModel(config, params, tokenizer))
+        model_folder.write(folder / "own", TrainedModel(config, params, tokenizer))
 
     return convert
 

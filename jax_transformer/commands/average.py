@@ -14,7 +14,7 @@ from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.faults import check_path
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.writing import WRITING
-from jax_transformer.translation.model_folder import check_free, save
+from jax_transformer.translation.model_folder import check_free, write
 
 
 def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool = False) -> None:
@@ -29,7 +29,8 @@ def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool
     check_path(output, WRITING)
     check_free(output, overwrite)
     settings, params, steps = average_run(run, last)
-    save(output, trained_model(settings, params), overwrite, settings.origin)
+    check_free(output, overwrite)  # again, because this has taken time
+    write(output, trained_model(settings, params), settings.origin)
     print(f"mean of the last {len(steps)} checkpoints of {run} written to {output}")
 
 

@@ -182,12 +182,7 @@ def read_origin(folder: Path) -> Origin | None:
     return Origin.from_bytes(read_bytes(folder / ORIGIN_FILE, "cannot be read", MAX_ORIGIN))
 
 
-def save(
-    folder: str | Path,
-    model: TrainedModel | Sequence[Any],
-    overwrite: bool = False,
-    origin: Origin | None = None,
-) -> None:
+def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: bool = False) -> None:
     """Save a trained model as a folder, which `load`, `Translator` and all commands read.
 
         jax_transformer.save("runs/mine", (config, params, tokenizer, {"beam_size": 4}))
@@ -197,7 +192,6 @@ def save(
         model: As `load` returns it: the config, the parameters in float32 or bfloat16, the
             tokenizer; and, if not those of `train`, the generation defaults.
         overwrite: Whether to replace the trained model that is there.
-        origin: The Hugging Face folder that the model comes from, which `convert` can write again.
 
     Returns:
         Nothing. All files are written, or none.
@@ -209,7 +203,7 @@ def save(
     folder = Path(folder)
     model = _checked(model)
     check_free(folder, overwrite)
-    write(folder, model, origin)
+    write(folder, model)
 
 
 def _checked(model: TrainedModel | Sequence[Any]) -> TrainedModel:

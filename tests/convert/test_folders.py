@@ -129,7 +129,7 @@ def test_the_command_line_brings_a_continued_model_home(home, tmp_path, convert)
     """As an own model, as training leaves it; and directly."""
     model, (origin, _) = TrainedModel(*load_folder(home)), read_origin(home)
     options = {"beam_size": 2, "max_new_tokens": 16}  # options that every version of a folder has
-    model_folder.save(tmp_path / "own", model._replace(generation=options), origin=origin)
+    model_folder.write(tmp_path / "own", model._replace(generation=options), origin)
     layout = ["--output-layout", model_type_of(home)]
     assert "not carried" not in convert(tmp_path / "own", tmp_path / "continued", *layout)
     assert_home_again(tmp_path / "continued", home)

@@ -72,7 +72,7 @@ def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_pat
     } == {"bfloat16"}
     convert(tmp_path / "weights.safetensors", tmp_path / "file", *layout)
     model = model_folder.load(home)
-    model_folder.save(tmp_path / "own", model, origin=read_origin(home)[0])
+    model_folder.write(tmp_path / "own", model, read_origin(home)[0])
     assert_same_params(model_folder.load(tmp_path / "own").params, params)
     convert(tmp_path / "own", tmp_path / "own_back", *layout)
     for name in ("direct", "file", "own_back"):

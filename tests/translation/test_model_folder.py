@@ -270,7 +270,7 @@ def test_a_long_position_table_costs_nothing(directory):
 
 def test_the_origin_of_a_model_is_kept_and_guarded(trained, tmp_path):
     origin = Origin("marian", {"d_model": 8, "kept": None}, {"README.md": b"card \xff\x00"})
-    save(tmp_path / "model", trained, origin=origin)
+    write(tmp_path / "model", trained, origin)
     assert read_origin(tmp_path / "model") == origin
     assert load(tmp_path / "model").config == trained.config
     save(tmp_path / "plain", trained)

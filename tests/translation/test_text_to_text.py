@@ -182,7 +182,7 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, translated, 
     assert start.tokenizer.bos_id == start.config.bos_id
     assert (start.config.bos_id == code) is start.tokenizer.languages.starts
     model = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
-    model_folder.save(tmp_path / "own", model, origin=start.origin)
+    model_folder.write(tmp_path / "own", model, start.origin)
     flags = ["--source-lang", source, "--target-lang", target]
     refusal, expected = translated(folder.path, *flags)
     assert refusal is None
