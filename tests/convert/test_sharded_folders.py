@@ -137,7 +137,7 @@ def test_a_model_is_held_once(tmp_path, monkeypatch):
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
     spare = 0.1 * bytes_held
     to_huggingface(params, config, tmp_path / "first", family="pegasus")
-    model_folder.save(
+    model_folder.write(
         tmp_path / "second",
         model_folder.TrainedModel(*from_huggingface(tmp_path / "first"), TOKENIZER),
     )  # what tracing the model needs is there now
@@ -149,7 +149,7 @@ def test_a_model_is_held_once(tmp_path, monkeypatch):
         tracemalloc.reset_peak()
         loaded = from_huggingface(tmp_path / "model")
         read = tracemalloc.get_traced_memory()[1]
-        model_folder.save(tmp_path / "own", model_folder.TrainedModel(*loaded, TOKENIZER))
+        model_folder.write(tmp_path / "own", model_folder.TrainedModel(*loaded, TOKENIZER))
         saved = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
