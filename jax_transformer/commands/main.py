@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = " ".join(["jax-transformer", *arguments[:1]])
     _open_closed_descriptors()
+    # Jupyter sets it, and rich would draw live lines into a pipe or a file.
+    os.environ.pop("FORCE_COLOR", None)
     use_one_heap()  # before `interruptible` starts a thread
     try:
         with interruptible(), extras_named(name):

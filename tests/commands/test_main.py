@@ -301,6 +301,14 @@ def test_an_argument_that_cannot_be_shown_is_one_line(capsys, argument, message)
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_pipe_gets_no_escape_codes_where_jupyter_wants_colours(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    cli.main(["budget"])
+    printed = capsys.readouterr()
+    assert "H100" in printed.out
+    assert "\x1b" not in printed.out + printed.err
+
+
 def test_a_value_in_a_message_is_cut_and_escaped(monkeypatch):
     def refuse(*_):
         raise InputError("x" * 5000, "second\nline \udcff")

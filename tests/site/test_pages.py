@@ -92,5 +92,6 @@ def test_every_tutorial_is_offered_as_a_notebook_with_its_results(site):
         assert f'href="{script.stem}.ipynb"' in shown
         assert f'href="{script.name}"' in shown
         assert 'class="printed"' in shown
+        assert "\x1b" not in shown  # of colours and live lines
         notebook = jupytext.read(site / "tutorials" / f"{script.stem}.ipynb")
         assert any(cell.get("outputs") for cell in notebook.cells)
