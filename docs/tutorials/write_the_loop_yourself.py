@@ -143,8 +143,10 @@ def step(params, state, batch, key):
 #
 # A mesh names how the devices share the work: `data` splits the rows of a batch, `fsdp` the rows
 # and the parameters, `tensor` the heads. Under `jax.set_mesh`, `apply` splits the rows of a batch
-# by itself, in a step of your own too, and the gradients are those of the whole batch. The same
-# loop runs on one device with `make_mesh(None)`.
+# by itself, in a step of your own too, and the gradients are those of the whole batch. The dropout
+# masks are those of one device (on TPUs they depend on the mesh). The same loop runs on one device
+# with `make_mesh(None)`. A state that exists already is placed as the parameters are:
+# `parameter_shardings` takes any tree.
 
 # %%
 mesh = jt.make_mesh("fsdp=2")
@@ -199,7 +201,8 @@ assert right > 0.8
 # ## A folder that all commands read
 #
 # `save` writes the config, the parameters and the tokenizer; `load` and `Translator` read them,
-# `jax-transformer translate` and `export` too.
+# `jax-transformer translate` and `export` too. A translation has at most ten tokens more than twice
+# those of its line, unless `--max-new-tokens` says otherwise.
 
 # %%
 import subprocess

@@ -190,7 +190,8 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
     Args:
         folder: A new folder.
         model: As `load` returns it: the config, the parameters in float32 or bfloat16, the
-            tokenizer; and, if not those of `train`, the generation defaults.
+            tokenizer; and the generation defaults, which are those of `train` if they are left out:
+            beam_size 1 and length_penalty 0.6.
         overwrite: Whether to replace the trained model that is there.
 
     Returns:
