@@ -270,8 +270,12 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
             stack = (row.zeros, row.stack, config.num_heads)
             pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *stack)
     covered = {path for pair in pairs.values() for path in pair.paths}
-    if bare := [path for path in shapes if path not in covered]:
-        raise InputError(f"layout {layout.name!r} has no row for {', '.join(bare)}")
+    bare = [LAYER.sub("layers_{i}", path) for path in shapes if path not in covered]
+    if bare:
+        raise InputError(
+            f"layout {layout.name!r} has no row for {', '.join(dict.fromkeys(bare))}; add rows, or "
+            "set the fields of the config by which the model lacks them, such as output_bias=False"
+        )
     return tuple(pairs.values())
 
 
