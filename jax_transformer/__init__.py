@@ -100,4 +100,4 @@ def __dir__() -> list[str]:
     from importlib.util import find_spec
 
     names = {*globals(), *__all__}  # `help` imports each of them
-    return sorted(names if find_spec("tokenizers") else names - {"load", "Translator"})
+    return sorted(names if find_spec("tokenizers") else names - {"load", "save", "Translator"})
