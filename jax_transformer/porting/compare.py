@@ -65,7 +65,7 @@ class Comparison:
             where it masks the same.
         output: What the program returned: logits, or their log_softmax or softmax.
         explanations: Changes of the config or the layout that together would make it agree, or
-            agree further; empty where no change, and no two or three of them, do.
+            agree further; empty where none were found.
         notes: What the record cannot tell, because its numbers are rounded.
     """
 
