@@ -120,7 +120,9 @@ def _answer(answers: Any, cores: list[int], work: Callable[..., dict], *argument
 def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, store: Path) -> Any:
     text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
-    tokenizer = trained_tokenizer(store, [text], NOTHING, vocab_size, pairs, longest, 0, QUIET)
+    tokenizer = trained_tokenizer(
+        store, [text], NOTHING, vocab_size, True, pairs, longest, 0, QUIET
+    )
     return corpus_task(text, tokenizer, Filters(length), {}, False)
 
 

@@ -96,6 +96,8 @@ class Arguments:
             default. None with --init.
         vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
             --init, the number of ids of the source's tokenizer.
+        byte_fallback: Whether that encoding has the 256 bytes, of which a character is made that
+            the training text lacks; if False, it becomes <unk>.
         model: Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come
             from the tokenizer.
         training: Batches, schedule, optimizer and objective.
@@ -132,6 +134,7 @@ class Arguments:
     bleu_tokenization: str = "13a"
     preset: str | None = "vaswani2017"
     vocab_size: Count = 6000
+    byte_fallback: bool = True
     model: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES)
     )
@@ -145,6 +148,7 @@ class Arguments:
             self.valid_pairs,
             self.training.seed,
             self.vocab_size,
+            self.byte_fallback,
             self.tokenizer_pairs,
             Filters(self.model["max_length"], self.longest_side, self.max_ratio),
             self.drop_duplicates,
@@ -160,6 +164,7 @@ class Arguments:
 
 NUMBER_WORDS = Arguments(
     vocab_size=90,
+    byte_fallback=False,  # every number has the same few letters
     model=preset_fields("vaswani2017", NUMBER_WORDS_SIZES),
     training=TrainingConfig(
         steps=1000,
@@ -325,7 +330,15 @@ def arguments_of_run(settings: RunSettings) -> Arguments:
 
 def check_resumed(saved: Arguments, named: Arguments) -> None:
     """Refuse arguments that a resumed run keeps and that differ from its own."""
-    kept = ("preset", "vocab_size", "valid_pairs", "init", "tokenizer", "target_tokenizer")
+    kept = (
+        "preset",
+        "vocab_size",
+        "byte_fallback",
+        "valid_pairs",
+        "init",
+        "tokenizer",
+        "target_tokenizer",
+    )
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
     # BLEU that selects the best parameters is computed in the same way throughout.
     selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()

@@ -47,6 +47,7 @@ class TextSettings(NamedTuple):
     valid_pairs: int | None  # to hold out of the training text; None: 5 %, from 1 to 1,000
     seed: int  # chooses the pairs that are held out, and those that train the tokenizer
     vocab_size: int  # of the tokenizer that is trained, where the run has none
+    byte_fallback: bool  # whether it has the 256 bytes
     tokenizer_pairs: int  # most pairs that it is trained on
     filters: Filters
     drop_duplicates: bool
@@ -128,6 +129,7 @@ def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: C
             texts,
             without,
             settings.vocab_size,
+            settings.byte_fallback,
             settings.tokenizer_pairs,
             CHARACTERS_OF_A_TOKEN * settings.filters.max_length,
             seed,

@@ -195,6 +195,7 @@ def trained_tokenizer(
     texts: list[Text | TextFiles],
     without: Int64[np.ndarray, "_"],
     vocab_size: int,
+    byte_fallback: bool,
     most_pairs: int,
     longest: int,
     seed: int,
@@ -210,6 +211,7 @@ def trained_tokenizer(
         "texts": [text.sha256 for text in texts],
         "without": hashlib.sha256(without.tobytes()).hexdigest(),
         "vocab_size": vocab_size,
+        "byte_fallback": byte_fallback,
         "pairs": most_pairs,
         "longest": longest,
         "longest_word": LONGEST_WORD,
@@ -234,7 +236,7 @@ def trained_tokenizer(
 
     def train() -> str:
         with console.status("training the tokenizer"):
-            tokenizer = train_byte_pair(lines(), vocab_size)
+            tokenizer = train_byte_pair(lines(), vocab_size, byte_fallback=byte_fallback)
         if left_out:
             console.print(
                 f"{left_out:,} lines left out of the training of the tokenizer: of more "

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Integer, UInt16
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, words
+from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, BYTES, words
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
@@ -45,7 +45,9 @@ class BPEDropout:
         file = json.loads(tokenizer.contents["tokenizer.json"])
         vocab, merges = file["model"]["vocab"], file["model"]["merges"]
         symbols = _symbols(tokenizer, vocab)
+        # No merge joins the bytes of a character that the vocabulary lacks.
         specials = {token["id"] for token in file["added_tokens"]}
+        specials |= {vocab[token] for token in BYTES if token in vocab}
         texts = {token_id: token for token, token_id in vocab.items() if token_id not in specials}
         ids = range(tokenizer.src_vocab_size)
         self._characters = [

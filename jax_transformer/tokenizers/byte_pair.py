@@ -20,43 +20,56 @@ from jax_transformer.tokenizers.tokenizer import Tokenizer
 BYTE_PAIR = "byte_pair"  # the kind
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
 BYTE_PAIR_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259, of UTF-8
 UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 
 
-def train_byte_pair(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary: the special tokens, every character, then frequent pairs.
+def train_byte_pair(
+    lines: Iterable[str], vocab_size: int, *, byte_fallback: bool = True
+) -> Tokenizer:
+    """Learn a vocabulary: special tokens, the 256 bytes, every character, then frequent pairs.
 
         tokenizer = train_byte_pair([*german_lines, *english_lines], vocab_size=6000)
         rows = tokenizer.encode_source(["ein Haus"])  # lists of ids, with EOS
 
     A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
     and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
-    spaces. A character that the training text lacks becomes one `<unk>`. A line may contain the
-    text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
+    spaces. A character that the training text lacks becomes its bytes in UTF-8, one token each,
+    and decoding returns it. A line may contain the text of a special token: "<", ">" and the
+    letters between them are encoded as ordinary text.
 
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
     pairs left to merge.
 
     Args:
         lines: Text of both sides of a model that shares its vocabulary, or of one side.
-        vocab_size: Most entries, special tokens included.
+        vocab_size: Most entries, special tokens and bytes included.
+        byte_fallback: Whether the vocabulary has the bytes; if False, a character that the training
+            text lacks becomes one `<unk>`, which decodes as U+FFFD.
 
     Returns:
         The tokenizer of both sides.
 
     Raises:
-        InputError: The characters of the text and the special tokens are more than `vocab_size`.
+        InputError: The characters of the text, the special tokens and the bytes are more than
+            `vocab_size`.
     """
-    library = _untrained()
+    library = _untrained(byte_fallback)
+    first = [*SPECIAL_TOKENS, *(BYTES if byte_fallback else ())]
     trainer = trainers.BpeTrainer(
-        vocab_size=max(vocab_size, 0), special_tokens=list(SPECIAL_TOKENS), show_progress=False
+        vocab_size=max(vocab_size, 0), special_tokens=first, show_progress=False
     )
     library.train_from_iterator(lines, trainer)
     if library.get_vocab_size() > vocab_size:
+        more = ", and 256 bytes, which byte_fallback=False leaves out" if byte_fallback else ""
         raise InputError(
             f"vocab_size={vocab_size} must be at least {library.get_vocab_size()} for this text: "
-            "its distinct characters and the special tokens"
+            f"its distinct characters and the special tokens{more}"
         )
+    # The trainer has made special tokens of the bytes, which decoding elsewhere would leave out.
+    written = json.loads(library.to_str())
+    written["added_tokens"] = written["added_tokens"][: len(SPECIAL_TOKENS)]
+    library = tokenizers.Tokenizer.from_str(json.dumps(written))
     return _tokenizer(library, TOKENIZER_FILE)
 
 
@@ -73,7 +86,8 @@ def parse_byte_pair(content: str | bytes, name: str) -> Tokenizer:
     """Return the tokenizer in the content of such a file; `name` begins the error messages."""
     library = parse(content, name)
     ids = sorted(library.get_vocab().values())
-    if _rules(library) != _rules(_untrained()) or ids != list(range(len(ids))):
+    byte_fallback = getattr(library.model, "byte_fallback", False)
+    if _rules(library) != _rules(_untrained(byte_fallback)) or ids != list(range(len(ids))):
         raise InputError(
             f"{name}: not a tokenizer of this library; use the file that training saved"
         )
@@ -97,10 +111,11 @@ def _tokenizer(library: tokenizers.Tokenizer, name: str) -> Tokenizer:
     return dataclasses.replace(tokenizer, settings={})  # the file says everything
 
 
-def _untrained() -> tokenizers.Tokenizer:
+def _untrained(byte_fallback: bool) -> tokenizers.Tokenizer:
     """Return a tokenizer with the rules of lines and only the special tokens."""
     unknown = SPECIAL_TOKENS[BYTE_PAIR_IDS["unk_id"]]
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=unknown))
+    model = models.BPE(unk_token=unknown, byte_fallback=byte_fallback)
+    tokenizer = tokenizers.Tokenizer(model)
     # Whitespace is what str.split() splits at. A space marks the beginning of a word, because
     # normalised text has spaces nowhere else; the usual mark "▁" may occur in a text.
     whitespace = tokenizers.Regex(r"[\s\x1c-\x1f]+")
@@ -109,8 +124,10 @@ def _untrained() -> tokenizers.Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(steps)
     word_or_symbol = tokenizers.Regex(r" ?(?:[^ \p{P}\p{S}]+|[\p{P}\p{S}])")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(word_or_symbol, "isolated")
-    shown = decoders.Replace(unknown, UNKNOWN_CHARACTER)
-    tokenizer.decoder = decoders.Sequence([shown, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    shown = [decoders.Replace(unknown, UNKNOWN_CHARACTER)]
+    if byte_fallback:
+        shown.append(decoders.ByteFallback())
+    tokenizer.decoder = decoders.Sequence([*shown, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 

@@ -72,7 +72,7 @@ def settings(tmp_path):
         *((tmp_path / f"{part}.{side}",) for part in ("train", "valid") for side in ("de", "en"))
     )
     filters = Filters(max_length=40)
-    return TextSettings(files, None, None, 0, 80, 10**6, filters, False, tmp_path / "store")
+    return TextSettings(files, None, None, 0, 80, False, 10**6, filters, False, tmp_path / "store")
 
 
 def encode(settings):

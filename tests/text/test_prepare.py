@@ -339,7 +339,9 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
     store = tmp_path / "store"
     tracemalloc.start()
     text = with_known_facts(store, text, quiet())
-    tokenizer = trained_tokenizer(store, [text], np.zeros(0, np.int64), 40, 10**6, 1000, 0, quiet())
+    tokenizer = trained_tokenizer(
+        store, [text], np.zeros(0, np.int64), 40, False, 10**6, 1000, 0, quiet()
+    )
     prepared = corpus(store, text, tokenizer=tokenizer)
     lines_read = dict(chosen_pairs(text, np.array([50, 51])))
     peak = tracemalloc.get_traced_memory()[1]
@@ -374,7 +376,7 @@ def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
     text = with_known_facts(tmp_path / "store", write(tmp_path, sources, targets), quiet())
     console = Console(file=io.StringIO(), width=200)
     tokenizer = trained_tokenizer(
-        tmp_path / "store", [text], np.zeros(0, np.int64), 40, 10**6, 2000, 0, console
+        tmp_path / "store", [text], np.zeros(0, np.int64), 40, False, 10**6, 2000, 0, console
     )
     assert console.file.getvalue() == (
         "1 lines left out of the training of the tokenizer: of more than 2,000 characters, or with "

@@ -28,7 +28,12 @@ LINE = st.lists(st.text(CHARACTERS) | st.sampled_from(" ".join(LINES).split()) |
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_byte_pair(LINES, vocab_size=130)
+    return train_byte_pair(LINES, vocab_size=130, byte_fallback=False)
+
+
+@pytest.fixture(scope="module")
+def with_bytes():
+    return train_byte_pair(LINES, vocab_size=376)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,15 @@ def remerged(dropout, ids):
     new = dropout.encode(ids, ())
     assert calls or not (dropout._lengths[ids] > 1).any()
     return new
+
+
+@given(line=LINE, rate=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 9))
+def test_the_bytes_of_unknown_characters_stay(with_bytes, line, rate, seed):
+    tokenizer, ids = with_bytes, np.array(with_bytes.encode_source([line])[0])
+    assert remerged(BPEDropout(tokenizer, 0.5), ids).tolist() == ids.tolist()
+    new = BPEDropout(tokenizer, rate).encode(ids, (seed,))
+    assert tokenizer.decode(new[:-1]) == tokenizer.decode(ids[:-1])
+    assert new[new < 260].tolist() == ids[ids < 260].tolist()
 
 
 @given(line=LINE, rate=st.sampled_from([0.1, 0.5, 0.9]), seed=st.integers(0, 9))
@@ -149,7 +163,11 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
 
 def with_merges(merges):
     """Return a tokenizer of the letters a to e and "(" with the given merges, best first."""
-    content = json.loads(train_byte_pair(["a b c d e ("], 20).contents["tokenizer.json"].decode())
+    content = json.loads(
+        train_byte_pair(["a b c d e ("], 20, byte_fallback=False)
+        .contents["tokenizer.json"]
+        .decode()
+    )
     vocab = content["model"]["vocab"]
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))

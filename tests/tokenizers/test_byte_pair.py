@@ -3,6 +3,7 @@ import json
 import unicodedata
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,12 @@ def load(folder):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_byte_pair(LINES, vocab_size=120)
+    return train_byte_pair(LINES, vocab_size=120, byte_fallback=False)
+
+
+@pytest.fixture(scope="module")
+def with_bytes():
+    return train_byte_pair(LINES, vocab_size=376)
 
 
 @given(line=st.text(CHARACTERS + WHITESPACE))
@@ -36,7 +42,31 @@ def test_decoding_gives_back_the_line_with_single_spaces(tokenizer, line):
     assert tokenizer.decode(ids_of(tokenizer, line)) == " ".join(line.split())
 
 
-@given(line=st.text(st.characters(codec="utf-8", exclude_categories=["Cn"])))
+LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]))
+
+
+@given(line=LINE)
+def test_the_bytes_of_unknown_characters_give_them_back(with_bytes, line):
+    ids = ids_of(with_bytes, line)
+    normalised = " ".join(unicodedata.normalize("NFC", line).split())
+    assert with_bytes.decode(ids) == normalised
+    assert with_bytes.unk_id not in ids
+    unknown = "".join(c for c in normalised if c not in CHARACTERS).encode()
+    assert bytes(i - 4 for i in ids if i < 260) == unknown
+
+
+def test_bytes_are_not_special_tokens_and_their_names_are_text(tmp_path, with_bytes):
+    write_files(tmp_path, with_bytes)
+    # The same ids and text by the library alone, which leaves special tokens out.
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for line in ("ein 猫, 🐕!", "<0x41> <0xF0>"):
+        ids = ids_of(with_bytes, line)
+        assert library.encode(line).ids == ids == ids_of(load(tmp_path), line)
+        assert library.decode(ids, skip_special_tokens=True) == line == load(tmp_path).decode(ids)
+    assert with_bytes.decode([4 + 0xF0, 4 + 0x9F]) == "\ufffd\ufffd"  # half a character
+
+
+@given(line=LINE)
 def test_an_unknown_character_becomes_one_token_and_one_character(tokenizer, line):
     ids = ids_of(tokenizer, line)
     normalised = " ".join(unicodedata.normalize("NFC", line).split())
@@ -77,11 +107,14 @@ def test_each_token_is_shown_by_itself_with_its_space(tokenizer):
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused():
-    needed = len(CHARACTERS) + 4
-    for size in (10, 0, -1):
-        with pytest.raises(InputError, match=rf"vocab_size={size} must be at least {needed} "):
-            train_byte_pair(LINES, size)
-    assert train_byte_pair(LINES, needed).src_vocab_size == needed
+    for byte_fallback, remedy in ((False, r"tokens$"), (True, r"tokens, and 256 bytes, which .*")):
+        needed = len(CHARACTERS) + 4 + 256 * byte_fallback
+        for size in (10, 0, -1, needed - 1):
+            message = rf"vocab_size={size} must be at least {needed} .*{remedy}"
+            with pytest.raises(InputError, match=message):
+                train_byte_pair(LINES, size, byte_fallback=byte_fallback)
+        tokenizer = train_byte_pair(LINES, needed, byte_fallback=byte_fallback)
+        assert tokenizer.src_vocab_size == needed
 
 
 def test_a_saved_tokenizer_is_loaded_the_same(tmp_path, tokenizer):
