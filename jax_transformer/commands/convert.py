@@ -19,6 +19,7 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import parse_json, read_json
 from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
 from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers.readers.classes import tokenizer_names, written_config
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
@@ -98,8 +99,8 @@ def _write_folder(
     if origin is not None and origin.model_type != family.model_type:
         left += ["config.json", *origin.files]
         origin = None
-    wanted = family.tokenizer_files.kinds if family.tokenizer_files else ()
-    if tokenizer is not None and tokenizer.kind not in wanted:
+    usual = family.tokenizer
+    if tokenizer and (usual is None or written_config(tokenizer, model.config, usual) is None):
         left += tokenizer.contents
         tokenizer = None
     options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
@@ -164,9 +165,9 @@ def _read_huggingface(folder: Path, dtype: str | None) -> SourceModel:
     family = FAMILIES[origin.model_type]
     for note in notes(family, origin.config):
         print(note)
-    names = family.tokenizer_files.names(folder) if family.tokenizer_files else ()
+    names = tokenizer_names(folder, family.tokenizer) if family.tokenizer else ()
     present = [name for name in names if (folder / name).exists()]
-    if not present or len(present) < len(names):
+    if family.tokenizer is None or len(present) < len(names):
         return SourceModel(config, params, origin=origin, left=[*left, *present])
     tokenizer = huggingface.load_tokenizer(folder)[1]
     return SourceModel(config, params, tokenizer, origin=origin, left=left)

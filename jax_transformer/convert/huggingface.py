@@ -124,7 +124,9 @@ def load_tokenizer(
             "convert.from_huggingface reads the model alone"
         )
     config = config_from_json(family, values)
-    tokenizer = family.tokenizer_files.read(folder, config)
+    from jax_transformer.tokenizers.readers.classes import read_class
+
+    tokenizer = read_class(folder, config, family.tokenizer)
     for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
         size, wanted = getattr(tokenizer, name), getattr(config, name)
         if size != wanted:
@@ -238,13 +240,14 @@ def _tokenizer_files(
     family: Family, tokenizer: Tokenizer, config: TransformerConfig
 ) -> dict[str, bytes]:
     """Return the file that transformers needs beside a tokenizer's own files."""
-    files = family.tokenizer_files
-    if files is None or tokenizer.kind not in files.kinds:
+    from jax_transformer.tokenizers.readers.classes import written_config
+
+    settings = family.tokenizer and written_config(tokenizer, config, family.tokenizer)
+    if settings is None:
         raise InputError(
             f"a {family.architecture} cannot have a tokenizer of the kind {tokenizer.kind!r}; "
             "leave it out"
         )
-    settings = files.config(tokenizer, config)
     return {languages.TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
 
 

@@ -68,8 +68,10 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))
     elsewhere = {CONFIG_FILE, *weight_files(folder)}
-    if family.tokenizer_files is not None:
-        elsewhere.update(family.tokenizer_files.names(folder))
+    if family.tokenizer is not None:
+        from jax_transformer.tokenizers.readers.classes import tokenizer_names
+
+        elsewhere.update(tokenizer_names(folder, family.tokenizer))
     files, left, carried = {}, [], 0
     with faults_named(folder, "cannot be read", OSError):
         for path in sorted(folder.iterdir()):

@@ -20,18 +20,20 @@ SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
 AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
 # The settings of all kinds, and what an absent one means: the special ids; the ids before (prefix)
 # and after (suffix) the text of each line, or the languages that decide them; the size of the
-# model's table, if it is not that of the tokenizer; and from "rule" on what the readers use.
+# model's tables, if it is not that of the tokenizer; and from "class_name" on what the readers use.
 DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(SPECIAL_IDS),
     **{key: [] for key in AFFIXES},
     "clean_up_spaces": False,
     "vocab_size": None,
+    "tgt_vocab_size": None,
     "languages": None,
+    "class_name": None,
     "rule": None,
-    "special_tokens": [],
+    "tokens": [],
     "more_tokens": [],
-    "mask_token": None,
-    "add_prefix_space": False,
+    "special_tokens": {},
+    "options": {},
     "added_tokens": {},
     "ordinary_tokens": [],
 }
@@ -103,7 +105,9 @@ class Tokenizer:
             languages = msgspec.convert(values["languages"], Languages | None)
         except msgspec.ValidationError as error:
             raise InputError(f"{name}: damaged languages ({error}); copy it again") from error
-        sizes = [values["vocab_size"] or segmenter.size for segmenter in segmenters]
+        source_size = values["vocab_size"]
+        claimed = source_size, values["tgt_vocab_size"] or source_size
+        sizes = [size or side.size for size, side in zip(claimed, segmenters, strict=True)]
         for segmenter, size in zip(segmenters, sizes, strict=True):
             # A damaged file may name ids so high that no set holds all between.
             beyond, special = range(size, segmenter.size), segmenter.special_ids

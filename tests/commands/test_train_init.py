@@ -23,7 +23,7 @@ from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, read_origin, save
 from tests.commands.training import FILES, SMALL, WORDS, program, refusal
-from tests.convert.test_toy_family import TOY
+from tests.convert.test_toy_family import add_toy
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
@@ -55,7 +55,9 @@ def base(first_run, corpus):
 
 def write_toy(folder):
     """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
-    tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
+    tokenizer = train_byte_pair(
+        [*WORDS, *map(str.upper, WORDS)], vocab_size=16, byte_fallback=False
+    )
     fields = named_settings(["--source=x"]).arguments().model
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
@@ -70,7 +72,7 @@ def write_toy(folder):
 @pytest.fixture
 def toy(corpus, monkeypatch):
     """A Hugging Face folder at toy, of a family that only the tests know."""
-    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    add_toy(monkeypatch)
     write_toy("toy")
     return Path("toy")
 
@@ -178,7 +180,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
 def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     sides = []
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
-        sides.append(train_byte_pair(words, vocab_size=20))
+        sides.append(train_byte_pair(words, vocab_size=20, byte_fallback=False))
         Path(f"{name}.json").write_bytes(sides[-1].contents["tokenizer.json"])
     pair = separate(*sides)
     small = [option for option in SMALL if not option.startswith("--vocab")]
@@ -283,8 +285,8 @@ REFUSED = {
 @pytest.fixture
 def bad(base, monkeypatch):
     """Files that cannot be used beside the model at base."""
-    monkeypatch.setitem(FAMILIES, "toy", TOY)
-    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
+    add_toy(monkeypatch)
+    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16, byte_fallback=False)
     Path("other.json").write_bytes(other.contents["tokenizer.json"])
     Path("damaged.json").write_text("{")
     Path("mine.yaml").write_text("model: {num_heads: 4}\n")

@@ -27,7 +27,7 @@ from jax_transformer.convert.huggingface import load_folder, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
 from jax_transformer.tokenizers import read_byte_pair, read_files
-from jax_transformer.tokenizers.readers.families import FamilyTokenizer
+from jax_transformer.tokenizers.readers.classes import CLASSES, TokenizerClass
 from jax_transformer.translation.model_folder import save
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import tiny_model
@@ -84,21 +84,27 @@ TOY = Family(
     fixed={"version": (2, 1), "tied": (True,)},
     defaults={"scaled": True, "positions": 512},
     computed={"decoder_layers": lambda values: values["layers"]},
-    tokenizer=FamilyTokenizer(
-        kinds=("byte_pair",),
-        readers=lambda folder: {
-            ("tokenizer.json",): lambda folder, config: read_byte_pair(
-                read_files(folder, ["tokenizer.json"]), {}, str(folder)
-            )
-        },
-    ),
+    tokenizer="ToyTokenizer",
+)
+TOY_TOKENIZER = TokenizerClass(
+    {
+        ("tokenizer.json",): lambda folder, config: read_byte_pair(
+            read_files(folder, ["tokenizer.json"]), {}, str(folder)
+        )
+    },
+    kinds=("byte_pair",),
 )
 LINES = ["abc cab", "", "üß abc", "b"]
 
 
+def add_toy(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    monkeypatch.setitem(CLASSES, "ToyTokenizer", TOY_TOKENIZER)
+
+
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    add_toy(monkeypatch)
     return TOY
 
 

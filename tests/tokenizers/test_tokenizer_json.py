@@ -10,8 +10,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import READERS
 from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.library import parse, read_usual_names
-from jax_transformer.tokenizers.readers.model_files import read_model, read_normalizer
-from tests.tokenizers.family_tokenizers import write_pegasus
+from jax_transformer.tokenizers.readers.model_files import character_map, read_model
+from tests.tokenizers.class_folders import write_pegasus
 from tests.tokenizers.sentencepiece_models import train
 
 # As the family Pegasus sets them.
@@ -151,6 +151,10 @@ def test_they_are_refused_before_the_library_reads_the_file(monkeypatch):
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
+def precompiled(model):
+    return tokenizers.normalizers.Precompiled(character_map(model))
+
+
 def with_rule(folder, rule):
     """Return a sentencepiece model that normalizes by a rule in the form of sentencepiece."""
     (folder / "rules.tsv").write_text(rule)
@@ -159,7 +163,7 @@ def with_rule(folder, rule):
 
 def test_maps_of_characters_are_bounded(tmp_path):
     """a becomes aa twenty times; one letter becomes a hundred; bytes become characters."""
-    (doubling,) = read_normalizer(with_rule(tmp_path, "61\t61 61\n"), "x")
+    doubling = precompiled(with_rule(tmp_path, "61\t61 61\n"))
     doubling = json.loads(doubling.__getstate__())
     for part, inner, step in (
         ("normalizer", "normalizers", doubling),
@@ -176,7 +180,7 @@ def test_maps_of_characters_are_bounded(tmp_path):
     long = with_rule(tmp_path, "61\t" + "62 " * 100 + "\n")
     with pytest.raises(InputError, match=r"^x: the normalizer writes 100 characters for one"):
         read_model(long, "x")
-    (step,) = read_normalizer(long, "x")
+    step = precompiled(long)
     with pytest.raises(InputError, match=r"^x: the normalizer writes 100 characters for one"):
         read_usual_names(byte_pair(normalizer=json.loads(step.__getstate__())), "x")
 

@@ -133,7 +133,7 @@ BAD = {
     ),
     "a larger tokenizer": (
         changed("vocab.json", more=5000),
-        "the tokenizer has src_vocab_size=5001, but config.json says",
+        "has 5001 ids, but the model 410; use the tokenizer that the model was trained with",
     ),
     "half a sentencepiece model": (cut_off("source.spm", 0.5), "source.spm: is no"),
     "half a vocabulary": (cut_off("vocab.json", 0.5), "vocab.json is no readable JSON"),

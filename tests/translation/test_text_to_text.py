@@ -22,7 +22,7 @@ from tests.convert.families.case import foreign_model, transformers
 from tests.export.readme import run_readme
 from tests.models import unchecked
 from tests.tiers import tiered
-from tests.tokenizers import family_tokenizers as write
+from tests.tokenizers import class_folders as write
 from tests.tokenizers.sentencepiece_models import text
 
 LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:60]

@@ -7,5 +7,5 @@ FAMILY = bart_lineage.family(
     "BartForConditionalGeneration",
     "bart",
     defaults={"decoder_start_token_id": 2},
-    tokenizer="bart",
+    tokenizer="RobertaTokenizer",
 )

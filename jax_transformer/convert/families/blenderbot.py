@@ -7,5 +7,5 @@ FAMILY = bart_lineage.family(
     "BlenderbotForConditionalGeneration",
     "blenderbot",
     defaults={"pad_token_id": 0, "decoder_start_token_id": 1},
-    tokenizer="blenderbot",
+    tokenizer="BlenderbotTokenizer",
 )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
-
-if TYPE_CHECKING:
-    from jax_transformer.tokenizers.readers.families import FamilyTokenizer
 
 # The activations of transformers that this library has, in the form of `Family.words`.
 ACTIVATIONS = {
@@ -50,8 +47,8 @@ class Family:
         computed: Keys that follow from other keys where they are absent or null: the function
             gets the values of config.json with the defaults.
         implied: Returns the fields of the config that follow from the fields of config.json.
-        tokenizer: Reads and writes the tokenizer's files, or its name in
-            `tokenizers.readers.families.FAMILIES`; None where this library cannot.
+        tokenizer: Class of the tokenizer where a folder names none, in
+            `tokenizers.readers.classes.CLASSES`; None where this library cannot read it.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
             it is given, it decides, and not "tie_word_embeddings" of config.json.
     """
@@ -68,18 +65,9 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    tokenizer: str | FamilyTokenizer | None = None
+    tokenizer: str | None = None
     saves_buffers: bool = False
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
-
-    @property
-    def tokenizer_files(self) -> FamilyTokenizer | None:
-        """Reads and writes the tokenizer's files; needs the libraries of the extra "train"."""
-        if not isinstance(self.tokenizer, str):
-            return self.tokenizer
-        from jax_transformer.tokenizers.readers.families import FAMILIES
-
-        return FAMILIES[self.tokenizer]
 
 
 def config_from_json(

@@ -52,5 +52,5 @@ FAMILY = bart_lineage.family(
         "decoder_layerdrop": 0.05,
     },
     implied=_position_offset,
-    tokenizer="m2m_100",
+    tokenizer="M2M100Tokenizer",
 )

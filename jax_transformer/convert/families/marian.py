@@ -36,5 +36,5 @@ FAMILY = Family(
     training_only=bart_lineage.TRAINING_ONLY,
     defaults={"share_encoder_decoder_embeddings": True},
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
-    tokenizer="marian",
+    tokenizer="MarianTokenizer",
 )

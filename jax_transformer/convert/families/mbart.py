@@ -8,5 +8,5 @@ FAMILY = bart_lineage.family(
     "mbart",
     defaults={"bos_token_id": 0},
     computed=bart_lineage.START_FROM_BOS,
-    tokenizer="mbart",
+    tokenizer="MBartTokenizer",
 )

@@ -9,5 +9,5 @@ FAMILY = bart_lineage.family(
     # Prompts are further keys and values of every attention.
     fixed={**bart_lineage.FIXED, "use_prompt": (False,)},
     defaults={"decoder_start_token_id": 2},
-    tokenizer="bart",
+    tokenizer="RobertaTokenizer",
 )

@@ -9,5 +9,5 @@ FAMILY = bart_lineage.family(
     layout=bart_lineage.layout("pegasus", bart_lineage.SINUSOIDS),
     saves_buffers=True,
     defaults={"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
-    tokenizer="pegasus",
+    tokenizer="PegasusTokenizer",
 )

@@ -133,7 +133,7 @@ def family(
         "defaults": {**DEFAULTS, "feed_forward_proj": feed_forward_proj},
         "computed": COMPUTED,
         "is_tied": is_tied,
-        "tokenizer": "t5",
+        "tokenizer": "T5Tokenizer",
     }
     return Family(model_type, architecture, preset, **(usual | others))
 

@@ -21,6 +21,7 @@ FAMILY = t5_lineage.family(
     "UMT5ForConditionalGeneration",
     "umt5",
     feed_forward_proj="gated-gelu",
+    tokenizer="TokenizersBackend",
     implied=_unscaled,
     **t5_lineage.SCALED,
 )

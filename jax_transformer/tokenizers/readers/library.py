@@ -1,20 +1,22 @@
-"""Formats that the library `tokenizers` splits: tokenizer.json, byte-level BPE, unigram models.
+"""Files that become a `tokenizers.Tokenizer`, and how a class of transformers splits text by them.
 
 The template of a tokenizer.json is not used: it may hold the language that it was saved with. The
-ids before and after the text of a line are settings, or follow from the languages.
+ids before and after the text of a line are settings, or follow from the languages. A class of
+transformers takes the vocabulary of a tokenizer.json and splits text in its own way: `SPLITTING`.
 
 Byte-level byte-pair encoding is that of Radford et al. 2019, "Language Models are Unsupervised
-Multitask Learners", in a vocab.json and a merges.txt, as BART and Blenderbot have it. T5 and
-mBART-50 may have a sentencepiece model alone. Ids and text are those of RobertaTokenizer,
-BlenderbotTokenizer, T5Tokenizer and MBart50Tokenizer in transformers 5.23.
+Multitask Learners", in a vocab.json and a merges.txt. Word pieces are those of Devlin et al. 2019,
+"BERT", and bytes those of Xue et al. 2022, "ByT5". Ids and text are those of the classes in
+transformers 5.24.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.readers.limits import check_tokenizer_json, check_tokens
@@ -25,15 +27,17 @@ from jax_transformer.tokenizers.readers.model_files import (
     T5_MODEL,
     TOKENIZER_FILE,
     VOCABULARY,
+    WORD_PIECES,
+    character_map,
     read_model,
-    read_normalizer,
     read_vocabulary,
 )
 from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter, library_faults
 from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM = "tokenizer_json", "byte_level", "sentencepiece_unigram"
-UNIGRAM_FILES = {"t5": T5_MODEL, "mbart_50": MBART_MODEL}  # by the rule
+WORD_PIECE, BYTES = "word_piece", "bytes"
+UNIGRAM_FILES = {"t5": T5_MODEL, "pegasus": T5_MODEL, "mbart_50": MBART_MODEL}  # by the rule
 # Ids that a vocabulary may have: the library takes memory for each, and aborts without.
 MOST_IDS = 2**24
 # The usual names of special tokens, the most frequent name first.
@@ -43,6 +47,8 @@ USUAL_NAMES = {
     "eos_id": ("</s>", "<eos>", "[EOS]", "[SEP]", "<|endoftext|>"),
     "unk_id": ("<unk>", "[UNK]", "<|unk|>", "<UNK>"),
 }
+BYTES_SPECIAL = ("<pad>", "</s>", "<unk>")  # ids 0 to 2; the bytes follow
+PEGASUS_SPECIAL = ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, 103)))
 
 
 def read_library(
@@ -56,43 +62,150 @@ def read_library(
 def library_of(
     kind: str, contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer in files of a kind."""
+    """Return the library's tokenizer in files of a kind.
+
+    The settings decide how it splits ("rule" and "options"), the vocabulary behind that of a
+    sentencepiece model ("more_tokens"), and the tokens that are added ("tokens").
+    """
     values = DEFAULTS | settings
     files = {
         TOKENIZER_JSON: [TOKENIZER_FILE],
         BYTE_LEVEL: [VOCABULARY, MERGES],
-        UNIGRAM: [UNIGRAM_FILES.get(str(values["rule"]), " or ".join(UNIGRAM_FILES.values()))],
+        UNIGRAM: [UNIGRAM_FILES.get(str(values["rule"]), " or ".join({*UNIGRAM_FILES.values()}))],
+        WORD_PIECE: [WORD_PIECES],
+        BYTES: [],
     }[kind]
     if set(contents) != set(files):
-        raise InputError(f"{name}: a tokenizer of this kind is {' and '.join(files)}")
+        raise InputError(f"{name}: a tokenizer of this kind is {' and '.join(files) or 'no file'}")
     read = [contents[file] for file in files]
     paths = [f"{name}/{file}" for file in files]
+    characters = None  # the map of characters of a sentencepiece model
     if kind == TOKENIZER_JSON:
-        return parse(*read, *paths)
-    special, mask = values["special_tokens"], values["mask_token"]
-    if kind == BYTE_LEVEL:
-        library = _byte_level(read, paths, values["add_prefix_space"])
-    else:
+        library = parse(*read, *paths)
+        characters = _precompiled(read[0])
+    elif kind == BYTE_LEVEL:
+        library = _byte_level(read, paths)
+    elif kind == UNIGRAM:
         library = _unigram(*read, *paths, values)
-        special = [token for token in special if library.token_to_id(token) is not None]
-    library.add_special_tokens(
-        [AddedToken(token, special=True, lstrip=token == mask) for token in special]
-    )
+        characters = character_map(read[0])
+    elif kind == WORD_PIECE:
+        library = _word_piece(*read, *paths)
+    else:
+        library = _bytes(values["more_tokens"])
+    if values["rule"] in SPLITTING:
+        with library_faults(f"{paths[0]}: is damaged; copy the file again"):
+            mapped = [normalizers.Precompiled(characters)] if characters else []
+        SPLITTING[values["rule"]](library, mapped, values["options"])
+    present = {token.content for token in library.get_added_tokens_decoder().values()}
+    with library_faults(f"{name}: an added token is damaged"):
+        tokens = [AddedToken(**token) for token in values["tokens"]]
+        library.add_tokens([token for token in tokens if token.content not in present])
     return library
 
 
-def _byte_level(
-    contents: Sequence[bytes], names: Sequence[str], add_prefix_space: bool
-) -> tokenizers.Tokenizer:
+# How the classes of transformers split text and join tokens: each sets this for a vocabulary, given
+# the map of characters as a list of one step or none, and settings of tokenizer_config.json.
+
+
+def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+    _split_at_marks(library, mapped, None)
+    split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
+    library.pre_tokenizer = pre_tokenizers.Sequence(split)
+
+
+def _split_at_marks(
+    library: tokenizers.Tokenizer, mapped: list[Any], pattern: str | None = " {2,}"
+) -> None:
+    """Set a space before each word; where there is a `pattern`, what matches it becomes a space."""
+    steps = [normalizers.Replace(Regex(pattern), " ")] if pattern else []
+    library.normalizer = normalizers.Sequence([*mapped, *steps])
+    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
+    library.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
+
+
+def _split_mbart_50(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+    _split_at_marks(library, mapped)
+
+
+def _split_bytes_of_words(
+    library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]
+) -> None:
+    space = bool(options.get("add_prefix_space"))
+    library.normalizer = normalizers.Sequence([])
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    library.decoder = decoders.ByteLevel()
+
+
+def _split_bert(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
+    library.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
+        strip_accents=options.get("strip_accents"),
+        lowercase=options.get("do_lower_case", True),
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix="##")
+
+
+# By the setting "rule".
+SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, list[Any], Mapping[str, Any]], None]] = {
+    "t5": _split_t5,
+    "pegasus": _split_mbart_50,
+    "mbart_50": _split_mbart_50,
+    "byte_level": _split_bytes_of_words,
+    "bert": _split_bert,
+}
+
+
+def _precompiled(content: bytes) -> bytes | None:
+    """Return the map of characters in a tokenizer.json that was checked."""
+    steps = [msgspec.json.decode(content).get("normalizer") or {}]
+    while steps:
+        step = steps.pop(0)
+        if step.get("type") == "Precompiled":
+            return msgspec.convert(step["precompiled_charsmap"], bytes)
+        steps = [*step.get("normalizers", ()), *steps]
+    return None
+
+
+def _bytes(more_tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of special tokens, the bytes of UTF-8, and more tokens."""
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    names = [_name_of_byte(byte) for byte in range(256)]
+    vocabulary = {token: i for i, token in enumerate([*BYTES_SPECIAL, *names, *more_tokens])}
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    library.pre_tokenizer = alphabet
+    # Bytes that are no text are left out.
+    library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
+    return library
+
+
+def _name_of_byte(byte: int) -> str:
+    """Return the character that stands for a byte in byte-level vocabularies."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [other for other in range(256) if other not in printable]
+    return chr(byte if byte in printable else 256 + others.index(byte))
+
+
+def _word_piece(content: bytes, name: str) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a vocab.txt: a token a line, whose number is its id."""
+    lines = utf_8(content, name).split("\n")
+    vocabulary = {
+        line.rstrip("\r"): i for i, line in enumerate(lines[: -1 if not lines[-1] else None])
+    }
+    unknown = next((token for token in USUAL_NAMES["unk_id"] if token in vocabulary), None)
+    if unknown is None:
+        raise InputError(f"{name}: has no token for what it lacks, such as [UNK]; copy it again")
+    return tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+
+
+def _byte_level(contents: Sequence[bytes], names: Sequence[str]) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a vocab.json and a merges.txt."""
     vocabulary = read_vocabulary(contents[0], names[0])
     merges = _read_merges(contents[1], names[1])
     with library_faults(f"{names[1]}: does not belong to {VOCABULARY}"):
         model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
-    library = tokenizers.Tokenizer(model)
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    library.decoder = decoders.ByteLevel()
-    return library
+    return tokenizers.Tokenizer(model)
 
 
 def _read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
@@ -111,27 +224,19 @@ def _read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
 def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a sentencepiece model.
 
-    The ids are those of the model (rule "t5") or one above (rule "mbart_50"); those of
-    `more_tokens` follow.
+    The ids are those of the model (rule "t5"), or others behind special tokens of the class; those
+    of `more_tokens` follow.
     """
-    model, is_t5 = read_model(content, name), values["rule"] == "t5"
+    model, rule = read_model(content, name), values["rule"]
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
-    unk_id = model.unk_id()
-    if not is_t5:
-        pieces, unk_id = [*((token, 0.0) for token in FAIRSEQ), *pieces[3:]], 3
+    if rule != "t5":
+        first, replaced = (FAIRSEQ, 3) if rule == "mbart_50" else (PEGASUS_SPECIAL, 2)
+        pieces = [*((token, 0.0) for token in first), *pieces[replaced:]]
+    unknown = model.id_to_piece(model.unk_id())
+    unk_id = next((i for i, (piece, _) in enumerate(pieces) if piece == unknown), None)
     check_tokens(values["more_tokens"], name)  # sentencepiece has checked its own
     pieces += [(token, 0.0) for token in values["more_tokens"]]
-    library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
-    steps = read_normalizer(content, name)
-    split = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
-    if is_t5:
-        split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
-    else:
-        steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
-    library.normalizer = normalizers.Sequence(steps)
-    library.pre_tokenizer = split
-    library.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
-    return library
+    return tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
 
 
 def read_usual_names(content: bytes, name: str) -> Tokenizer:
@@ -163,10 +268,10 @@ def utf_8(content: bytes, name: str) -> str:
         raise InputError(f"{name}: not UTF-8, so not a tokenizer file") from error
 
 
-def template(library: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Return the tokens that a file's own template puts before and after the text of a line."""
-    whole = library.encode("a").tokens
-    text = library.encode("a", add_special_tokens=False).tokens
+def template(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids that a file's own template puts before and after the text of a line."""
+    whole = library.encode("a").ids
+    text = library.encode("a", add_special_tokens=False).ids
     starts = [i for i in range(len(whole)) if whole[i : i + len(text)] == text]
     start = starts[0] if starts else 0
     return whole[:start], whole[start + len(text) :]
@@ -186,6 +291,5 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     return library
 
 
-READERS = {
-    kind: functools.partial(read_library, kind) for kind in (TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM)
-}
+KINDS = (TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM, WORD_PIECE, BYTES)
+READERS = {kind: functools.partial(read_library, kind) for kind in KINDS}

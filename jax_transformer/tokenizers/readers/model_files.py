@@ -4,18 +4,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import normalizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import MAX_TOKENIZER, parse_json, read_bytes
 from jax_transformer.tokenizers.readers.limits import check_character_map
-from jax_transformer.tokenizers.segmenters import library_faults
 
 # Fields of the message ModelProto; a model without the last two has been cut off.
 PIECES, TRAINER_SETTINGS, NORMALIZER = 1, 2, 3
 CHARACTER_MAP = 2  # field of the message NormalizerSpec
 TOKENIZER_FILE = "tokenizer.json"
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+VOCABULARY, MERGES, WORD_PIECES = "vocab.json", "merges.txt", "vocab.txt"
 T5_MODEL = "spiece.model"
 MBART_MODEL = "sentencepiece.bpe.model"  # of mBART-50, M2M100 and NLLB, too
 # The first tokens of fairseq, in the place of the first three pieces of a model: <unk>, <s>, </s>.
@@ -37,7 +35,7 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
         if whole:
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
             model.id_to_piece([*range(model.get_piece_size())])  # every piece is text
-            characters = _characters(content)
+            characters = character_map(content)
     except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{name}: is not a sentencepiece model, or is damaged; copy the file again"
@@ -49,14 +47,7 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     return model
 
 
-def read_normalizer(content: bytes, name: str) -> list[normalizers.Normalizer]:
-    """Return what normalises characters as a sentencepiece model does; nothing if it does not."""
-    with library_faults(f"{name}: is damaged; copy the file again"):
-        characters = _characters(content)
-        return [normalizers.Precompiled(characters)] if characters else []
-
-
-def _characters(content: bytes) -> bytes | None:
+def character_map(content: bytes) -> bytes | None:
     """Return the compiled map of characters in a sentencepiece model."""
     settings = dict(_fields(content))[NORMALIZER]
     return dict(_fields(settings)).get(CHARACTER_MAP)

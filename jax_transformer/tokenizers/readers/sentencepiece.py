@@ -15,11 +15,13 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
-from jax_transformer.tokenizers.readers.family_settings import (
+from jax_transformer.tokenizers.readers.class_settings import (
+    FLAGS,
     NEEDED,
     TOKENIZER_CONFIG,
-    family_settings,
+    class_settings,
+    content,
+    extra_tokens,
     read_tokenizer_config,
     special_tokens,
 )
@@ -93,7 +95,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     names = [VOCABULARY, TARGET_VOCABULARY] if values.get("separate_vocabs") else [VOCABULARY]
     contents = read_files(folder, dict.fromkeys((*FILES["marian"], *names)))
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
-    settings = family_settings(folder / VOCABULARY, source, config)
+    settings = class_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)
     needed = {tokens[key]: source[tokens[key]] for key in NEEDED}
     for token, token_id in needed.items() if target else ():
@@ -102,69 +104,62 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
                 f"{folder}: {token!r} must have one id, but has {token_id} in {VOCABULARY} and "
                 f"{target[0].get(token)} in {TARGET_VOCABULARY}"
             )
-    faults = AttributeError, KeyError, TypeError, ValueError
-    with faults_named(path, "is damaged; copy it again", *faults):
-        added, special = _added_tokens(values, source, needed, path)
-    settings |= {
-        "rule": "marian",
-        "added_tokens": needed | added,
-        "ordinary_tokens": [token for token in added if token not in special],
-    }
+    settings |= {"class_name": "MarianTokenizer", "rule": "marian"}
+    settings |= added_settings(values, source, needed, path)
+    if target and config is not None:
+        settings["tgt_vocab_size"] = config.tgt_vocab_size
     return read_sentencepiece(contents, settings, str(folder))
 
 
-def marian_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
-    added = dict(tokenizer.settings["added_tokens"])
-    tokens = {token_id: token for token, token_id in reversed(added.items())}
-    named = {f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in NEEDED}
-    ordinary = tokenizer.settings.get("ordinary_tokens", [])
-    more = {token: i for token, i in added.items() if token not in named.values()}
-    special = [token for token in more if token not in ordinary]
-    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    decoder = {
-        str(i): {"content": token, **flags, "special": token in special}
-        for token, i in more.items()
-    }
-    return {
-        "tokenizer_class": "MarianTokenizer",
-        "separate_vocabs": TARGET_VOCABULARY in tokenizer.contents,
-        **named,
-        **({"added_tokens_decoder": decoder} if decoder else {}),
-        **({"extra_special_tokens": special} if special else {}),
-    }
+def added_settings(
+    values: Mapping[str, Any],
+    vocabulary: Mapping[str, int],
+    known: Mapping[str, int],
+    path: Path,
+    by_flag: bool = False,
+) -> dict[str, Any]:
+    """Return the settings of the tokens that are added to a vocabulary.
 
-
-def _added_tokens(
-    values: Mapping[str, Any], vocabulary: Mapping[str, int], needed: Mapping[str, int], path: Path
-) -> tuple[dict[str, int], list[str]]:
-    """Return the ids of the added tokens of a tokenizer_config.json, and which are special.
-
-    The tokens in `needed` are left out; a special token that the vocabulary lacks gets the next id.
+    Args:
+        values: The content of tokenizer_config.json.
+        known: The ids of the special tokens that the class has; those of other special tokens that
+            the vocabulary lacks follow its own.
+        path: The file, for error messages.
+        by_flag: Whether a token with the flag "special" is special, and not only one that is listed
+            among the special ones: as in the classes of the library tokenizers.
     """
-    added, special = {}, []
-    for token_id, token in values.get("added_tokens_decoder", {}).items():
-        text = _content(token)
+    ids, added, special = {**vocabulary, **known}, dict(known), {*known}
+    for token_id, token in (values.get("added_tokens_decoder") or {}).items():
+        if (text := content(token)) in known:
+            continue
         if any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
             raise InputError(
                 f"{path}: the token {text!r:.60} has lstrip, rstrip or single_word, which are "
                 "not supported; remove them"
             )
-        if text not in needed:
-            added[text] = int(token_id)
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = values.get(key) or ()
-        for token in tokens.values() if isinstance(tokens, Mapping) else tokens:
-            text, ids = _content(token), {**vocabulary, **added}
-            if text not in needed:
-                added.setdefault(text, ids.get(text, len(ids)))
-                special.append(text)
-    return added, special
+        added[text] = ids[text] = int(token_id)
+        special |= {text} if by_flag and token.get("special") else set()
+    for text in map(content, extra_tokens(values)):
+        added.setdefault(text, ids.setdefault(text, len(ids)))
+        special.add(text)
+    ordinary = [token for token in added if token not in special]
+    return {"added_tokens": added, "ordinary_tokens": ordinary}
 
 
-def _content(token: str | Mapping[str, Any]) -> str:
-    """Return the text of a token of tokenizer_config.json, which may be an object."""
-    text = token if isinstance(token, str) else token["content"]
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r} is not a token")
-    return text
+def written_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
+    added = tokenizer.settings["added_tokens"]
+    tokens = {token_id: token for token, token_id in reversed(added.items())}
+    named = {f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in NEEDED}
+    ordinary = tokenizer.settings.get("ordinary_tokens", [])
+    more = {token: i for token, i in added.items() if token not in named.values()}
+    special = [token for token in more if token not in ordinary]
+    flags = dict.fromkeys(FLAGS, False)
+    decoder = {
+        str(i): {**flags, "content": token, "special": token in special}
+        for token, i in more.items()
+    }
+    written = {**named, "added_tokens_decoder": decoder, "extra_special_tokens": special}
+    if tokenizer.settings["rule"] == "marian":
+        written["separate_vocabs"] = TARGET_VOCABULARY in tokenizer.contents
+    return {key: value for key, value in written.items() if value not in ({}, [])}

@@ -1,7 +1,8 @@
-"""The families' tokenizers, read from folders: ids and texts of their classes in transformers."""
+"""Tokenizers, read from folders: ids and texts of their classes in transformers."""
 
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import sentencepiece
 import torch
 
 from jax_transformer import TransformerConfig
+from jax_transformer.convert.families import get_family
 from jax_transformer.convert.languages import generating, language_files
 from jax_transformer.errors import InputError
 from jax_transformer.text.batches import make_batch
@@ -16,12 +18,12 @@ from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Languages, LineError, describe, from_description
-from jax_transformer.tokenizers.readers.families import FAMILIES
+from jax_transformer.tokenizers.readers.classes import read_class, tokenizer_names
 from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS
 from jax_transformer.training.config import TrainingConfig
 from tests.tiers import tiered
-from tests.tokenizers import family_tokenizers as write
-from tests.tokenizers.family_tokenizers import MODEL, transformers
+from tests.tokenizers import class_folders as write
+from tests.tokenizers.class_folders import MODEL, transformers
 from tests.tokenizers.sentencepiece_models import odd_strings, text
 
 STRINGS = odd_strings([*text(1), *text(2)])
@@ -62,6 +64,35 @@ FOLDERS = {
     "t5": ("t5", write.write_t5, {}, 28, 0, T5, ()),
     "t5 without tokenizer.json": ("t5", write.write_t5, UNSAVED, 28, 0, T5, ()),
     "pegasus that cleans up": ("pegasus", write.write_pegasus, {"cleans": True}, 0, 0, PEGASUS, ()),
+    "pegasus without tokenizer.json": (
+        *("pegasus", write.write_pegasus, UNSAVED, 0, 0, PEGASUS, ()),
+    ),
+    "byte-level t5, as codet5": ("t5", write.write_codet5, {}, 3, 0, T5, ()),
+    "bytes, as byt5": ("t5", write.write_byt5, {}, 0, 0, T5, ()),
+    "bytes with few sentinels": ("t5", write.write_byt5, {"extra_ids": 3}, 0, 0, T5, ()),
+    "word pieces, as bart-base-chinese": ("bart", write.write_bert, {}, 0, 3, BART, ()),
+    "word pieces in tokenizer.json": ("bart", write.write_bert, {"saved": True}, 1, 3, BART, ()),
+    "word pieces with capitals": (
+        "bart",
+        write.write_bert,
+        {"do_lower_case": False},
+        0,
+        3,
+        BART,
+        (),
+    ),
+    "the general class without a template": ("bart", write.write_plain, {}, 0, 2, BART, ()),
+    "the general class with BOS": ("t5", write.write_plain, {"template": "<s> $A"}, 0, 2, T5, ()),
+    "the general class with EOS": (
+        "bart",
+        write.write_plain,
+        {"template": "$A </s>"},
+        0,
+        2,
+        BART,
+        (),
+    ),
+    "umt5, by its file alone": ("umt5", write.write_t5, {}, 28, 0, T5, ()),
 }
 QUICK = (
     "bart without tokenizer.json",
@@ -72,6 +103,10 @@ QUICK = (
     "nllb with legacy behaviour",
     "t5 without tokenizer.json",
     "pegasus that cleans up",
+    "byte-level t5, as codet5",
+    "bytes with few sentinels",
+    "word pieces, as bart-base-chinese",
+    "the general class with BOS",
 )
 WITH_LANGUAGES = [name for name, (*_, codes) in FOLDERS.items() if codes]
 
@@ -79,16 +114,26 @@ WITH_LANGUAGES = [name for name, (*_, codes) in FOLDERS.items() if codes]
 class Folder:
     def __init__(self, kind, path):
         name, written, options, padding, start, self.model_class, self.codes = FOLDERS[kind]
-        self.path, self.files = path, FAMILIES[name]
+        self.path = path
+        self.usual = get_family(name).tokenizer
         self.theirs = written(path, **options)
         size = len(self.theirs) + padding
-        ids = {"pad_id": self.theirs.pad_token_id, "eos_id": self.theirs.eos_token_id}
+        eos = self.theirs.eos_token_id
+        eos = self.theirs.sep_token_id if eos is None else eos  # of word pieces
+        ids = {"pad_id": self.theirs.pad_token_id, "eos_id": eos}
         self.config = TransformerConfig(
             src_vocab_size=size, tgt_vocab_size=size, bos_id=start, max_length=64, **ids
         )
 
+        # ByT5Tokenizer ends a line once that ends with EOS, and reads U+FFFD as no text.
+        self.strings = [
+            string
+            for string in STRINGS
+            if "bytes" not in kind or not ("\ufffd" in string or string.endswith("</s>"))
+        ]
+
     def read(self, languages=()):
-        own = self.files.read(self.path, self.config)
+        own = read_class(self.path, self.config, self.usual)
         if languages:
             self.theirs.src_lang, self.theirs.tgt_lang = languages
             own = own.with_languages(*languages, "x")
@@ -107,10 +152,9 @@ def folder(request, folder_of):
 
 
 def labels_of(folder, theirs, lines):
-    """Return labels of transformers; those of Blenderbot may lack the EOS that a target needs."""
+    """Return labels of transformers, which may lack the EOS that a target needs."""
     labels = theirs(text_target=lines).input_ids
-    ends = theirs(text_target="a").input_ids[-1] != folder.config.eos_id
-    if folder.model_class == BLENDERBOT and ends:
+    if not folder.codes and labels[0][-1:] != [folder.config.eos_id]:
         labels = [[*ids, folder.config.eos_id] for ids in labels]
     return labels
 
@@ -120,9 +164,10 @@ def test_ids_and_texts_are_those_of_transformers(folder):
     pairs = [folder.codes[:2], folder.codes[:0:-1]] if folder.codes else [()]
     for languages in pairs:
         own, theirs = folder.read(languages)
-        sources, targets = own.encode_source(STRINGS), own.encode_target(STRINGS)
-        assert sources == theirs(STRINGS).input_ids
-        assert targets == labels_of(folder, theirs, STRINGS)
+        strings = folder.strings
+        sources, targets = own.encode_source(strings), own.encode_target(strings)
+        assert sources == theirs(strings).input_ids
+        assert targets == labels_of(folder, theirs, strings)
         random = np.random.default_rng(0).integers(0, own.tgt_vocab_size, (200, 12)).tolist()
         ids = [*targets, *random]
         texts = [own.decode(row) for row in ids]
@@ -134,7 +179,7 @@ def test_the_sentencepiece_model_of_mbart_normalises(tmp_path):
     theirs = write.write_mbart(tmp_path, saved=False)
     theirs.tgt_lang = "de_DE"
     config = TransformerConfig(src_vocab_size=135, tgt_vocab_size=135, bos_id=0, **FAIRSEQ)
-    own = FAMILIES["mbart"].read(tmp_path, config).with_languages("fr_XX", "de_DE", "x")
+    own = read_class(tmp_path, config, "MBartTokenizer").with_languages("fr_XX", "de_DE", "x")
     theirs.src_lang = "fr_XX"
     plain = [*text(1), *text(4)]
     assert own.encode_source(plain) == theirs(plain).input_ids
@@ -173,7 +218,7 @@ def test_decoder_inputs_and_labels_are_those_of_transformers(folder):
     np.testing.assert_array_equal(batch.tgt_in[used], shifted[used])
     starts = {*batch.tgt_in[:, 0].tolist()}
     assert starts == {own.bos_id}
-    if folder.files is FAMILIES["mbart"] and own.languages.starts:
+    if folder.usual == "MBartTokenizer" and own.languages.starts:
         assert starts == {theirs.convert_tokens_to_ids(languages[1])}
         assert generating(folder.config, {}, own, "x")[0].bos_id in starts
 
@@ -198,7 +243,7 @@ def decoder_inputs(folder, labels):
 def test_it_comes_back_the_same(folder):
     own, _ = folder.read(folder.codes[:2])
     assert own.src_vocab_size == own.tgt_vocab_size == folder.config.src_vocab_size
-    assert {*own.contents} == {*folder.files.names(folder.path)}
+    assert {*own.contents} == {*tokenizer_names(folder.path, folder.usual)}
     for name, content in own.contents.items():
         assert (folder.path / name).read_bytes() == content
     description = json.loads(json.dumps(describe(own)))
@@ -219,6 +264,33 @@ def test_it_comes_back_the_same(folder):
     assert [i for i in cut if i in empty] == empty
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
+@pytest.mark.parametrize("kind", tiered(FOLDERS, ("m2m100", "t5 without tokenizer.json")))
+def test_added_tokens_are_read_whatever_file_names_them(tmp_path, kind, older):
+    folder = Folder(kind, tmp_path)
+    before, folder.theirs = folder.theirs, write.add_tokens(tmp_path, folder.theirs, older)
+    if kind == "m2m100" and older:  # there the codes of transformers 5.24 move
+        shutil.copytree(tmp_path, tmp_path / "today")
+        (tmp_path / "today" / "added_tokens.json").unlink()
+        folder.theirs = write.add_tokens(tmp_path / "today", before, older=False)
+    size = max(folder.config.src_vocab_size, len(before) + 2)
+    sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), size)
+    folder.config = TransformerConfig(**folder.config.to_dict() | sizes)
+    own, theirs = folder.read(folder.codes[:2])
+    lines = ["ab xq", "tlx<zz>xq 6r5", "xqxq <zz>", *folder.strings[:40]]
+    ids = own.encode_source(lines)
+    assert ids == theirs(lines).input_ids
+    special, ordinary = theirs.convert_tokens_to_ids(["<zz>", "xq"])
+    assert special in ids[1]
+    assert ordinary in ids[1]
+    assert own.unk_id not in (special, ordinary)
+    shown = [*own.target.segmenter.encode(["tlx"])[0], special, ordinary]
+    assert own.decode(shown) == theirs.decode(shown, skip_special_tokens=True)
+    assert "xq" in own.decode(shown)
+    back = from_description(json.loads(json.dumps(describe(own))), own.contents, "x")
+    assert back.encode_source(lines) == ids
+
+
 def test_a_padded_table_decodes_ids_that_no_token_has(folder_of):
     own, theirs = folder_of("t5").read()
     above = folder_of("t5").config.tgt_vocab_size - 1
@@ -235,7 +307,8 @@ def test_a_table_may_lack_the_last_special_token(folder_of, kind):
 
     def read(size):
         sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), size)
-        return folder.files.read(folder.path, TransformerConfig(**folder.config.to_dict() | sizes))
+        config = TransformerConfig(**folder.config.to_dict() | sizes)
+        return read_class(folder.path, config, folder.usual)
 
     own = read(mask)
     assert own.src_vocab_size == mask == len(folder.theirs) - 1
@@ -271,7 +344,7 @@ def test_languages_are_settings_that_count(folder_of, kind):
 @pytest.mark.parametrize("kind", tiered(WITH_LANGUAGES, QUICK))
 def test_a_target_language_that_nobody_names_is_asked_for(folder_of, kind):
     folder = folder_of(kind)
-    own = folder.files.read(folder.path, folder.config)
+    own = read_class(folder.path, folder.config, folder.usual)
     assert own.languages.target is None
     theirs = transformers.AutoTokenizer.from_pretrained(folder.path)
     assert own.encode_source(["tlx"]) == theirs(["tlx"]).input_ids
@@ -319,15 +392,43 @@ def test_the_class_tells_mbart_from_mbart_50(folder_of, tmp_path):
             del values["tokenizer_class"]
             (tmp_path / "config.json").write_text(json.dumps(config))
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
-            own = folder.files.read(tmp_path, folder.config)
+            own = read_class(tmp_path, folder.config, folder.usual)
             assert own.languages.starts is starts
             values["tokenizer_class"] = None
 
 
+def replace(path, before, after):
+    content = path.read_bytes()
+    assert before in content
+    path.write_bytes(content.replace(before, after, 1))
+
+
+def change(folder, name, edit):
+    values = json.loads((folder / name).read_text())
+    edit(values)
+    (folder / name).write_text(json.dumps(values))
+
+
+def configure(folder, **values):
+    change(folder, "tokenizer_config.json", lambda config: config.update(values))
+
+
+def without_any_code(folder):
+    change(folder, "tokenizer.json", without_codes)
+    configure(folder, extra_special_tokens=[])
+
+
+def without_codes(values):
+    values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
+
+
 REFUSED = {
-    "a sentencepiece model alone": (
-        *("pegasus that cleans up", lambda folder: (folder / "tokenizer.json").unlink()),
-        r"has spiece\.model but no tokenizer\.json; write one with transformers: AutoTokenizer",
+    "a class that is not known, without tokenizer.json": (
+        "t5 without tokenizer.json",
+        lambda folder: (folder / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
+        ),
+        r"has no tokenizer\.json, and .* cannot read the other files of RwkvTokenizer; write it",
     ),
     "a sentencepiece model whose pieces are no text": (
         "mbart-50 without tokenizer.json",
@@ -344,7 +445,8 @@ REFUSED = {
         r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
     ),
     "no codes": (
-        *("nllb", lambda folder: change(folder, "tokenizer.json", without_codes)),
+        "nllb",
+        without_any_code,
         r"tokenizer\.json: has no language code among its added tokens",
     ),
     "another language": (
@@ -368,26 +470,6 @@ REFUSED = {
 }
 
 
-def replace(path, before, after):
-    content = path.read_bytes()
-    assert before in content
-    path.write_bytes(content.replace(before, after, 1))
-
-
-def change(folder, name, edit):
-    values = json.loads((folder / name).read_text())
-    edit(values)
-    (folder / name).write_text(json.dumps(values))
-
-
-def configure(folder, **values):
-    change(folder, "tokenizer_config.json", lambda config: config.update(values))
-
-
-def without_codes(values):
-    values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
-
-
 def test_a_code_that_is_not_a_text_is_refused_in_one_line():
     for code in (10_000_000, ["fr_XX"], {"fr_XX": 1}):
         with pytest.raises(InputError, match=r"target_lang=.* is none of the model's 1 language"):
@@ -399,7 +481,7 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message
     folder = Folder(kind, tmp_path)
     damage(tmp_path)
     with pytest.raises(InputError, match=message):
-        folder.files.read(tmp_path, folder.config)
+        read_class(tmp_path, folder.config, folder.usual)
 
 
 def test_damaged_settings_of_languages_are_refused(folder_of):

@@ -6,7 +6,7 @@ import os
 import pytest
 import tokenizers
 
-from jax_transformer.tokenizers.readers.family_settings import M2M100_CODES
+from jax_transformer.tokenizers.readers.class_settings import EXTRA, M2M100_CODES
 from tests.tokenizers.sentencepiece_models import pieces, text, train
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -91,10 +91,88 @@ def write_t5(folder, saved=True):
     return _saved(transformers.T5Tokenizer, folder, [], saved)
 
 
-def write_pegasus(folder, cleans=False):
+def write_pegasus(folder, saved=True, cleans=False):
     (folder / "spiece.model").write_bytes(train(text(1), 130, **T5))
     options = {"clean_up_tokenization_spaces": cleans}
-    return _saved(transformers.PegasusTokenizer, folder, [], **options)
+    return _saved(transformers.PegasusTokenizer, folder, [], saved, **options)
+
+
+def write_codet5(folder):
+    """Write a folder as CodeT5 has it: RobertaTokenizer, and sentinels in older files."""
+    byte_level(folder, ["<pad>", "<s>", "</s>", "<unk>", "<mask>"])
+    extra = [f"<extra_id_{number}>" for number in range(9, -1, -1)]
+    values = {"tokenizer_class": "RobertaTokenizer", "additional_special_tokens": extra}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    size = len(json.loads((folder / "vocab.json").read_text()))
+    ids = {token: i for i, token in enumerate(extra, size)}
+    (folder / "added_tokens.json").write_text(json.dumps(ids))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def write_bert(folder, saved=False, **options):
+    """Write word pieces, and special tokens that only special_tokens_map.json names."""
+    special = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+    words = [word.lower() for line in text(1) for word in line.split()]
+    letters = sorted({*"".join(words)})
+    pieces = [*letters, *(f"##{letter}" for letter in letters), *sorted({*words})[:40]]
+    (folder / "vocab.txt").write_text("\n".join([*special.values(), *dict.fromkeys(pieces)]) + "\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", **options})
+    )
+    named = {f"{key}_token": token for key, token in special.items()}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    return _saved(transformers.BertTokenizer, folder, ["vocab.txt"], saved)
+
+
+def write_byt5(folder, extra_ids=125):
+    values = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def write_plain(folder, template=None):
+    """Write a tokenizer.json and no class but the general one, as KoBART has it."""
+    write_bart(folder)
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    library = tokenizers.Tokenizer.from_str(json.dumps(values | {"post_processor": None}))
+    if template is not None:
+        ids = [(token, library.token_to_id(token)) for token in ("<s>", "</s>")]
+        library.post_processor = tokenizers.processors.TemplateProcessing(template, None, ids)
+    library.save(str(path))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def add_tokens(folder, tokenizer, older):
+    """Add a special and an ordinary token, as files of today or of older versions name them.
+
+    Return the tokenizer that transformers reads then.
+    """
+    size, path = len(tokenizer), folder / "tokenizer_config.json"
+    values = json.loads(path.read_text()) if path.exists() else {}
+    values["tokenizer_class"] = type(tokenizer).__name__
+    key = next((key for key in EXTRA if values.get(key)), EXTRA[1])
+    values[key] = [*values.get(key, []), "<zz>"]
+    tokens = {"<zz>": size, "xq": size + 1}
+    decoder = values.pop("added_tokens_decoder", {})
+    if older:
+        old = folder / "added_tokens.json"
+        before = json.loads(old.read_text()) if old.exists() else {}
+        old.write_text(json.dumps(before | tokens))
+    else:
+        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+        for i, token in tokenizer.added_tokens_decoder.items():
+            described = {flag: getattr(token, flag) for flag in flags}
+            decoder[str(i)] = {"content": str(token), **described}
+        for token, i in tokens.items():
+            described = dict.fromkeys(flags, False) | {"special": token == "<zz>"}
+            decoder[str(i)] = {"content": token, **described}
+        values["added_tokens_decoder"] = decoder
+    path.write_text(json.dumps(values))
+    return type(tokenizer).from_pretrained(folder)
 
 
 def _saved(tokenizer_class, folder, names, saved=True, **options):
