@@ -19,6 +19,7 @@ from jax_transformer.text.text_files import (
     FAULT,
     LONGEST_LINE,
     decode_line,
+    is_blank,
     open_text,
     overlong_line,
     read_lines,
@@ -197,7 +198,7 @@ def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
 
 def has_text(pair: tuple[str, str] | None) -> bool:
     """Return whether a pair is not too long and neither of its sides is blank."""
-    return pair is not None and all(map(str.strip, pair))
+    return pair is not None and not any(map(is_blank, pair))
 
 
 def no_pairs(names: str, lines: int) -> InputError:

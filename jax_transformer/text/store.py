@@ -42,7 +42,7 @@ from jax_transformer.text.parallel_text import (
 )
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte_pair
 
-FORMAT = 3  # of the entries
+FORMAT = 4  # of the entries
 MOST_BYTES = 2**28  # the largest entries are the held-out pairs and the tokenizers
 MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
 # Characters of a word. The time that the trainer takes for each character is the same for words of

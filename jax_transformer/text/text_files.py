@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import lzma
 import os
@@ -10,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Regex, normalizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.faults import faults_named
@@ -93,6 +96,23 @@ def decode_line(line: bytes, name: str, number: int) -> str:
 def overlong_line(name: str, number: int, longest: int) -> InputError:
     """Return the error for a line of more than `longest` bytes, by its number from 1."""
     return InputError(f"{name}:{number}: is longer than {longest:,} bytes; split the line")
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line shows nothing, whatever invisible characters it has.
+
+    These are whitespace, controls, and the code points that Unicode calls default ignorable: soft
+    hyphens, zero-width spaces and joiners, byte-order marks, variation selectors and the like.
+    """
+    return not any(map(_is_seen, line))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _is_seen(character: str) -> bool:
+    # The category Cf is another set: it has signs that are seen, and lacks variation selectors.
+    unseen = Regex(r"[\s\p{Cc}\p{Default_Ignorable_Code_Point}]")
+    is_half = "\ud800" <= character <= "\udfff"  # of a pair of surrogates: the tokenizer refuses it
+    return is_half or bool(normalizers.Replace(unseen, "").normalize_str(character))
 
 
 def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:

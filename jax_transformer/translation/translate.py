@@ -21,6 +21,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_execution, check_whole_number
 from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
+from jax_transformer.text.text_files import is_blank
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
@@ -203,6 +204,7 @@ def _encode(
     """Return the source ids of each line, none for a blank line; and the numbers of cut lines."""
     config, tokenizer = model.config, model.tokenizer
     try:
+        lines = ["" if is_blank(line) else line for line in lines]
         *sources, blank = tokenizer.encode_source([*lines, ""])
     except LineError as error:
         raise LineError(start + error.row, error.fault) from error

@@ -14,6 +14,7 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
+from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.model_folder import TrainedModel
@@ -209,7 +210,7 @@ def _results(
         for number, text in enumerate(texts, start=1):
             if not isinstance(text, str):
                 raise InputError(f"text {number} is {shorten(text)}, and must be a string")
-            lines.append(prefix + text if text.strip() else text)
+            lines.append(text if is_blank(text) else prefix + text)
             yield lines[-1]
 
     windows = translate_windows(model, prefixed(), **options)

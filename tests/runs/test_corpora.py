@@ -97,6 +97,15 @@ def test_filters_drop_and_count_pairs(settings):
     assert dropped(longest_side=12)["dropped as too long"] > 1
 
 
+def test_a_pair_with_a_side_that_nobody_sees_is_dropped(settings):
+    path = settings.files.target[0]
+    lines = path.read_text().splitlines()
+    lines[10:13] = ["\u200b", "\u00ad\ufeff", " \u2060\ufe0f"]
+    path.write_text("\n".join(lines))
+    found = encode(settings._replace(drop_duplicates=True)).training
+    assert found.counts.dropped["dropped for an empty side"] == 4
+
+
 def test_a_dry_run_reports_what_is_kept_and_writes_no_shard(settings):
     corpora = read_corpora(settings, None, QUIET)
     reported = try_corpora(corpora, settings, QUIET)

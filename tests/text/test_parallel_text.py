@@ -218,7 +218,9 @@ def test_files_that_cannot_be_read_twice_are_refused(tmp_path):
 
 
 def test_files_without_a_pair_are_refused(write):
-    for source, target in ((b"", b""), (b"a\n\n", b" \nb\n"), (b"\n", "\u2028\n".encode())):
+    unseen = (b"a\n", "\u200b\n".encode()), ("\u00ad\u2060 \ufe0f\n".encode(), b"a\n")
+    blank = (b"", b""), (b"a\n\n", b" \nb\n"), (b"\n", "\u2028\n".encode())
+    for source, target in blank + unseen:
         with pytest.raises(InputError, match="no pair"):
             read_text(write("source", source), write("target", target))
 

@@ -2,13 +2,14 @@ import gzip
 import random
 import sys
 import tracemalloc
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.text_files import LONGEST_LINE, count_lines, open_text
+from jax_transformer.text.text_files import LONGEST_LINE, count_lines, is_blank, open_text
 from jax_transformer.text.text_files import read_lines as read_bytes_of_lines
 from tests.text.texts import PACK, read_lines
 
@@ -120,3 +121,40 @@ def test_bytes_that_are_no_text_are_refused_by_place(write):
         with pytest.raises(InputError) as refusal:
             read_lines(path)
         assert str(refusal.value).startswith(f"{path}:{place}: ")
+
+
+# Zero-width space, word joiner, joiner, soft hyphen, variation selectors, byte-order mark, Hangul
+# filler, grapheme joiner, direction marks, a tag: of the categories Cf, Mn and Lo.
+UNSEEN = "\u200b\u2060\u200d\u00ad\ufe0f\U000e0100\ufeff\u3164\u034f\u200e\u061c\U000e0041"
+
+
+@pytest.mark.parametrize("around", ["", " ", "\t\u00a0", "\x01\x85"], ids=ascii)
+def test_a_line_of_what_nobody_sees_is_blank(around):
+    for unseen in [*UNSEEN, UNSEEN]:
+        assert unicodedata.category(unseen[0]) in ("Cf", "Mn", "Lo")
+        assert is_blank(around + unseen + around + unseen)
+        for seen in ("a", ".", "字", "\u0301", "\ufffd", "\ue000", "\U0001f600"):
+            assert not is_blank(around + unseen + seen)
+
+
+def test_every_character_that_python_calls_whitespace_or_control_is_blank():
+    characters = map(chr, range(sys.maxunicode + 1))
+    blank = [c for c in characters if c.isspace() or unicodedata.category(c) == "Cc"]
+    assert len(blank) > 80
+    assert is_blank("".join(blank))
+    assert is_blank("")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "می\u200cروم",  # a non-joiner inside a Persian word
+        "\U0001f468\u200d\U0001f33e",  # a farmer: a man and an ear of rice
+        "\u2764\ufe0f",  # a heart as a picture
+        "\u0601",  # an Arabic sign of the category Cf, which is seen
+        "\u2800",  # a Braille cell without dots
+        "\ud800",  # half a pair of surrogates, which the tokenizer refuses
+    ],
+)
+def test_what_is_seen_is_not_blank(line):
+    assert not is_blank(line)

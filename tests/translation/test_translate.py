@@ -227,7 +227,10 @@ def test_a_blank_line_has_blank_translations(model, found):
             shown = [(one.text, one.score, one.tokens.size) for one in found[beam_size][line]]
             assert shown == [("", 0.0, 0)] * beam_size
     assert translate(model, []) == []
-    assert [[one.text for one in best] for best in translate(model, [" "])] == [[""]]
+    blank = [" ", "\u200b", "\u00ad \u2060", "\ufeff", "\ufe0f\u200d", "\x01"]
+    assert [[one.text for one in best] for best in translate(model, blank)] == [[""]] * 6
+    (best,), (seen,) = translate(model, ["ab", "a\u200bb"])  # only whole lines are judged
+    assert "" not in (best.text, seen.text)
 
 
 @pytest.mark.usefixtures("fresh_caches")

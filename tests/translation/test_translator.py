@@ -70,8 +70,9 @@ def test_a_stream_has_no_end_and_is_in_order(model, translator):
 
 
 def test_a_prefix_stands_before_every_text_but_blank_ones(translator):
-    results = [result.text for result in translator(["a", " ", "cab"], prefix="bead ")]
-    assert results == [translator("bead a").text, "", translator("bead cab").text]
+    texts = ["a", " ", "\u200b\ufeff", "cab"]
+    results = [result.text for result in translator(texts, prefix="bead ")]
+    assert results == [translator("bead a").text, "", "", translator("bead cab").text]
 
 
 def test_alignments_are_the_models_attention(model, translator):
