@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -23,6 +23,7 @@ from jax_transformer.runs.run_model import read_initial_model, read_tokenizer
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
+from jax_transformer.text.parallel_text import Reading
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
@@ -54,11 +55,16 @@ class Arguments:
             training under `training`. Flags win over the file, the file over the preset.
         source: Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several
             files are one text. A .tsv file holds sources and targets, with a tab between them.
-        target: Translation of the training text, line by line; as many files as --source.
+        target: Translation of the training text, line by line: a file for each of --source that is
+            no .tsv file.
         weights: One number for each file of --source: how often its pairs are drawn, in proportion.
             If None, each pair is drawn once an epoch.
         valid_source: Validation text: selects the best parameters and is translated at the end.
         valid_target: Translation of the validation text, line by line.
+        tsv_columns: Columns of the source and of the target in .tsv files, such as 1 2, where they
+            have others too; if None, these two are all.
+        bad_lines: If a line is no UTF-8 text, has a NUL character or lacks a column, or the
+            tokenizer refuses it, refuse the text, or skip its pair, which is counted.
         valid_pairs: Without validation files, pairs of the training text that are held out for
             validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
         longest_side: Most tokens of a side of a training pair that is kept; if None, max_length.
@@ -109,6 +115,8 @@ class Arguments:
     weights: tuple[Positive, ...] | None = None
     valid_source: tuple[Path, ...] | None = None
     valid_target: tuple[Path, ...] | None = None
+    tsv_columns: tuple[Count, ...] | None = None
+    bad_lines: Literal["refuse", "skip"] = "refuse"
     valid_pairs: Count | None = None
     longest_side: Count | None = None
     max_ratio: Annotated[float, Meta(ge=1)] | None = None
@@ -153,6 +161,7 @@ class Arguments:
             Filters(self.model["max_length"], self.longest_side, self.max_ratio),
             self.drop_duplicates,
             self.prepared or default_store(),
+            Reading(self.tsv_columns, self.bad_lines),
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -340,6 +349,7 @@ def check_resumed(saved: Arguments, named: Arguments) -> None:
         "target_tokenizer",
     )
     text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
+    text += ("tsv_columns", "bad_lines")
     # BLEU that selects the best parameters is computed in the same way throughout.
     selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()
     for name in (*kept, *text, "source_lang", "target_lang", *selecting):

@@ -21,6 +21,7 @@ from jax_transformer.runtime.distributed import library_digest
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
+from jax_transformer.text.corpus import BAD_LINES_NAMED
 from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
@@ -48,6 +49,7 @@ def translate(
     source_lang: str | None = None,
     target_lang: str | None = None,
     overlong: Literal["refuse", "cut"] = "refuse",
+    bad_lines: Literal["refuse", "skip"] = "refuse",
     max_tokens: int = 4096,
     window: int = LARGEST_WINDOW,
     mesh: str | None = None,
@@ -83,7 +85,10 @@ def translate(
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the input; if None, the one that the folder names.
         target_lang: Code of the language to translate into; if None, the one that the folder names.
-        overlong: If a line has more tokens than the model takes, refuse its window, or cut it.
+        overlong: Cut a line that has more tokens than the model takes, or refuse it: a bad line.
+        bad_lines: Of lines that are no UTF-8, have a NUL character or 1 MiB, or that the model
+            refuses: refuse the window, or skip them; they give blank lines and are counted at the
+            end.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.
         window: Most lines that are read, sorted by length and translated together: a higher number
@@ -139,14 +144,15 @@ def translate(
         chosen |= {"max_new_tokens": max_new_tokens, "max_tokens": max_tokens}
         chosen |= {"overlong": overlong, "window": window}
         first: list[str] = []
-        lines = decode_lines(text, str(input or "standard input"), LONGEST_LINE)
+        name, skipped = str(input or "standard input"), [] if bad_lines == "skip" else None
+        lines = decode_lines(text, name, LONGEST_LINE, skipped)
         if alignments is not None:
             lines = _keeping(lines, first, FIRST_WINDOW)
         if pausing:
             lines = with_pauses(lines)
         counted = input is not None and input.is_file() and console.is_terminal
-        total = count_lines(input) if counted else None  # a FIFO can be read once only
-        shown = {"console": console, "mesh": devices}
+        total, done = count_lines(input) if counted else None, 0  # a FIFO can be read once only
+        shown = {"console": console, "mesh": devices, "bad_lines": skipped}
         if output is None:
             if typed:
                 translated = _translated_when_entered(model, lines, **chosen, mesh=devices)
@@ -154,16 +160,20 @@ def translate(
                 translated = translate_windows(model, lines, total=total, **chosen, **shown)
             _write(translated, sys.stdout.buffer.write, sys.stdout.buffer.flush, scores)
         else:
-            facts = {**chosen, "scores": scores, "mesh": dict(devices.shape)}
+            facts = chosen | {"bad_lines": bad_lines, "scores": scores, "mesh": dict(devices.shape)}
             facts |= {"model": model_digest(model), "library": library_digest()}
             with resumable_file(output, facts, resume=resume, overwrite=overwrite) as file:
-                shown |= {"skip": file.lines, "total": total}
-                if file.lines:
-                    console.print(f"resumed after {file.lines:,} lines")
+                done = file.lines
+                shown |= {"skip": done, "total": total}
+                if done:
+                    console.print(f"resumed after {done:,} lines")
                 translated = translate_windows(model, file.rest(lines), **chosen, **shown)
                 _write(translated, file.write, file.commit, scores)
+        if bad := sorted(number for number in skipped or () if number > done):
+            named = ", ".join(f"{name}:{number}" for number in bad[:BAD_LINES_NAMED])
+            console.print(f"{len(bad):,} bad lines gave blank lines, the first: {named}")
         if alignments is not None:
-            best = list(translate_lines(model, first, **chosen, mesh=devices))
+            best = list(translate_lines(model, first, **chosen, mesh=devices, bad_lines=skipped))
             most = alignment_plot.MAX_LINES
             drawn = alignment_plot.alignments(model, first, best, most)
             alignment_plot.draw(alignments, drawn, overwrite)

@@ -1,5 +1,6 @@
 """The text of a run: training and validation pairs, from files or the embedded number words."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,8 @@ from jax_transformer.runs.state import check_equal
 from jax_transformer.storage.digests import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.encoding import Filters, encode_text
-from jax_transformer.text.parallel_text import Text, TextFiles, is_tsv, read_text
+from jax_transformer.text.encoding import Filters, encode_lines, encode_text
+from jax_transformer.text.parallel_text import Reading, Text, TextFiles, is_tsv, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -24,7 +25,7 @@ from jax_transformer.text.prepare import (
     without_duplicates,
 )
 from jax_transformer.text.store import held_out, trained_tokenizer, with_known_facts
-from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers import LineError, Tokenizer
 
 # Without validation files this share of the training pairs is held out, but at most so many.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000
@@ -52,6 +53,7 @@ class TextSettings(NamedTuple):
     filters: Filters
     drop_duplicates: bool
     store: Path  # the folder that keeps what was prepared
+    reading: Reading
 
 
 class RunText(NamedTuple):
@@ -74,16 +76,22 @@ class Corpora(NamedTuple):
     sha256: str  # of the text, the filters and the tokenizer
 
 
-def check_files(
-    files: Files, valid_pairs: int | None, weights: Sequence[float] | None = None
-) -> None:
+def check_files(settings: TextSettings) -> None:
     """Refuse a combination of files that names no task; reads nothing."""
+    files, weights, valid_pairs, *_ = settings
+    columns = settings.reading.columns
     for source, target in (("source", "target"), ("valid_source", "valid_target")):
         sources, targets = getattr(files, source), getattr(files, target)
         if targets and not sources:
             raise InputError(f"{source}=None: name the file beside {target}={_shown(targets)}")
-        if sources and not targets and not all(map(is_tsv, sources)):
-            raise InputError(f"{target}=None: name the file beside {source}={_shown(sources)}")
+        if sources:
+            TextFiles(sources, targets or ())
+    has_tsv = any(map(is_tsv, [*(files.source or ()), *(files.valid_source or ())]))
+    if columns is not None and not (has_tsv and len(columns) == len({*columns}) == 2):
+        raise InputError(
+            f"tsv_columns={_shown(columns)} needs two numbers, of the columns of source and "
+            "target, and a .tsv file in source or valid_source"
+        )
     if files.valid_source and not files.source:
         raise InputError(f"source=None: name the training text beside {_shown(files.valid_source)}")
     if weights is not None and (not files.valid_source or len(weights) != len(files.source or ())):
@@ -104,21 +112,20 @@ def check_files(
 def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: Console) -> RunText:
     """Return the text of a run, and its tokenizer; trains one if there is none."""
     files, seed, store = settings.files, settings.seed, settings.store
-    check_files(files, settings.valid_pairs, settings.weights)
+    check_files(settings)
     without = np.zeros(0, np.int64)
     if files.source is None:
         training, validation = number_words.corpus(seed)
         texts = [training]
     else:
-        targets = files.target or ()
-        sides = [(files.source, targets)]
+        texts = [TextFiles(files.source, files.target or (), reading=settings.reading)]
         if settings.weights is not None:
-            separate = [(path,) for path in targets] or [()] * len(files.source)
-            sides = zip([(path,) for path in files.source], separate, strict=True)
-        texts = [TextFiles(*paths) for paths in sides]
+            aligned = texts[0].aligned()
+            texts = [TextFiles(paths[:1], paths[1:], reading=settings.reading) for paths in aligned]
         texts = [with_known_facts(store, text, console) for text in texts]
         if files.valid_source:
-            validation = read_text(files.valid_source, files.valid_target or ())
+            targets = files.valid_target or ()
+            validation = read_text(files.valid_source, targets, settings.reading)
         else:
             share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
             count = settings.valid_pairs or share
@@ -151,14 +158,16 @@ def encode_corpora(
     """
     tasks = _tasks(run_text, settings)
     max_length, text = settings.filters.max_length, run_text.validation
-    validation = encode_text(text, run_text.tokenizer, max_length)
+    skips_bad_lines = settings.reading.bad_lines == "skip"
+    validation = encode_text(text, run_text.tokenizer, max_length, skips_bad_lines)
     overlong = validation.counts.dropped["dropped as too long"]
     if overlong and not len(run_text.held_out):
         raise InputError(
             f"max_length={max_length} is too short for {overlong:,} of "
             f"{text.pairs:,} validation pairs; raise it or remove them from the files"
         )
-    fitting = _without_overlong(text, run_text.tokenizer, max_length) if overlong else text
+    is_whole = validation.counts.pairs == text.pairs
+    fitting = text if is_whole else _fitting(text, run_text.tokenizer, max_length)
     sha256 = json_digest([[task.key for task in tasks], settings.weights, fitting.sha256])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
@@ -197,16 +206,18 @@ def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
     ]
 
 
-def _without_overlong(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
-    lengths = zip(
-        map(len, tokenizer.encode_source(text.sources)),
-        map(len, tokenizer.encode_target(text.targets)),
-        strict=True,
-    )
-    pairs = zip(text.sources, text.targets, lengths, strict=True)
-    fitting = [(source, target) for source, target, sides in pairs if max(sides) <= max_length]
-    return Text(*zip(*fitting, strict=True), dropped_empty=text.dropped_empty)
+def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
+    """Return the pairs that the tokenizer takes and that are not too long."""
+
+    def fits(ids: list[int] | LineError) -> bool:
+        return not isinstance(ids, LineError) and len(ids) <= max_length
+
+    sides = [encode_lines(tokenizer.encode_source, text.sources)]
+    sides += [encode_lines(tokenizer.encode_target, text.targets)]
+    pairs = zip(text.sources, text.targets, *sides, strict=True)
+    sources, targets = zip(*(pair for *pair, a, b in pairs if fits(a) and fits(b)), strict=True)
+    return dataclasses.replace(text, sources=sources, targets=targets)
 
 
-def _shown(values: Sequence[Path | float]) -> str:
+def _shown(values: Sequence[Path | float | int]) -> str:
     return " ".join(map(str, values))

@@ -20,6 +20,7 @@ INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids and numbers
 ENDLESS = 2**48  # draws from a part of a mix
+BAD_LINES_NAMED = 5  # in a report
 
 
 class Tokens(NamedTuple):
@@ -44,6 +45,7 @@ class Counts(NamedTuple):
     unknown: int  # tokens among them
     dropped: Counter[str]  # other pairs by reason
     lengths: Counter[int]  # kept pairs by the columns of their longer side
+    bad_lines: tuple[str, ...] = ()  # places of the first ones
 
     @property
     def read(self) -> int:
@@ -52,14 +54,16 @@ class Counts(NamedTuple):
 
     def plus(self, counts: "Counts") -> "Counts":
         """Return the sums of two counts."""
-        return Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
+        sums = Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
+        return sums._replace(bad_lines=sums.bad_lines[:BAD_LINES_NAMED])
 
     def report(self) -> str:
         """Return these counts as one line."""
         dropped = "".join(f", {count:,} {reason}" for reason, count in sorted(self.dropped.items()))
+        named = f"; first bad lines: {', '.join(self.bad_lines)}" * bool(self.bad_lines)
         return (
             f"{self.read:,} pairs read{dropped}; {self.pairs:,} pairs of {self.tokens:,} tokens "
-            f"kept, {self.unknown / self.tokens:.2%} of the tokens unknown"
+            f"kept, {self.unknown / self.tokens:.2%} of the tokens unknown{named}"
         )
 
 

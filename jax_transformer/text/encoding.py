@@ -1,15 +1,16 @@
 """From lines to ids: which pairs of a text are kept, and what became of the others."""
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import Corpus, Part, packed_part
+from jax_transformer.text.corpus import BAD_LINES_NAMED, Corpus, Part, packed_part
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers import LineError, Tokenizer
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
 
@@ -31,21 +32,44 @@ class Filters(NamedTuple):
         return None
 
 
+def encode_lines(
+    encode: Callable[[Sequence[str]], list[list[int]]], lines: Sequence[str]
+) -> list[list[int] | LineError]:
+    """Return the ids of each line; of one that the tokenizer refuses, the error."""
+    try:
+        return encode(lines)
+    except LineError as error:
+        if len(lines) == 1:
+            return [error]
+        half = len(lines) // 2
+        return encode_lines(encode, lines[:half]) + encode_lines(encode, lines[half:])
+
+
 def encode_pairs(
-    lines: Sequence[tuple[str, str]],
+    lines: Sequence[tuple[str, str, str]],
     tokenizer: Tokenizer,
     filters: Filters,
     dropped: Counter[str],
+    bad_lines: list[str] | None,
     seed: int = 0,
 ) -> Part:
-    """Encode both sides of pairs with text; add those that the filters drop to `dropped` ones."""
+    """Encode pairs with text and their places; add those that the filters drop to `dropped` ones.
+
+    The places of pairs that the tokenizer refuses join `bad_lines`; None refuses the first one.
+    """
     smallest = np.min_scalar_type(max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1)
     dropped, unknown = Counter(dropped), 0
     pairs, source_lengths = [], []
     for start in range(0, len(lines), CHUNK):
-        sources, targets = zip(*lines[start : start + CHUNK], strict=True)
-        sides = tokenizer.encode_source(sources), tokenizer.encode_target(targets)
-        for source, target in zip(*sides, strict=True):
+        sources, targets, places = zip(*lines[start : start + CHUNK], strict=True)
+        sides = [encode_lines(tokenizer.encode_source, sources)]
+        sides += [encode_lines(tokenizer.encode_target, targets)]
+        for place, source, target in zip(places, *sides, strict=True):
+            if errors := [ids for ids in (source, target) if isinstance(ids, LineError)]:
+                if bad_lines is None:
+                    raise InputError(f"{place}: {errors[0].fault}")
+                bad_lines.append(place)
+                continue
             if reason := filters.reason_to_drop(len(source), len(target)):
                 dropped[reason] += 1
                 continue
@@ -53,14 +77,21 @@ def encode_pairs(
             pairs.append(np.array([*source, tokenizer.bos_id, *target], smallest))
             source_lengths.append(len(source))
     part = packed_part(pairs, source_lengths, seed, smallest)
-    return part._replace(counts=part.counts._replace(dropped=dropped, unknown=unknown))
+    bad = tuple(bad_lines or ())
+    dropped += Counter({"dropped for a bad line": len(bad)})
+    counts = part.counts._replace(dropped=dropped, unknown=unknown)
+    return part._replace(counts=counts._replace(bad_lines=bad[:BAD_LINES_NAMED]))
 
 
-def encode_text(text: Text, tokenizer: Tokenizer, max_length: int) -> Corpus:
+def encode_text(
+    text: Text, tokenizer: Tokenizer, max_length: int, skips_bad_lines: bool = False
+) -> Corpus:
     """Encode a text in memory; drop and count the pairs with a side above `max_length` tokens."""
-    lines = list(zip(text.sources, text.targets, strict=True))
+    places = (f"pair {number}" for number in itertools.count(1))
+    lines = list(zip(text.sources, text.targets, places, strict=False))
     dropped = +Counter({"dropped for an empty side": text.dropped_empty})
-    part = encode_pairs(lines, tokenizer, Filters(max_length), dropped)
+    bad_lines = list(text.bad_lines) if skips_bad_lines else None
+    part = encode_pairs(lines, tokenizer, Filters(max_length), dropped, bad_lines)
     if not part.counts.pairs:
         raise InputError(
             f"max_length={max_length} leaves none of {len(lines):,} pairs; "

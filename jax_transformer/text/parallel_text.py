@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.digests import json_digest
@@ -18,6 +18,8 @@ from jax_transformer.storage.faults import faults_named
 from jax_transformer.text.text_files import (
     FAULT,
     LONGEST_LINE,
+    BadLine,
+    check_no_tmx,
     decode_line,
     is_blank,
     open_text,
@@ -29,6 +31,16 @@ PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class Reading(NamedTuple):
+    """How the lines of files become pairs."""
+
+    columns: tuple[int, ...] | None = None  # of source and target in a .tsv file that has others
+    bad_lines: Literal["refuse", "skip"] = "refuse"  # skip drops the pairs of bad lines
+
+
+USUAL_READING = Reading()
 
 
 class Block(NamedTuple):
@@ -43,26 +55,40 @@ class Block(NamedTuple):
     target_name: str | None
     sources: list[bytes | None]
     targets: list[bytes | None]
+    reading: Reading = USUAL_READING
 
-    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | None]:
-        """Return the source and the target of some pairs, or of all; None for an overlong line."""
+    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | BadLine | None]:
+        """Return the source and the target of some pairs, or of all; None for an overlong line.
+
+        The first bad line is refused; where they are skipped, each stands for its pair.
+        """
         return [self._pair(i) for i in (range(len(self.sources)) if places is None else places)]
 
-    def _pair(self, place: int) -> tuple[str, str] | None:
+    def place(self, place: int) -> str:
+        """Return the files and the number of a line, for a message on its pair."""
+        names = " or ".join(filter(None, (self.source_name, self.target_name)))
+        return f"{names}:{self.first_line + place}"
+
+    def _pair(self, place: int) -> tuple[str, str] | BadLine | None:
         number = self.first_line + place
         sides = [side[place] for side in (self.sources, self.targets) if side]
         if None in sides:
             return None
-        source = decode_line(sides[0], self.source_name, number)
-        if self.target_name is not None:
-            return source, decode_line(sides[1], self.target_name, number)
-        sides = source.split("\t")
-        if len(sides) != 2:
-            raise InputError(
-                f"{self.source_name}:{number}: has {len(sides) - 1} tabs; "
-                "write a source, one tab and a target on each line"
-            )
-        return sides[0], sides[1]
+        try:
+            source = decode_line(sides[0], self.source_name, number)
+            if self.target_name is not None:
+                return source, decode_line(sides[1], self.target_name, number)
+            columns, chosen = source.split("\t"), self.reading.columns
+            if len(columns) == 2 if chosen is None else len(columns) >= max(chosen):
+                first, second = chosen or (1, 2)
+                return columns[first - 1], columns[second - 1]
+            tabs = f"has {len(columns) - 1} tabs"
+            remedy = "write a source, one tab and a target, name their columns by tsv_columns"
+            raise BadLine(f"{self.source_name}:{number}", f"{tabs}; {remedy}")
+        except BadLine as error:
+            if self.reading.bad_lines == "refuse":
+                raise
+            return error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +109,7 @@ class Text:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     dropped_empty: int = 0  # pairs that were dropped because a side was blank
+    bad_lines: tuple[str, ...] = ()  # places of pairs that were dropped because of a bad line
 
     names = "the sources and targets"  # for messages
 
@@ -108,27 +135,30 @@ class Text:
 class TextFiles:
     """Files of a parallel text, whose pairs are numbered in the order of the files.
 
-    Without targets, each line of the sources, .tsv files, has a source, one tab and a target.
+    Each line of a source file that is a .tsv file has a source, one tab and a target.
     """
 
     sources: tuple[Path, ...]
-    targets: tuple[Path, ...] = ()  # for each source file, that with the translations
+    targets: tuple[Path, ...] = ()  # for each source file that is no .tsv file, its translations
     facts: tuple[FileFacts, ...] = ()  # of the sources, then of the targets; see `with_facts`
+    reading: Reading = USUAL_READING
 
     def __post_init__(self) -> None:
-        if self.targets and len(self.sources) != len(self.targets):
+        for path in self.sources + self.targets:
+            check_no_tmx(path)
+            if path in self.targets and is_tsv(path):
+                raise InputError(f"{path}: a .tsv file holds pairs; name it among the sources")
+        sources = sum(not is_tsv(path) for path in self.sources)
+        if sources != len(self.targets):
             raise InputError(
-                f"{len(self.sources)} source files and {len(self.targets)} target files; name as "
-                "many target files as source files, in the same order"
+                f"{sources} source files that are not .tsv, and {len(self.targets)} target files; "
+                "name a target file for each of these, in the same order; a .tsv file holds pairs"
             )
-        for path in self.sources + self.targets if self.targets else ():
-            if is_tsv(path):
-                raise InputError(f"{path}: a .tsv file holds pairs; name it without target files")
 
     @property
     def names(self) -> str:
         """The names of the files, for messages."""
-        return " and ".join(", ".join(map(str, side)) for side in self._sides())
+        return ", ".join(map(str, self.sources + self.targets))
 
     @property
     def pairs(self) -> int:
@@ -137,8 +167,8 @@ class TextFiles:
 
     @property
     def sha256(self) -> str:
-        """Digest of the files, by their facts, as 64 hex digits."""
-        return json_digest([fact.sha256 for fact in self.facts])
+        """Digest of the files, by their facts, and of how they are read, as 64 hex digits."""
+        return json_digest([[fact.sha256 for fact in self.facts], *self.reading])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the lines in blocks, each of which ends after `pairs` pairs or with a file.
@@ -147,8 +177,8 @@ class TextFiles:
         have changed since their facts were read are refused.
         """
         first = 0
-        for files in zip(*self._sides(), strict=True):
-            for block in _file_blocks(files, first, pairs):
+        for files in self.aligned():
+            for block in _file_blocks(files, first, pairs, self.reading):
                 self._check_unchanged()
                 yield block
                 first = block.first + len(block.sources)
@@ -161,12 +191,17 @@ class TextFiles:
             fact = read.get((str(path.absolute()), *_size_and_time(path)))
             facts[path] = fact = fact or _read_facts(path)
             read[fact.path, fact.bytes, fact.mtime_ns] = fact
-        for files in zip(*self._sides(), strict=True):
+        for files in self.aligned():
             lines = [facts[path].lines for path in files]
             if len(set(lines)) > 1:
                 raise _misaligned(files, lines)
         ordered = tuple(facts[path] for path in self.sources + self.targets)
         return dataclasses.replace(self, facts=ordered)
+
+    def aligned(self) -> list[tuple[Path, ...]]:
+        """Return each .tsv file, and each other source file with its target file, in order."""
+        targets = iter(self.targets)
+        return [(path,) if is_tsv(path) else (path, next(targets)) for path in self.sources]
 
     def _check_unchanged(self) -> None:
         for fact in self.facts:
@@ -175,30 +210,35 @@ class TextFiles:
                     f"{fact.path}: changed while it was encoded; start again when it is complete"
                 )
 
-    def _sides(self) -> list[tuple[Path, ...]]:
-        return [self.sources, self.targets] if self.targets else [self.sources]
 
+def read_text(
+    source_paths: Paths, target_paths: Paths = (), reading: Reading = USUAL_READING
+) -> Text:
+    """Read files as `TextFiles` names them; drop and count the pairs with a blank side.
 
-def read_text(source_paths: Paths, target_paths: Paths = ()) -> Text:
-    """Read files as `TextFiles` names them; drop and count the pairs with a blank side."""
-    files = TextFiles(_as_paths(source_paths), _as_paths(target_paths))
-    pairs, lines = [], 0
+    A line above `LONGEST_LINE` bytes is a bad line here.
+    """
+    files = TextFiles(_as_paths(source_paths), _as_paths(target_paths), reading=reading)
+    pairs, bad, lines = [], [], 0
     for block in files.blocks(BLOCK_PAIRS):
-        decoded = block.pairs()
-        if None in decoded:
-            names = " or ".join(filter(None, (block.source_name, block.target_name)))
-            raise overlong_line(names, block.first_line + decoded.index(None), LONGEST_LINE)
-        pairs += filter(has_text, decoded)
+        for place, pair in enumerate(block.pairs()):
+            if has_text(pair):
+                pairs.append(pair)
+            elif not isinstance(pair, tuple):
+                error = pair or overlong_line(block.place(place), LONGEST_LINE)
+                if reading.bad_lines == "refuse":
+                    raise error
+                bad.append(error.place)
         lines += len(block.sources)
     if not pairs:
         raise no_pairs(files.names, lines)
     sources, targets = zip(*pairs, strict=True)
-    return Text(sources, targets, dropped_empty=lines - len(pairs))
+    return Text(sources, targets, lines - len(pairs) - len(bad), tuple(bad))
 
 
-def has_text(pair: tuple[str, str] | None) -> bool:
-    """Return whether a pair is not too long and neither of its sides is blank."""
-    return pair is not None and not any(map(is_blank, pair))
+def has_text(pair: tuple[str, str] | BadLine | None) -> bool:
+    """Return whether a pair is not too long, has no bad line and neither of its sides is blank."""
+    return isinstance(pair, tuple) and not any(map(is_blank, pair))
 
 
 def no_pairs(names: str, lines: int) -> InputError:
@@ -217,7 +257,9 @@ def _as_paths(paths: Paths) -> tuple[Path, ...]:
     return tuple(map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths))
 
 
-def _file_blocks(files: tuple[Path, ...], first: int, pairs: int) -> Iterator[Block]:
+def _file_blocks(
+    files: tuple[Path, ...], first: int, pairs: int, reading: Reading
+) -> Iterator[Block]:
     """Yield the blocks of two line-aligned files or of one .tsv file; see `TextFiles.blocks`."""
     names = [*map(str, files), None]
     with contextlib.ExitStack() as opened:
@@ -230,7 +272,7 @@ def _file_blocks(files: tuple[Path, ...], first: int, pairs: int) -> Iterator[Bl
                 raise _misaligned(files, [sum(both) for both in zip(counts, unread, strict=True)])
             if not sides[0]:
                 return
-            yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2])
+            yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2], reading)
 
 
 def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:

@@ -38,6 +38,7 @@ from jax_transformer.text.parallel_text import (
     no_pairs,
 )
 from jax_transformer.text.store import FORMAT, locked, one_line_faults, read_entry, write_entry
+from jax_transformer.text.text_files import BadLine
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text
 
 IDS, INDEX = "ids", "index"
@@ -155,8 +156,8 @@ def open_folder(folder: Path) -> Corpus:
 
 def _counts(manifest: dict[str, Any]) -> Counts:
     counts = Counts(*(manifest[name] for name in Counts._fields))
-    lengths = Counter(dict(counts.lengths))
-    return counts._replace(dropped=Counter(counts.dropped), lengths=lengths)
+    lengths, bad_lines = Counter(dict(counts.lengths)), tuple(counts.bad_lines)
+    return counts._replace(dropped=Counter(counts.dropped), lengths=lengths, bad_lines=bad_lines)
 
 
 def _append(path: Path, size: int, content: np.ndarray) -> None:
@@ -171,7 +172,7 @@ def _append(path: Path, size: int, content: np.ndarray) -> None:
 def _check_kept(task: Task, counts: Counts) -> None:
     if counts.pairs:
         return
-    if counts.dropped.keys() <= {"dropped for an empty side"}:
+    if counts.dropped.keys() <= {"dropped for an empty side", "dropped for a bad line"}:
         raise no_pairs(task.text.names, task.text.pairs)
     filters = ", ".join(f"{name}={value}" for name, value in task.filters._asdict().items())
     raise InputError(
@@ -217,18 +218,21 @@ def encode_block(
     `left_out` has the reasons why pairs are not kept, by their place in the block.
     """
     dropped, lines = Counter(), []
+    bad_lines = [] if block.reading.bad_lines == "skip" else None
     most = CHARACTERS_OF_A_TOKEN * filters.max_length
     try:
         for place, pair in enumerate(block.pairs()):
             if place in left_out:
                 dropped[left_out[place]] += 1
+            elif isinstance(pair, BadLine):
+                bad_lines.append(pair.place)
             elif pair is None or max(map(len, pair)) > most:
                 dropped["dropped as too long"] += 1
             elif not has_text(pair):
                 dropped["dropped for an empty side"] += 1
             else:
-                lines.append(pair)
-        return encode_pairs(lines, _tokenizer(tokenizer), filters, dropped, seed)
+                lines.append((*pair, block.place(place)))
+        return encode_pairs(lines, _tokenizer(tokenizer), filters, dropped, bad_lines, seed)
     except InputError as error:
         raise InputError(str(error)) from None  # one that a process can hand to another one
 

@@ -27,9 +27,28 @@ LONGEST_LINE = 2**20  # bytes
 FAULT = "is no readable text; name a text file"
 
 
+class BadLine(InputError):
+    """A line that cannot be used; its place is the file, its number from 1 and perhaps a byte."""
+
+    def __init__(self, place: str, fault: str) -> None:
+        """Name the line and what is wrong."""
+        super().__init__(f"{place}: {fault}, or set bad_lines to 'skip'")
+        self.place = place
+
+
 def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text file for `decode_lines`."""
+    check_no_tmx(path)
     return open_regular(path, FAULT)
+
+
+def check_no_tmx(path: str | os.PathLike[str]) -> None:
+    """Refuse a translation memory, whose lines are XML."""
+    if os.fspath(path).lower().endswith((".tmx", ".tmx.gz")):
+        raise InputError(
+            f"{path}: is a translation memory (TMX), which is XML and no lines of text; write its "
+            'pairs to a .tsv file: the page "Text: from files to batches" has a program for it'
+        )
 
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -46,7 +65,9 @@ def count_lines(path: str | os.PathLike[str]) -> int:
         return sum(1 for _ in read_lines(file, os.fspath(path)))
 
 
-def decode_lines(file: io.BufferedReader, name: str, longest: int = LONGEST_LINE) -> Iterator[str]:
+def decode_lines(
+    file: io.BufferedReader, name: str, longest: int = LONGEST_LINE, bad: list[int] | None = None
+) -> Iterator[str]:
     r"""Yield the lines of UTF-8 text, plain or compressed, as they are read.
 
     A lone "\r", U+0085 or U+2028 is an ordinary character, so that two files stay aligned. A
@@ -55,11 +76,18 @@ def decode_lines(file: io.BufferedReader, name: str, longest: int = LONGEST_LINE
     Args:
         file: The file, open for reading bytes.
         longest: Most bytes of a line.
+        bad: Takes the numbers of bad lines, from 1, each of which gives ""; None refuses the first.
     """
     for number, line in enumerate(read_lines(file, name, longest), start=1):
-        if line is None:
-            raise overlong_line(name, number, longest)
-        yield decode_line(line, name, number)
+        try:
+            if line is None:
+                raise overlong_line(f"{name}:{number}", longest)
+            yield decode_line(line, name, number)
+        except BadLine:
+            if bad is None:
+                raise
+            bad.append(number)
+            yield ""
 
 
 def read_lines(
@@ -83,26 +111,23 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name}:{number}:{error.start + 1}: byte 0x{line[error.start]:02x} is not UTF-8; "
-            "convert the file to UTF-8"
-        ) from error
+        fault = f"byte 0x{line[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+        raise BadLine(f"{name}:{number}:{error.start + 1}", fault) from error
     if "\0" in text:
-        column = line.index(0) + 1
-        raise InputError(f"{name}:{number}:{column}: NUL character; name a text file")
+        place = f"{name}:{number}:{line.index(0) + 1}"
+        raise BadLine(place, "NUL character; name a text file")
     return text.removeprefix("\ufeff") if number == 1 else text
 
 
-def overlong_line(name: str, number: int, longest: int) -> InputError:
-    """Return the error for a line of more than `longest` bytes, by its number from 1."""
-    return InputError(f"{name}:{number}: is longer than {longest:,} bytes; split the line")
+def overlong_line(place: str, longest: int) -> BadLine:
+    """Return the error for a line of more than `longest` bytes."""
+    return BadLine(place, f"is longer than {longest:,} bytes; split the line")
 
 
 def is_blank(line: str) -> bool:
-    """Return whether a line shows nothing, whatever invisible characters it has.
+    """Return whether a line has only whitespace, controls and what Unicode calls default ignorable.
 
-    These are whitespace, controls, and the code points that Unicode calls default ignorable: soft
-    hyphens, zero-width spaces and joiners, byte-order marks, variation selectors and the like.
+    These are soft hyphens, zero-width spaces, joiners, byte-order marks, variation selectors, ...
     """
     return not any(map(_is_seen, line))
 

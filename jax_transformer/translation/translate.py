@@ -21,6 +21,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_execution, check_whole_number
 from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
+from jax_transformer.text.encoding import encode_lines
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
@@ -68,6 +69,7 @@ def translate_windows(
     lines: Iterable[str | None],
     *,
     overlong: Literal["refuse", "cut"] = "refuse",
+    bad_lines: list[int] | None = None,
     max_tokens: int = 4096,
     window: int | None = None,
     skip: int = 0,
@@ -88,7 +90,9 @@ def translate_windows(
     Args:
         lines: Source lines; None among them is a pause, before which a window ends.
         overlong: What happens if a line has more than `config.max_length` tokens, special tokens
-            included: "refuse" to translate its window, or "cut" the line.
+            included: "refuse" makes it a bad line, "cut" cuts it.
+        bad_lines: Takes the numbers, from 1, of lines that are too long or no source of this model,
+            whose translations are then blank. If None, the window of the first one is refused.
         max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
             of more than one line, for each device that the lines are distributed over.
         window: Lines of the largest window; None reads all lines into one window.
@@ -148,6 +152,7 @@ def translate_windows(
         model._replace(generation=chosen),
         windows(lines, sizes, skip),
         overlong,
+        bad_lines,
         max_tokens * row_shards(mesh) // chosen["beam_size"],
         total,
         console or Console(quiet=True),
@@ -160,6 +165,7 @@ def _translate(
     model: TrainedModel,
     parts: Iterator[Window],
     overlong: str,
+    bad_lines: list[int] | None,
     most_tokens: int,
     total: int | None,
     console: Console,
@@ -173,7 +179,7 @@ def _translate(
     with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
         task = progress.add_task("translating", total=total)
         for start, lines, is_small in parts:
-            sources, cut_lines = _encode(model, lines, start, overlong)
+            sources, cut_lines = _encode(model, lines, start, overlong, bad_lines)
             cut += cut_lines
             search = search_of(len(lines))
             translations = [blank] * len(lines)
@@ -199,23 +205,25 @@ def _translate(
 
 
 def _encode(
-    model: TrainedModel, lines: list[str], start: int, overlong: str
+    model: TrainedModel, lines: list[str], start: int, overlong: str, bad_lines: list[int] | None
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the source ids of each line, none for a blank line; and the numbers of cut lines."""
+    """Return the source ids of each line, none for a blank or bad one; the numbers of cut lines."""
     config, tokenizer = model.config, model.tokenizer
-    try:
-        lines = ["" if is_blank(line) else line for line in lines]
-        *sources, blank = tokenizer.encode_source([*lines, ""])
-    except LineError as error:
-        raise LineError(start + error.row, error.fault) from error
-    sources = [[] if ids == blank else ids for ids in sources]
+    lines = ["" if is_blank(line) else line for line in lines]
+    *sources, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
+    for index, ids in enumerate(sources):
+        fault = ids.fault if isinstance(ids, LineError) else ""
+        if not fault and len(ids) > config.max_length and overlong != "cut":
+            fault = (
+                f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
+                f"{config.max_length}; split the line or set overlong to 'cut'"
+            )
+        if fault and bad_lines is None:
+            raise LineError(start + index, fault)
+        if fault:
+            bad_lines.append(start + index + 1)
+        sources[index] = [] if fault or ids == blank else ids
     too_long = [index for index, ids in enumerate(sources) if len(ids) > config.max_length]
-    if too_long and overlong != "cut":
-        raise InputError(
-            f"line {start + too_long[0] + 1} is {len(sources[too_long[0]])} tokens long, EOS "
-            f"included, but the model takes max_length={config.max_length}; split the line or set "
-            "overlong to 'cut'"
-        )
     cut = tokenizer.encode_source([lines[index] for index in too_long], config.max_length)
     for index, ids in zip(too_long, cut, strict=True):
         sources[index] = ids

@@ -83,6 +83,13 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
         (["--weights=1"], "target"),
         (["--weights", "1", "0"], "weights[1] is not"),
         (["--weights", "1", "inf"], "weights="),
+        (["--bad-lines=drop"], "bad_lines='drop' must be one of 'refuse', 'skip'"),
+        (["--tsv-columns", "1", "2"], "tsv_columns=1 2 needs two numbers, "),
+        (["--source=a.tsv", "--target", "--tsv-columns", "1"], "tsv_columns=1 needs two numbers"),
+        (["--source=a.tsv", "--target", "--tsv-columns", "1", "1"], "tsv_columns=1 1 needs two"),
+        (["--source=a.tsv", "--target", "--tsv-columns", "0", "1"], "tsv_columns=['0', '1'] must"),
+        (["--source=a.tmx", "--target"], "a.tmx: is a translation memory (TMX)"),
+        (["--source", "a.tsv", "b", "--target"], "1 source files that are not .tsv, and 0 target"),
     ],
 )
 def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):
@@ -95,6 +102,22 @@ def test_a_misspelt_argument_is_refused(corpus, capsys):
     line = "error: '--dry-runn' is not an argument of jax-transformer train; see jax-transformer "
     assert refusal(*arguments(corpus, "--dry-runn")).startswith(line)
     assert capsys.readouterr().err == ""
+
+
+def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys):
+    pairs = "".join(f"{word}\t0.9\t{word.upper()}\n" for word in WORDS)
+    Path("scored.tsv").write_bytes(pairs.encode() + b"a\xff\t0.1\tb\nab\t0.1\n")
+    Path("bad").write_bytes(b"ab\nb\0\n")
+    options = [*arguments(corpus, *OPTIONS), "--source", "scored.tsv", "bad", "source"]
+    options += ["--target", "bad", "target", "--tsv-columns", "1", "3"]
+    assert "scored.tsv:7:2: byte 0xff is not UTF-8" in refusal(*options)
+    prepare(*options, "--bad-lines=skip")
+    report = capsys.readouterr().out.splitlines()[0]
+    assert "16 pairs read, 3 dropped for a bad line; 13 pairs of" in report
+    assert report.endswith("; first bad lines: scored.tsv:7:2, scored.tsv:8, bad:2:2")
+    message = refusal(*options[:-3], "--bad-lines=refuse")
+    assert "scored.tsv:1: has 2 tabs; write a source, one tab and a target, name" in message
+    assert "by tsv_columns" in message
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])

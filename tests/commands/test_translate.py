@@ -12,7 +12,6 @@ import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import translate as command_module
-from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save
@@ -276,8 +275,101 @@ def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch)
 def test_a_line_without_end_is_refused(run, monkeypatch):
     monkeypatch.setattr(command_module, "LONGEST_LINE", 40)
     text = b"cab\n" + b"b" * 41 + b"\n"
-    message = "error: standard input:2: is longer than 40 bytes; split the line\n"
-    assert run(text) == (1, "", message)
+    fault = "is longer than 40 bytes; split the line, or set bad_lines to 'skip'"
+    assert run(text) == (1, "", f"error: standard input:2: {fault}\n")
+
+
+@pytest.fixture
+def bad_files(tmp_path, checkpoint, monkeypatch):
+    """An input of several windows with bad lines of each kind, its output, and their numbers."""
+    monkeypatch.setattr(command_module, "LONGEST_LINE", 60)
+    lines = [(LINES[number % 4] + " c" * (number % 3)).encode() for number in range(150)]
+    bad = {3: b"a\xff", 60: b"\0", 64: b"c" * 61, 65: b"abc " * 12, 100: b"\xff\xfe", 149: b"a\0b"}
+    for number, line in bad.items():
+        lines[number - 1] = line
+    good = ["" if number in bad else line.decode() for number, line in enumerate(lines, 1)]
+    path = tmp_path / "input"
+    path.write_bytes(b"\n".join(lines))
+    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, good, window=70))
+    return path, tmp_path / "output", expected, sorted(bad)
+
+
+def test_bad_lines_are_skipped_in_their_places_and_counted(run, bad_files):
+    path, output, expected, bad = bad_files
+    named = ", ".join(f"{path}:{number}" for number in bad[:5])
+    told = f"6 bad lines gave blank lines, the first: {named}\n"
+    options = ("--window=70", "--bad-lines=skip")
+    assert run(b"", f"--input={path}", f"--output={output}", *options) == (0, "", told)
+    assert output.read_text() == expected
+    told = told.replace(str(path), "standard input")
+    assert run(path.read_bytes(), *options) == (0, expected, told)
+    code, out, err = run(path.read_bytes(), *options, "--overlong=cut", "--beam=2", "--nbest=2")
+    assert (code, out.count("\n")) == (0, 300)
+    assert out.split("\n")[4:6] == ["", ""]
+    assert out.split("\n")[128] != ""  # line 65 is cut and no bad line
+    cut, told = err.splitlines()
+    assert cut.startswith("1 of 150 lines cut to max_length=12 tokens")
+    assert told.startswith("5 bad lines gave blank lines, the first: standard input:3, ")
+
+
+@pytest.mark.parametrize(("killed_at", "done", "told"), [(2, 64, [65, 100, 149]), (3, 134, [149])])
+def test_a_killed_translation_with_bad_lines_goes_on_to_the_same_bytes(
+    run, bad_files, monkeypatch, killed_at, done, told
+):
+    path, output, expected, _ = bad_files
+    options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
+    generate, calls = translation.generate, []
+
+    def killed(*arguments, **options):
+        calls.append(len(calls))
+        if len(calls) == killed_at:
+            raise SystemExit(137)
+        return generate(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "generate", killed)
+        assert run(b"", *options, "--bad-lines=skip")[0] == 137
+    refused = "error: bad_lines='refuse' is not that of the unfinished output, which has 'skip'"
+    assert run(b"", *options)[2].startswith(refused)
+    named = ", ".join(f"{path}:{number}" for number in told)
+    message = f"{len(told)} bad lines gave blank lines, the first: {named}"
+    resumed = f"resumed after {done} lines\n{message}\n"
+    assert run(b"", *options, "--bad-lines=skip") == (0, "", resumed)
+    assert output.read_text() == expected
+
+
+def test_a_refused_line_leaves_the_windows_before_its_own(run, bad_files, tmp_path):
+    path, output, _, _ = bad_files
+    lines = path.read_bytes().split(b"\n")
+    for number in (3, 60, 64, 65):
+        lines[number - 1] = b"cab"
+    path.write_bytes(b"\n".join(lines))
+    code, out, err = run(path.read_bytes(), "--window=70")
+    assert (code, out.count("\n")) == (1, 64)
+    assert err.startswith("error: standard input:100:1: byte 0xff is not UTF-8")
+    options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
+    assert run(b"", *options)[0] == 1
+    assert (tmp_path / "output.part").read_text() == out
+    lines[99] = lines[148] = b"b"  # mended
+    path.write_bytes(b"\n".join(lines))
+    assert run(b"", *options) == (0, "", "resumed after 64 lines\n")
+    assert output.read_text().startswith(out)
+    assert output.read_text().count("\n") == 150
+
+
+@pytest.mark.exhaustive
+def test_a_bad_line_in_a_slow_pipe_gives_a_blank_line_at_once(directory):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    program = subprocess.Popen([*command(directory), "--bad-lines=skip"], **pipes)
+    with program:
+        for line in (b"a\xff\n", b"\0\n"):
+            program.stdin.write(line)
+            program.stdin.flush()
+            assert program.stdout.readline() == b"\n"
+        program.stdin.close()
+        said = program.stderr.read().decode()
+    named = "standard input:1, standard input:2"
+    assert said == f"2 bad lines gave blank lines, the first: {named}\n"
 
 
 def test_a_translation_is_one_line_whatever_its_tokens_are(run, monkeypatch):

@@ -18,8 +18,9 @@ from jax_transformer.runs.corpora import (
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters
-from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.parallel_text import Reading, Text
 from jax_transformer.text.store import held_out, read_entry, write_entry
+from jax_transformer.tokenizers import LineError, Tokenizer
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
 
@@ -72,7 +73,10 @@ def settings(tmp_path):
         *((tmp_path / f"{part}.{side}",) for part in ("train", "valid") for side in ("de", "en"))
     )
     filters = Filters(max_length=40)
-    return TextSettings(files, None, None, 0, 80, False, 10**6, filters, False, tmp_path / "store")
+    reading = Reading()
+    return TextSettings(
+        files, None, None, 0, 80, False, 10**6, filters, False, tmp_path / "store", reading
+    )
 
 
 def encode(settings):
@@ -104,6 +108,63 @@ def test_a_pair_with_a_side_that_nobody_sees_is_dropped(settings):
     path.write_text("\n".join(lines))
     found = encode(settings._replace(drop_duplicates=True)).training
     assert found.counts.dropped["dropped for an empty side"] == 4
+
+
+def test_bad_lines_of_training_and_validation_are_dropped_and_reported(settings):
+    sources, _, _, valid_targets = (path for (path,) in settings.files)
+    good = encode(settings)
+    for path, number in ((sources, 20), (valid_targets, 2)):
+        lines = path.read_bytes().split(b"\n")
+        lines[number - 1] = b"\xff"
+        path.write_bytes(b"\n".join(lines))
+        place = f"{path}:{number}:1"
+        with pytest.raises(InputError, match=f"^{place}: byte 0xff is not UTF-8"):
+            encode(settings)
+        sources.write_bytes(sources.read_bytes().replace(b"\xff", b"drei"))
+    sources.write_bytes(sources.read_bytes().replace(b"drei", b"\xff", 1))
+    skipping = settings._replace(reading=Reading(bad_lines="skip"))
+    corpora = encode(skipping)
+    training, validation = corpora.report
+    assert "1 dropped for a bad line, 1 dropped for an empty side; 297 pairs of" in training
+    assert training.endswith(f"; first bad lines: {sources}:2:1")
+    assert "4 pairs read, 1 dropped for a bad line; 3 pairs of" in validation
+    assert validation.endswith(f"; first bad lines: {valid_targets}:2:1")
+    assert len(corpora.validation) == len(corpora.validation_text.sources) == 3
+    assert try_corpora(read_corpora(skipping, None, QUIET), skipping, QUIET) == (training,)
+    assert good.sha256 != corpora.sha256
+
+
+def test_a_held_out_pair_that_the_tokenizer_refuses_is_dropped_too(settings, monkeypatch):
+    files = settings.files._replace(valid_source=None, valid_target=None)
+    settings = settings._replace(files=files, valid_pairs=40, reading=Reading(bad_lines="skip"))
+    encode_source = Tokenizer.encode_source
+
+    def encode_but_three(tokenizer, lines, *rest):
+        for row, line in enumerate(lines):
+            if "drei 3" in line:
+                raise LineError(row, "is no source")
+        return encode_source(tokenizer, lines, *rest)
+
+    corpora = read_corpora(settings, None, QUIET)
+    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_three)
+    refused = sum("drei 3" in line for line in corpora.validation.sources)
+    assert refused > 1
+    found = encode_corpora(corpora, settings, QUIET)
+    assert len(found.validation) == 40 - refused
+    assert len(found.validation_text.sources) == 40 - refused
+    assert not any("drei 3" in line for line in found.validation_text.sources)
+    assert f"{refused:,} dropped for a bad line" in found.report[1]
+    assert "; first bad lines: pair " in found.report[1]
+    with pytest.raises(InputError, match=r"^pair \d+: is no source"):
+        encode_corpora(corpora, settings._replace(reading=Reading()), QUIET)
+
+
+def test_a_text_read_in_another_way_is_prepared_anew(settings):
+    skipping = settings._replace(reading=Reading(bad_lines="skip"))
+    first, second = encode(settings), encode(skipping)
+    assert first.sha256 != second.sha256
+    assert first.training.parts[0].folder != second.training.parts[0].folder
+    assert first.training.counts == second.training.counts  # no line is bad
 
 
 def test_a_dry_run_reports_what_is_kept_and_writes_no_shard(settings):

@@ -1,6 +1,7 @@
 """Blocks of a parallel text are its lines, whatever the files; its facts tell what has changed."""
 
 import dataclasses
+import gzip
 import hashlib
 import os
 import tracemalloc
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
-from jax_transformer.text.parallel_text import Text, TextFiles, read_text
-from jax_transformer.text.text_files import LONGEST_LINE, count_lines
-from tests.text.texts import PACK, read_lines
+from jax_transformer.text.parallel_text import Reading, Text, TextFiles, read_text
+from jax_transformer.text.text_files import LONGEST_LINE, BadLine, count_lines
+from tests.text.texts import PACK, SKIP, read_lines
 
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\t"), max_size=8)
 PAIRS = st.lists(st.tuples(LINES, LINES), max_size=12)
@@ -139,9 +140,13 @@ def test_blocks_take_the_memory_of_one(write):
 
 def test_files_that_make_no_pairs_are_refused():
     for sources, targets, message in (
-        ([], ["a"], "0 source files and 1 target files"),
-        (["a", "b"], ["c"], "2 source files and 1 target files"),
-        (["a.tsv.zst"], ["b"], "a.tsv.zst: a .tsv file holds pairs"),
+        ([], ["a"], "0 source files that are not .tsv, and 1 target files"),
+        (["a", "b"], ["c"], "2 source files that are not .tsv, and 1 target files"),
+        (["a.tsv", "b"], [], "1 source files that are not .tsv, and 0 target files; name a target"),
+        (["a.tsv", "b"], ["c", "d"], "1 source files that are not .tsv, and 2 target files"),
+        (["a.tmx"], [], r"a.tmx: is a translation memory \(TMX\)"),
+        (["a"], ["b.tmx"], r"b.tmx: is a translation memory \(TMX\)"),
+        (["a.tsv.zst"], ["b"], "0 source files that .* 1 target files; .* a .tsv file holds pairs"),
         (["a"], ["b.tsv"], "b.tsv: a .tsv file holds pairs"),
     ):
         with pytest.raises(InputError, match=message):
@@ -235,8 +240,88 @@ def test_several_files_and_pairs_of_a_tsv_file_read_alike(write):
     assert read_text(str(pairs[0])) == Text(("a",), ("A",))
 
 
+def test_pairs_of_a_tsv_file_and_of_two_files_are_one_text(write):
+    pairs = write("pairs.tsv", b"a\tA\nb\tB\n"), write("more.tsv.gz", gzip.compress(b"d\tD\n"))
+    source, target = write("source", b"c\n"), write("target", b"C\n")
+    text = TextFiles((pairs[0], source, pairs[1]), (target,)).with_facts()
+    blocks = list(text.blocks(2))
+    assert [block.first for block in blocks] == [0, 2, 3]
+    found = [pair for block in blocks for pair in block.pairs()]
+    assert found == [("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")]
+    assert (text.pairs, len(text.facts)) == (4, 4)
+    assert read_text([pairs[0], source], target).sources == ("a", "b", "c")
+    write("target", b"C\nD\n")
+    with pytest.raises(InputError, match="must be line-aligned but have 1 and 2 lines"):
+        TextFiles((pairs[0], source, pairs[1]), (target,)).with_facts()
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [((1, 2), ("a", "A")), ((2, 1), ("A", "a")), ((3, 1), ("0.5", "a")), ((1, 4), ("a", ""))],
+)
+def test_columns_of_a_tsv_file_are_chosen(write, columns, expected):
+    path = write("pairs.tsv", b"a\tA\t0.5\t\r\nb\tB\t0.7\tx\ty\n")
+    first, second = TextFiles((path,), reading=Reading(columns)).blocks(1)
+    assert first.pairs() == [expected]
+    assert second.pairs() == [tuple("b B 0.7 x".split()[column - 1] for column in columns)]
+    with pytest.raises(InputError, match=r":1: has 3 tabs; .* name their columns by tsv_columns"):
+        next(TextFiles((path,)).blocks(1)).pairs()
+    with pytest.raises(InputError, match=r":1: has 3 tabs; .* by tsv_columns"):
+        next(TextFiles((path,), reading=Reading((1, 5))).blocks(1)).pairs()
+
+
+NO_TEXT = (b"\xff", b"a\0", b"\xc3(")
+
+
+@given(
+    lines=st.lists(st.tuples(LINES, LINES, st.sampled_from(["", "source", "target", "both"]))),
+    tsv=st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_bad_lines_shift_no_pair(tmp_path_factory, lines, tsv):
+    folder, sides, expected, bad = tmp_path_factory.mktemp("text"), ([], []), [], []
+    for number, (source, target, kind) in enumerate(lines, start=1):
+        wrong = NO_TEXT[number % 3]
+        sides[0].append(wrong if kind in ("source", "both") else source.encode() + b".")
+        sides[1].append(wrong if kind in ("target", "both") else target.encode() + b".")
+        if kind:
+            bad.append(number)
+        else:
+            expected.append((source.removeprefix("\ufeff" * (number == 1)) + ".", target + "."))
+            if number == 1 and not tsv:
+                expected[-1] = expected[-1][0], target.removeprefix("\ufeff") + "."
+    if tsv:
+        paths = [folder / "pairs.tsv"]
+        sides = [[b"\t".join(pair) for pair in zip(*sides, strict=True)]]
+    else:
+        paths = [folder / "source", folder / "target"]
+    for path, side in zip(paths, sides, strict=True):
+        path.write_bytes(b"".join(line + b"\n" for line in side))
+    files = TextFiles((paths[0],), (*paths[1:],), reading=SKIP)
+    pairs = [pair for block in files.blocks(3) for pair in block.pairs()]
+    assert [pair for pair in pairs if isinstance(pair, tuple)] == expected
+    errors = [error for error in pairs if isinstance(error, BadLine)]
+    assert [int(error.place.split(":")[1]) for error in errors] == bad
+    if bad:
+        with pytest.raises(BadLine, match="or set bad_lines to 'skip'"):
+            read_text(paths[0], paths[1:])
+    if expected:
+        text = read_text(paths[0], paths[1:], SKIP)
+        assert list(zip(text.sources, text.targets, strict=True)) == expected
+        assert (len(text.bad_lines), text.dropped_empty) == (len(bad), 0)
+
+
+def test_how_files_are_read_is_part_of_their_digest(write):
+    path = write("pairs.tsv", b"a\tb\tc\n")
+    readings = [Reading(), SKIP, Reading((1, 2)), Reading((2, 1))]
+    texts = [TextFiles((path,), reading=reading).with_facts() for reading in readings]
+    assert len({text.sha256 for text in texts}) == 4
+
+
 def test_an_overlong_line_is_refused_by_place(write):
     source, target = write("source", b"a\nb\n"), write("target", b"a\n" + b"b" * (LONGEST_LINE + 1))
     with pytest.raises(InputError) as refusal:
         read_text(source, target)
     assert str(refusal.value).startswith(f"{source} or {target}:2: is longer than 1,048,576 bytes")
+    skipped = read_text(source, target, SKIP)
+    assert skipped == Text(("a",), ("a",), bad_lines=(f"{source} or {target}:2",))

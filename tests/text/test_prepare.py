@@ -1,6 +1,7 @@
 """A text becomes a corpus on disk, whatever kills the work, fills the disk or comes twice."""
 
 import contextlib
+import dataclasses
 import errno
 import gzip
 import io
@@ -41,8 +42,19 @@ from jax_transformer.text.store import (
     trained_tokenizer,
     with_known_facts,
 )
-from jax_transformer.tokenizers import LineError, to_text
-from tests.text.texts import FILTERS, TOKENIZER, contents, corpus, lines, quiet, task, write
+from jax_transformer.tokenizers import LineError, Tokenizer, to_text
+from tests.text.texts import (
+    FILTERS,
+    SKIP,
+    TOKENIZER,
+    contents,
+    corpus,
+    lines,
+    quiet,
+    task,
+    write,
+    write_bad,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +98,78 @@ def test_an_error_of_a_worker_reaches_another_process(monkeypatch):
     with pytest.raises(InputError) as refusal:
         preparing.encode_block(block, {}, FILTERS, to_text(TOKENIZER), 0)
     assert str(pickle.loads(pickle.dumps(refusal.value))) == "line 1 is odd"
+
+
+def test_bad_lines_drop_their_pairs_and_are_counted_and_named(tmp_path, one_process):
+    text, good = write_bad(tmp_path, 250)
+    found = corpus(tmp_path / "store", text)
+    sources, targets = ([side[number] for number in good] for side in lines(250))
+    assert_same_pairs(found, encode_text(Text(tuple(sources), tuple(targets)), TOKENIZER, 30))
+    assert found.counts.dropped == {"dropped for a bad line": 250 - len(good)}
+    de, en = text.sources[0], text.targets[0]
+    named = [f"{en}:4:1", f"{de}:11:5", f"{en}:18:5", f"{de}:25:1", f"{en}:32:5"]
+    assert found.counts.bad_lines == tuple(named)
+    told = found.counts.report()
+    assert "250 pairs read, 36 dropped for a bad line; 214 pairs of" in told
+    assert told.endswith(f"; first bad lines: {', '.join(named)}")
+    again = corpus(tmp_path / "store", text, drop_duplicates=True).counts
+    assert again.dropped["dropped for a bad line"] == 250 - len(good)
+
+    refused = TextFiles(text.sources, text.targets)
+    for drop_duplicates in (False, True):
+        with pytest.raises(InputError, match=r"bad.en:4:1: NUL character; .* bad_lines to 'skip'"):
+            corpus(tmp_path / "store", refused, drop_duplicates=drop_duplicates)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 3, 6])
+def test_killed_among_bad_lines_it_writes_the_same_bytes(
+    tmp_path, one_process, monkeypatch, moment
+):
+    text, _ = write_bad(tmp_path, 250)
+    expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
+    work, moments = task(tmp_path / "store", text), []
+    with monkeypatch.context() as patch:
+        write_entry = preparing.write_entry
+
+        def write_until(*arguments):
+            moments.append(arguments)
+            if len(moments) > moment:
+                raise KeyboardInterrupt
+            write_entry(*arguments)
+
+        patch.setattr(preparing, "write_entry", write_until)
+        with pytest.raises(KeyboardInterrupt):
+            prepared_corpus(tmp_path / "store", work, quiet())
+    assert blocks_done(corpus_folder(tmp_path / "store", work.key)) == moment
+    found = prepared_corpus(tmp_path / "store", work, quiet())
+    assert contents(found.parts[0].folder) == expected
+
+
+def test_pairs_that_the_tokenizer_refuses_are_bad_lines(tmp_path, one_process, monkeypatch):
+    encode = Tokenizer.encode_target
+
+    def encode_but_nine(tokenizer, lines, *rest):
+        for row, line in enumerate(lines):
+            if "neun" in line:
+                raise LineError(row, "has the token 'neun', which the model lacks")
+        return encode(tokenizer, lines, *rest)
+
+    monkeypatch.setattr(Tokenizer, "encode_target", encode_but_nine)
+    sources, targets = lines(150)
+    nine = [number for number, line in enumerate(targets) if "neun" in line]
+    assert len(nine) > 20
+    text = write(tmp_path, sources, targets)
+    files = f"{text.sources[0]} or {text.targets[0]}"
+    with pytest.raises(InputError) as refusal:
+        corpus(tmp_path / "store", text)
+    fault = "has the token 'neun', which the model lacks"
+    assert str(refusal.value) == f"{files}:{nine[0] + 1}: {fault}"
+    found = corpus(tmp_path / "store", dataclasses.replace(text, reading=SKIP))
+    assert found.counts.dropped == {"dropped for a bad line": len(nine)}
+    assert found.counts.bad_lines == tuple(f"{files}:{number + 1}" for number in nine[:5])
+    monkeypatch.undo()
+    kept = [[side[n] for n in range(150) if n not in nine] for side in (sources, targets)]
+    assert_same_pairs(found, encode_text(Text(*map(tuple, kept)), TOKENIZER, 30))
 
 
 # A child is killed before its first, second, ... file gets its name, and before that is on disk.

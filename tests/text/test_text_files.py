@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.text_files import LONGEST_LINE, count_lines, is_blank, open_text
+from jax_transformer.text.text_files import (
+    LONGEST_LINE,
+    count_lines,
+    decode_lines,
+    is_blank,
+    open_stream,
+    open_text,
+)
 from jax_transformer.text.text_files import read_lines as read_bytes_of_lines
 from tests.text.texts import PACK, read_lines
 
@@ -121,6 +128,33 @@ def test_bytes_that_are_no_text_are_refused_by_place(write):
         with pytest.raises(InputError) as refusal:
             read_lines(path)
         assert str(refusal.value).startswith(f"{path}:{place}: ")
+
+
+@pytest.mark.parametrize("kind", ["plain", *PACK])
+def test_the_place_of_a_bad_line_stays_and_its_number_is_told(write, kind):
+    lines = [b"\xff", b"a", b"b\0", b"", b"c" * 41, b"d\xc3", "\u00e4".encode(), b"\xed\xa0\x80"]
+    pack = PACK[kind]() if kind in PACK else bytes
+    bad = []
+    with open_text(write("text", pack(b"\r\n".join(lines)))) as file:
+        found = list(decode_lines(file, "text", 40, bad))
+    assert found == ["", "a", "", "", "", "", "\u00e4", ""]
+    assert bad == [1, 3, 5, 6, 8]
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_damaged_file_is_no_bad_line(write, kind):
+    path = write("text", PACK[kind]()(b"a\n" * 9)[:-3])
+    with open_text(path) as file, pytest.raises(InputError, match=f"damaged {kind} file"):
+        list(decode_lines(file, str(path), bad=[]))
+
+
+@pytest.mark.parametrize("name", ["a.tmx", "a.TMX", "a.tmx.gz"])
+def test_a_translation_memory_is_refused_with_a_remedy(write, name):
+    path = write(name, b"<tmx></tmx>\n")
+    for open_file in (open_text, open_stream):
+        with pytest.raises(InputError, match=r"is a translation memory \(TMX\).* \.tsv file"):
+            open_file(path)
+    open_text(write("a.tmx.en", b"of a translation memory, as lines\n")).close()
 
 
 # Zero-width space, word joiner, joiner, soft hyphen, variation selectors, byte-order mark, Hangul

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
-from jax_transformer.text.parallel_text import TextFiles
+from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.prepare import corpus_task, prepared_corpus, without_duplicates
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
@@ -20,6 +20,7 @@ from jax_transformer.tokenizers import train_byte_pair
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
 TOKENIZER = train_byte_pair(WORDS, vocab_size=40, byte_fallback=False)
 FILTERS = Filters(max_length=30)
+SKIP = Reading(bad_lines="skip")
 PACK = {  # for each kind, a function that returns the one that compresses bytes
     "gzip": lambda: gzip.compress,
     "xz": lambda: lzma.compress,
@@ -47,6 +48,18 @@ def write(folder, sources, targets, name="text"):
     for path, side in zip(paths, (sources, targets), strict=True):
         path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
     return TextFiles((paths[0],), (paths[1],))
+
+
+def write_bad(folder, count):
+    """Write pairs, every seventh with a bad line; return the text, and which pairs are good."""
+    sides = [[line.encode() for line in side] for side in lines(count)]
+    for number in range(3, count, 7):
+        sides[number % 2][number] = (b"eins\xff", b"\0zwei")[number % 3 == 0]
+    paths = folder / "bad.de", folder / "bad.en"
+    for path, side in zip(paths, sides, strict=True):
+        path.write_bytes(b"".join(line + b"\n" for line in side))
+    good = [number for number in range(count) if number % 7 != 3]
+    return TextFiles((paths[0],), (paths[1],), reading=SKIP), good
 
 
 def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=False):

@@ -170,6 +170,32 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
         translate(model, long[64:], skip=64, window=100)
 
 
+def test_bad_lines_have_blank_translations_and_their_numbers_are_told(model, sources, monkeypatch):
+    encode = Tokenizer.encode_source
+
+    def encode_but_x(tokenizer, lines, *rest):
+        if odd := [row for row, line in enumerate(lines) if "x" in line]:
+            raise LineError(odd[0], "is no source")
+        return encode(tokenizer, lines, *rest)
+
+    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
+    long = " ".join(["cab"] * 25)
+    lines = ["a", "x", "", long, "b", "bx", "cab"] * 12 + ["x"]
+    bad = []
+    found = [one.text for (one,) in translate(model, lines, window=20, bad_lines=bad)]
+    assert found == ["a", "", "", "", "b", "", "cab"] * 12 + [""]
+    expected = [number for number, line in enumerate(lines, 1) if "x" in line or line == long]
+    assert bad == expected
+    bad.clear()
+    rest = translate(model, lines[60:], window=20, skip=60, bad_lines=bad, overlong="cut")
+    assert (rest[0][0].text, rest[1][0].text) == ("b", "")
+    assert long.startswith(rest[6][0].text)
+    assert bad == [number for number in expected if number > 60 and lines[number - 1] != long]
+    for first, fault in ((2, "is no source"), (4, "is 51 tokens long")):
+        with pytest.raises(InputError, match=f"^line 1 {fault}"):
+            translate(model, lines[first - 1 :])
+
+
 @pytest.mark.parametrize("beam_size", tiered([1, 3], [3]))
 def test_a_translation_does_not_depend_on_the_other_lines(model, found, beam_size):
     at_their_limit = 0
