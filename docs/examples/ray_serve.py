@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 from jax_transformer import InputError, Translator
 from jax_transformer.commands.compilation_cache import keep_compilations
+from jax_transformer.text.text_files import is_blank
 
 try:
     import click
@@ -199,8 +200,9 @@ class LibreTranslate:
     def translate_lines(self, lines: list[str], options: Options) -> list[list[str] | InputError]:
         """Return the hypotheses of each line, or why it has none."""
         rows = next(rows for rows in ROWS if rows >= len(lines))
-        longest = max(lines, key=lambda line: len(line.strip()))  # takes the place of what is blank
-        filled = [line if line.strip() else longest for line in lines]
+        # The longest line takes the place of what is blank.
+        longest = max(lines, key=lambda line: 0 if is_blank(line) else len(line.strip()))
+        filled = [longest if is_blank(line) else line for line in lines]
         filled += [longest] * (rows - len(lines))
         try:
             results = list(self.translator(filled, **options._asdict()))
@@ -211,7 +213,7 @@ class LibreTranslate:
             halves = lines[:half], lines[half:]
             return [result for part in halves for result in self.translate_lines(part, options)]
         return [
-            [other.text if line.strip() else "" for other in result.hypotheses]
+            ["" if is_blank(line) else other.text for other in result.hypotheses]
             for line, result in zip(lines, results, strict=False)
         ]
 

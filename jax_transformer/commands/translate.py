@@ -86,9 +86,8 @@ def translate(
         source_lang: Code of the language of the input; if None, the one that the folder names.
         target_lang: Code of the language to translate into; if None, the one that the folder names.
         overlong: Cut a line that has more tokens than the model takes, or refuse it: a bad line.
-        bad_lines: Of lines that are no UTF-8, have a NUL character or 1 MiB, or that the model
-            refuses: refuse the window, or skip them; they give blank lines and are counted at the
-            end.
+        bad_lines: Refuse the window of a line that is no UTF-8, has a NUL, is above 1 MiB, or is no
+            source of the model; or skip the line: it gives blank lines, and is counted at the end.
         max_tokens: Most tokens, padding included (lines times beam times length), of a batch on a
             device: a higher number needs more memory and fewer batches.
         window: Most lines that are read, sorted by length and translated together: a higher number

@@ -84,6 +84,8 @@ def check_files(settings: TextSettings) -> None:
         sources, targets = getattr(files, source), getattr(files, target)
         if targets and not sources:
             raise InputError(f"{source}=None: name the file beside {target}={_shown(targets)}")
+        if sources and not targets and not any(map(is_tsv, sources)):
+            raise InputError(f"{target}=None: name the file beside {source}={_shown(sources)}")
         if sources:
             TextFiles(sources, targets or ())
     has_tsv = any(map(is_tsv, [*(files.source or ()), *(files.valid_source or ())]))

@@ -145,8 +145,7 @@ class TextFiles:
 
     def __post_init__(self) -> None:
         for path in self.sources + self.targets:
-            check_no_tmx(path)
-            if path in self.targets and is_tsv(path):
+            if is_tsv(path) and path in self.targets:
                 raise InputError(f"{path}: a .tsv file holds pairs; name it among the sources")
         sources = sum(not is_tsv(path) for path in self.sources)
         if sources != len(self.targets):
@@ -248,7 +247,8 @@ def no_pairs(names: str, lines: int) -> InputError:
 
 
 def is_tsv(path: Path) -> bool:
-    """Return whether a file contains pairs on its lines, by its name."""
+    """Return whether a file contains pairs on its lines, by its name; refuse one that is XML."""
+    check_no_tmx(path)
     name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
     return name.suffix == ".tsv"
 

@@ -12,6 +12,7 @@ import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import translate as command_module
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save

@@ -1,8 +1,11 @@
 import gzip
 import random
+import re
+import subprocess
 import sys
 import tracemalloc
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -192,3 +195,22 @@ def test_every_character_that_python_calls_whitespace_or_control_is_blank():
 )
 def test_what_is_seen_is_not_blank(line):
     assert not is_blank(line)
+
+
+MEMORY = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="en"/><body>
+<tu><tuv xml:lang="EN-US"><seg>A <bpt i="1">&lt;b&gt;</bpt>new <hi>house</hi><ept i="1"/>
+ is	here.</seg></tuv><tuv xml:lang="de"><seg>Ein Haus &amp; mehr.</seg></tuv></tu>
+<tu><tuv xml:lang="en-us"><seg>alone</seg></tuv></tu>
+<tu><tuv lang="en-us"><seg>b</seg></tuv><tuv xml:lang="DE"><seg>B</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+def test_the_program_of_the_page_writes_the_pairs_of_a_translation_memory(write):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (program,) = re.findall(r"```python\n(import sys\n.*?)```", page, re.DOTALL)
+    command = [sys.executable, "-c", program, write("memory.tmx", MEMORY.encode()), "en-US", "de"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "A new house is here.\tEin Haus & mehr.\nb\tB\n"
