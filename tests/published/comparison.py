@@ -1,0 +1,167 @@
+"""The columns: each compares one thing of a folder with transformers, and says "equal" or what."""
+
+import json
+
+import numpy as np
+import torch
+
+from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
+from jax_transformer.convert.languages import generating
+from jax_transformer.convert.origin import read_origin
+from jax_transformer.errors import InputError
+from tests.convert.families.case import as_inputs, ragged_tokens
+from tests.decoding.plain import quick_generate, run
+from tests.published.folder import WEIGHTS, transformers, write_folder
+from tests.published.lines import LINES
+
+BOUND = 1e-5  # of logits in float32, relative to the largest
+NEW_TOKENS = 12  # of a greedy search
+
+
+class Comparison:
+    """A row's folder as both sides read it. Each column is a method that returns its cell.
+
+    Both models compute in float32, those of float16 files too.
+    """
+
+    def __init__(self, row, path):
+        self.row, self.path = row, path
+        write_folder(row, path)
+
+    def load(self):
+        source, target = self.row.languages or (None, None)
+        self.loaded = load_folder(self.path, source_lang=source, target_lang=target)
+        return "equal"
+
+    def logits(self):
+        self.config, self.params = from_huggingface(self.path, dtype="float32")
+        self.src, self.tgt = ragged_tokens(self.config)
+        self.model = their_model(self.path)
+        with torch.no_grad():
+            inputs = as_inputs(self.config, self.src)
+            targets = torch.tensor(self.tgt, dtype=torch.int64)
+            theirs = self.model(**inputs, decoder_input_ids=targets).logits.numpy()
+        ours = np.asarray(run(self.params, self.config, self.src, self.tgt))
+        error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+        return "equal" if error <= BOUND else f"differ by {error:.0e}"
+
+    def ids(self):
+        """Compare the ids of the odd lines, and the text of these ids."""
+        tokenizer, self.theirs = self.loaded[2], their_tokenizer(self.path)
+        if self.row.languages:
+            self.theirs.src_lang, self.theirs.tgt_lang = self.row.languages
+        self.different, self.refused = [], []
+        for line in LINES:
+            line = self.row.start + line
+            ids = self.theirs(line).input_ids
+            text = self.theirs.decode(ids, skip_special_tokens=True)
+            try:
+                found = tokenizer.encode_source([line])[0]
+            except InputError as error:
+                self.refused.append((line, str(error)))
+                continue
+            if (found, tokenizer.decode(ids)) != (ids, text):
+                self.different.append((line, found, ids, tokenizer.decode(ids), text))
+        cells = []
+        for count, words in ((len(self.different), "differ"), (len(self.refused), "refused")):
+            if count:
+                cells.append(f"{count} {words}")
+        return ", ".join(cells) or "equal"
+
+    def greedy(self):
+        config = self.config
+        own = self.model.generation_config
+        self.model.generation_config = transformers.GenerationConfig(
+            decoder_start_token_id=config.bos_id,
+            eos_token_id=config.eos_id,
+            pad_token_id=config.pad_id,
+            max_new_tokens=NEW_TOKENS,
+        )
+        options = {"max_new_tokens": NEW_TOKENS, "allow_padding": True}
+        cell = self._generated(config, options, {})
+        self.model.generation_config = own
+        return cell
+
+    def defaults(self):
+        """Compare targets by the folder's own generation defaults."""
+        config, _, tokenizer, options = self.loaded
+        theirs = {}
+        if self.row.languages:
+            config, options = generating(config, options, tokenizer, str(self.path))
+            languages = tokenizer.languages
+            key = "decoder_start_token_id" if languages.starts else "forced_bos_token_id"
+            theirs = {key: languages.ids[self.row.languages[1]]}
+        return self._generated(config, options, theirs)
+
+    def _generated(self, config, options, theirs):
+        found = quick_generate(self.params, config, self.src, **options)
+        inputs = as_inputs(config, self.src)
+        expected = self.model.generate(**inputs, **theirs)[:, 1:].tolist()
+        self.targets, different = [], 0
+        for row, length, tokens in zip(found.tokens, found.lengths, expected, strict=True):
+            ours = row[0, : int(length[0])].tolist()
+            rest = tokens[len(ours) :]
+            different += tokens[: len(ours)] != ours or any(i != config.pad_id for i in rest)
+            self.targets.append((ours, tokens))
+        return f"{different} differ" if different else "equal"
+
+    def back(self):
+        """Compare the folder that is written with the one that came: tensors, then files."""
+        config, params, tokenizer, _ = load_folder(self.path)  # in its own languages
+        home, origin = self.path.with_name("home"), read_origin(self.path)[0]
+        to_huggingface(params, config, home, tokenizer=tokenizer, origin=origin)
+        before, after = self.model.state_dict(), their_model(home).state_dict()
+        other = [name for name in before if not torch.equal(before[name], after[name])]
+        for path in self.path.iterdir():
+            if path.name.startswith(WEIGHTS):
+                continue
+            new = home / path.name
+            if not new.exists():
+                other.append(f"no {path.name}")
+            elif content(path) != content(new):
+                other.append(path.name)
+        return f"differ: {', '.join(other)}" if other else "equal"
+
+
+def content(path):
+    """Return the values of config.json, whose spaces and order are free, or a file's bytes."""
+    return json.loads(path.read_text()) if path.name == "config.json" else path.read_bytes()
+
+
+def their_model(path):
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32)
+    return model.eval()
+
+
+def their_tokenizer(path):
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path)
+    except TypeError:  # of T5Tokenizer in 5.24 where tokenizer.json is no unigram model
+        return transformers.PreTrainedTokenizerFast.from_pretrained(path)
+
+
+# For each column, those without which there is nothing to compare.
+COLUMNS = {
+    "load": (),
+    "logits": (),
+    "ids": ("load",),
+    "greedy": ("logits",),
+    "defaults": ("load", "logits"),
+    "back": ("load", "logits"),
+}
+
+
+def compare(row, path, columns=COLUMNS):
+    """Return the cell of each column: "equal", what differs, a refusal, or "-" for nothing."""
+    comparison, cells, failed = Comparison(row, path), {}, set()
+    for name in columns:
+        if failed & {*COLUMNS[name]} or (name == "logits" and not row.weights):
+            cells[name] = "-"
+            failed.add(name)
+            continue
+        try:
+            cells[name] = getattr(comparison, name)()
+        except InputError as error:
+            cells[name] = str(error).splitlines()[0].replace(str(path), "FOLDER")
+            failed.add(name)
+    return cells

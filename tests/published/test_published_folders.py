@@ -1,0 +1,40 @@
+"""Published checkpoints, small, are read, searched and written back as transformers does."""
+
+import pytest
+
+from tests.published.comparison import COLUMNS, compare
+from tests.published.rows import ROWS
+
+QUICK = ("facebook/bart-base", "facebook/nllb-200-1.3B", "google/long-t5-tglobal-base")
+NAMED = {row.name: row for row in ROWS}
+
+
+def expected(row, column):
+    """Return the cell that a row must have, or a fragment of its refusal."""
+    read = "load" not in row.expected or column == "load"
+    return row.expected.get(column, "equal" if read else "-")
+
+
+def assert_as_expected(row, path, columns=COLUMNS):
+    cells = compare(row, path, columns)
+    for column, cell in cells.items():
+        wanted = expected(row, column)
+        if column == "load" and wanted != "equal":
+            assert wanted in cell
+        else:
+            assert cell == wanted, f"{column}: {cells}"
+
+
+def test_the_names_are_different_and_many():
+    assert len(NAMED) == len(ROWS) >= 50
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_published_folder_is_read(name, tmp_path):
+    assert_as_expected(NAMED[name], tmp_path / "model", ("load", "ids"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMED)
+def test_every_column_of_a_published_folder(name, tmp_path):
+    assert_as_expected(NAMED[name], tmp_path / "model")
