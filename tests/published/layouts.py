@@ -18,7 +18,7 @@ from tokenizers import (
     trainers,
 )
 
-from jax_transformer.tokenizers.readers.family_settings import M2M100_CODES
+from jax_transformer.tokenizers.readers.class_settings import M2M100_CODES
 from tests.tokenizers.sentencepiece_models import pieces, text, train, vocabulary
 
 LINES = text(1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.tokenizers.readers.family_settings import (
+from jax_transformer.tokenizers.readers.class_settings import (
     M2M100_CODES,
     MBART_50_CODES,
     MBART_CODES,

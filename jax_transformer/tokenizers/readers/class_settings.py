@@ -88,7 +88,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
     )
     if "added_tokens_decoder" not in values:
-        values |= special
+        listed = EXTRA if extra_tokens(values) else ()  # with flags, which the other file lacks
+        values |= {key: value for key, value in special.items() if key not in listed}
     fault = "is damaged; copy it again"
     with faults_named(folder / TOKENIZER_CONFIG, fault, msgspec.ValidationError):
         msgspec.convert(values, _TokenizerConfig, strict=False)
@@ -144,16 +145,22 @@ def tokens_to_add(
         For each token its "content" and its flags: see `FLAGS`.
     """
     decoder = values.get("added_tokens_decoder") or {}
-    named = [values.get(f"{key}_token") or usual.get(key) for key in USUAL]
-    special = [token for token in [*named, *extra_tokens(values), *more] if token is not None]
-    names = {*map(content, special)}
+    named = special_tokens(values, usual)
     added: dict[str, dict[str, Any]] = {}
-    for token in [*(decoder[i] for i in sorted(decoder, key=int)), *special]:
-        flags = token if isinstance(token, Mapping) else {}
+
+    def add(token: Any, flags: Any, **others: bool) -> None:
+        flags = flags if isinstance(flags, Mapping) else {}
         flags = {key: flags[key] for key in FLAGS if isinstance(flags.get(key), bool)}
-        if (text := content(token)) in names:
-            flags["special"] = True
-        added.setdefault(text, {"content": text, **flags})
+        added.setdefault(content(token), {"content": content(token), **flags, **others})
+
+    for i in sorted(decoder, key=int):
+        special = {"special": True} if content(decoder[i]) in named.values() else {}
+        add(decoder[i], decoder[i], **special)
+    for key, token in named.items():
+        given = values.get(f"{key}_token")
+        add(token, given if isinstance(given, Mapping) else usual.get(key), special=True)
+    for token in [*extra_tokens(values), *more]:
+        add(token, token, **{} if isinstance(token, Mapping) else {"special": True})
     return [*added.values()]
 
 

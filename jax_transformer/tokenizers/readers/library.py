@@ -108,6 +108,8 @@ def library_of(
 
 
 def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+    if not isinstance(library.model, models.Unigram):
+        return  # a tokenizer.json that this class cannot have made
     _split_at_marks(library, mapped, None)
     split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
     library.pre_tokenizer = pre_tokenizers.Sequence(split)
