@@ -162,6 +162,7 @@ def compare(row, path, columns=COLUMNS):
         try:
             cells[name] = getattr(comparison, name)()
         except InputError as error:
-            cells[name] = str(error).splitlines()[0].replace(str(path), "FOLDER")
+            sentence = str(error).splitlines()[0].replace(str(path), "FOLDER")
+            cells[name] = "-" if sentence in cells.values() else sentence  # said once
             failed.add(name)
     return cells

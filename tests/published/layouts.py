@@ -199,15 +199,25 @@ def fairseq(folder, *, codes=(), template=None, words=True, bpe=False, joins=Tru
 
 
 def m2m100(folder, *, codes="m2m100", more=(), **small):
-    """M2M100Tokenizer: a sentencepiece model, vocab.json; codes and eight made-up words follow."""
+    """M2M100Tokenizer: a sentencepiece model and vocab.json; codes and made-up words follow.
+
+    The tokens in `more` take the places of made-up words; all added tokens are listed then.
+    """
     model = train(LINES, 130, **FAIRSEQ)
     (folder / BPE_MODEL).write_bytes(model)
     tokens = [*FIRST, *reversed(pieces(model)[3:])]
     (folder / "vocab.json").write_text(json.dumps(numbered(*tokens)))
-    codes, made = M2M100_CODES[codes], range(8 if codes == "m2m100" else 0)
-    ids = numbered(*tokens, *(f"__{code}__" for code in codes), *map(str, made), *more)
+    added = [*(f"__{code}__" for code in M2M100_CODES[codes]), *more]
+    made = range(8 - len(more) if codes == "m2m100" else 0)
+    ids = numbered(*tokens, *added, *map(str, made))
     if more:
-        small["added"] = {token: ids[token] for token in more}
+        usual = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+        listed = {
+            ids[token]: {"content": token, **usual, "special": token != more[0]}
+            for token in (*FIRST, *added)
+        }
+        small["settings"] = {"added_tokens_decoder": listed, **small["settings"]}
+        small["added"] = {token: ids[token] for token in added}
     write(folder, **small)
     return ids
 

@@ -10,5 +10,5 @@ LINES = (
     *("a\u0308 o\u0308", "e\u0301\u0327", "é", "한국어", "\u1112\u1161\u11ab", "漢字 tlx", "жук ж"),
     *("😀", "tlx 👩\u200d👩\u200d👧 🇩🇪", "👍🏽", "ﷺ", "\U0001d518", "▁ tlx▁"),
     *("</s>", "a</s> b", "<pad> a", "<unk>", "<s>a", "a <mask> b", "<extra_id_0> a <extra_id_99>"),
-    *("a>>fr<< b", "__de__ de_DE deu_Latn", "[CLS] a [MASK]", "z" * 300),
+    *("a>>fr<< b", "__de__ de_DE deu_Latn xq <glossary>", "[CLS] a [MASK]", "z" * 300),
 )
