@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from jax_transformer.convert.generation_config import (
     read_generation_config,
 )
 from jax_transformer.convert.origin import Origin
+from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
@@ -64,13 +65,31 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
+    if family.full_name is not None:
+        tensors = _by_full_names(tensors, family.full_name)
     tied = family.is_tied(tensors) if family.is_tied else None
     config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
-    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
+    try:
+        params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
+    except ConversionError as error:
+        sizes = [key for key, value in family.defaults.items() if type(value) is int]
+        if absent := [key for key in sizes if key not in values]:
+            error.report.hint = error.report.hint or (
+                f"{CONFIG_FILE} lacks {', '.join(absent)}: the defaults of {family.architecture} "
+                "may not be those of the weights; add what differs"
+            )
+        raise ConversionError(error.report) from error
     return config, params
+
+
+def _by_full_names(tensors: Mapping[str, Any], full_name: Callable[[str], str]) -> dict[str, Any]:
+    """Return the tensors of a family's base class by the names of its whole class."""
+    full = {name: full_name(name) for name in tensors}
+    # A tensor that has both names is left for the conversion to refuse.
+    return {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
 
 
 def load_folder(
@@ -229,6 +248,8 @@ def _config_of(
     old, new = config_to_json(family, before), config_to_json(family, config)
     changed = {key: value for key, value in new.items() if value != old[key]}
     values = {**origin.config, **changed}
+    if values.get("architectures"):  # which may be the base class
+        values["architectures"] = [family.architecture]
     dtype = str(next(iter(flatten(params).values())).dtype)
     for key in ("dtype", "torch_dtype"):  # from_pretrained converts to this type
         if values.get(key) in FLOATS:

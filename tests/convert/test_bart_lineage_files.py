@@ -21,12 +21,14 @@ from tests.convert.families.bart_lineage import both_sides, ids
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,
+    forward,
     ragged_tokens,
     transformers,
     write_tokenizer,
 )
-from tests.convert.tools import assert_same_params
-from tests.parity.ladder import error
+from tests.convert.tools import assert_same_params, assert_same_tensors
+from tests.parity.ladder import bound, error
+from tests.tiers import tiered_rows
 
 
 @pytest.fixture
@@ -182,3 +184,56 @@ def test_config_of_an_older_transformers_is_read():
         "bad_words_ids": [[58_100]],
     }
     assert config_from_json(FAMILIES["marian"], values) == TransformerConfig.preset("marian")
+
+
+BASE = {
+    "marian": "MarianModel",
+    "pegasus": "PegasusModel",
+    "bart": "BartModel",
+    "mbart": "MBartModel",
+    "plbart": "PLBartModel",
+    "mvp": "MvpModel",
+    "blenderbot": "BlenderbotModel",
+    "m2m_100": "M2M100Model",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    tiered_rows(
+        [*((name, None) for name in BASE), ("marian", "two_tables")],
+        lambda name, shape: name in ("bart", "marian"),
+    ),
+)
+@pytest.mark.parametrize("layout", ["safetensors", "bin"])
+def test_the_base_class_is_read_and_goes_home_whole(name, shape, layout, tmp_path):
+    """Its names lack `model.`; the output is the table then, and has no bias."""
+    whole = foreign_model(name, shape)
+    whole.model.save_pretrained(tmp_path / "base")
+    if layout == "bin":  # with the copies of the table, as older versions wrote it
+        (tmp_path / "base" / "model.safetensors").unlink()
+        torch.save(whole.model.state_dict(), tmp_path / "base" / "pytorch_model.bin")
+    values = json.loads((tmp_path / "base" / "config.json").read_text())
+    assert values["architectures"] == [BASE[name]]
+    config, params = from_huggingface(tmp_path / "base")
+    loaded = type(whole).from_pretrained(tmp_path / "base").eval()
+    src, tgt = ragged_tokens(config)
+    theirs, _ = foreign_results(loaded, config, src, tgt)
+    assert error(forward(params, config, src, tgt), theirs) <= bound("logits", "float32")
+    assert_same_params(from_huggingface(whole.model)[1], params)
+
+    origin, _ = read_origin(tmp_path / "base")
+    to_huggingface(params, config, tmp_path / "home", origin=origin)
+    back = json.loads((tmp_path / "home" / "config.json").read_text())
+    assert back == values | {"architectures": [type(whole).__name__]}
+    again, report = type(whole).from_pretrained(tmp_path / "home", output_loading_info=True)
+    assert not any(report.values()), report
+    assert_same_tensors(again.state_dict(), loaded.state_dict())
+
+
+def test_a_tensor_under_both_names_is_refused(folder):
+    def twice(tensors):
+        tensors["encoder.layers.0.fc1.bias"] = tensors["model.encoder.layers.0.fc1.bias"] + 1
+
+    with pytest.raises(InputError, match=r"unexpected +encoder\.layers\.0\.fc1\.bias"):
+        from_huggingface(folder("bart", twice))

@@ -197,13 +197,6 @@ def test_values_that_the_model_cannot_have_are_refused_by_name(family, usual, tm
             from_huggingface(folder)
 
 
-def test_missing_keys_are_refused_by_name(family, usual):
-    for key in case_of(family.model_type).required:
-        values = {name: value for name, value in usual.json.items() if name != key}
-        with pytest.raises(InputError, match=f"config.json has no '{key}'"):
-            config_from_json(family, values)
-
-
 @ONE_FAMILY
 def test_an_unknown_model_type_is_refused_with_the_known_ones(usual, tmp_path):
     folder = shutil.copytree(usual.folder, tmp_path / "model")
@@ -231,12 +224,6 @@ def test_a_model_type_that_cannot_be_computed_is_refused_with_the_reason():
         )
     types = {name.replace("_", "-") for name in transformers.CONFIG_MAPPING}
     assert {name.replace("_", "-") for name in REFUSED} <= types
-
-
-def test_absent_keys_mean_what_the_class_of_transformers_takes_them_for(family):
-    values = getattr(transformers, family.architecture).config_class().to_dict()
-    meant = {**family.training_only, **family.defaults}
-    assert meant == {key: values.get(key) for key in meant}
 
 
 def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):

@@ -53,6 +53,12 @@ TRAINING_ONLY: Mapping[str, float] = {"encoder_layerdrop": 0.0, "decoder_layerdr
 START_FROM_BOS = {"decoder_start_token_id": lambda values: values.get("bos_token_id")}
 # What most classes of configurations take an absent key for.
 DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50_265,
+    "d_model": 1024,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 12),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4096),
+    "max_position_embeddings": 1024,
     "activation_function": "gelu",
     "scale_embedding": False,
     "dropout": 0.1,
@@ -74,8 +80,14 @@ def family(
         "words": WORDS,
         "fixed": FIXED,
         "training_only": TRAINING_ONLY,
+        "full_name": full_name,
     }
     return Family(model_type, architecture, preset, defaults=DEFAULTS | defaults, **usual | others)
+
+
+def full_name(name: str) -> str:
+    """Return the name that a tensor of BartModel has in BartForConditionalGeneration."""
+    return f"model.{name}" if name.startswith(("shared.", "encoder.", "decoder.")) else name
 
 
 def layout(

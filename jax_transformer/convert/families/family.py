@@ -29,7 +29,7 @@ class Family:
 
     A key of config.json that none of the attributes names is not read: it belongs to generation,
     training or bookkeeping, or the class in transformers does not read it either. A key without a
-    default must be present.
+    default must be present; the families here have all defaults of their classes.
 
     Attributes:
         model_type: The value of "model_type" in config.json; the layout has the same name.
@@ -49,6 +49,8 @@ class Family:
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Class of the tokenizer where a folder names none, in
             `tokenizers.readers.classes.CLASSES`; None where this library cannot read it.
+        full_name: Returns the layout's name of a tensor, given its name in the base class, such as
+            BartModel, which has no output; other names stay. None where the names are the same.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
             it is given, it decides, and not "tie_word_embeddings" of config.json.
     """
@@ -67,6 +69,7 @@ class Family:
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: str | None = None
     saves_buffers: bool = False
+    full_name: Callable[[str], str] | None = None
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
 
 

@@ -44,6 +44,7 @@ FAMILY = bart_lineage.family(
     layout=bart_lineage.layout("m2m_100", _PositionTable(("length", "d_model")), "weights"),
     generation=generation_without_forced_end,
     defaults={
+        "vocab_size": 128_112,
         "activation_function": "relu",
         "scale_embedding": True,
         "attention_dropout": 0.1,

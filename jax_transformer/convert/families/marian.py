@@ -4,9 +4,7 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import Family, generation
-
-LAYOUT = bart_lineage.layout("marian", bart_lineage.SINUSOIDS)
+from jax_transformer.convert.families.family import generation
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
@@ -14,11 +12,11 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
     return {"bad_words_ids": [[config.pad_id]], **generation(config)}
 
 
-FAMILY = Family(
-    model_type="marian",
-    architecture="MarianMTModel",
-    preset="marian",
-    layout=LAYOUT,
+FAMILY = bart_lineage.family(
+    "marian",
+    "MarianMTModel",
+    "marian",
+    layout=bart_lineage.layout("marian", bart_lineage.SINUSOIDS),
     generation=_generation,
     fields={
         "vocab_size": "src_vocab_size",
@@ -32,9 +30,12 @@ FAMILY = Family(
             False: {"token_embeddings": "separate"},
         },
     },
-    fixed=bart_lineage.FIXED,
-    training_only=bart_lineage.TRAINING_ONLY,
-    defaults={"share_encoder_decoder_embeddings": True},
+    defaults={
+        "vocab_size": 58_101,
+        "share_encoder_decoder_embeddings": True,
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 58_100),
+        "eos_token_id": 0,
+    },
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
     tokenizer="MarianTokenizer",
 )

@@ -3,5 +3,5 @@
 from jax_transformer.convert.families import t5_lineage
 
 FAMILY = t5_lineage.family(
-    "mt5", "MT5ForConditionalGeneration", "mt5", feed_forward_proj="gated-gelu"
+    "mt5", "MT5ForConditionalGeneration", "mt5", defaults=t5_lineage.MULTILINGUAL
 )

@@ -8,6 +8,6 @@ FAMILY = bart_lineage.family(
     "bart",
     # Prompts are further keys and values of every attention.
     fixed={**bart_lineage.FIXED, "use_prompt": (False,)},
-    defaults={"decoder_start_token_id": 2},
+    defaults={"vocab_size": 50_267, "decoder_start_token_id": 2},
     tokenizer="RobertaTokenizer",
 )

@@ -7,5 +7,15 @@ have an output matrix of their own and no factor.
 from jax_transformer.convert.families import t5_lineage
 
 FAMILY = t5_lineage.family(
-    "t5", "T5ForConditionalGeneration", "t5", feed_forward_proj="relu", **t5_lineage.SCALED
+    "t5",
+    "T5ForConditionalGeneration",
+    "t5",
+    defaults={
+        "vocab_size": 32_128,
+        "num_heads": 8,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "feed_forward_proj": "relu",
+    },
+    **t5_lineage.SCALED,
 )

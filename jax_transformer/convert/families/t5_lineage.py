@@ -54,8 +54,10 @@ WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     },
 }
 FIXED: Mapping[str, tuple[Any, ...]] = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
-# Those of the classes in transformers.
+# What most classes of configurations take an absent key for.
 DEFAULTS: Mapping[str, Any] = {
+    "d_model": 512,
+    "d_kv": 64,
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "layer_norm_epsilon": 1e-6,
@@ -71,8 +73,15 @@ COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "num_decoder_layers": lambda values: values.get("num_layers"),
     "decoder_start_token_id": lambda values: values["pad_token_id"],
 }
-
-
+# Of mT5 and UMT5.
+MULTILINGUAL: Mapping[str, Any] = {
+    "vocab_size": 250_112,
+    "num_heads": 6,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "feed_forward_proj": "gated-gelu",
+    "decoder_start_token_id": 0,
+}
 # Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
 # config.json of older versions has no such key; there, an untied model has no factor.
 SCALED: Mapping[str, Mapping[str, Any]] = {
@@ -121,16 +130,16 @@ def is_tied(tensors: Mapping[str, Any]) -> bool:
 
 
 def family(
-    model_type: str, architecture: str, preset: str, *, feed_forward_proj: str, **others: Any
+    model_type: str, architecture: str, preset: str, *, defaults: Mapping[str, Any], **others: Any
 ) -> Family:
-    """Return a family; `feed_forward_proj` is what the absent key means."""
+    """Return a family; the arguments replace the usual attributes."""
     usual = {
         "layout": layout(model_type),
         "generation": generation_without_forced_end,
         "fields": FIELDS,
         "words": WORDS,
         "fixed": FIXED,
-        "defaults": {**DEFAULTS, "feed_forward_proj": feed_forward_proj},
+        "defaults": DEFAULTS | defaults,
         "computed": COMPUTED,
         "is_tied": is_tied,
         "tokenizer": "T5Tokenizer",

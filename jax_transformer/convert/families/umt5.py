@@ -20,7 +20,7 @@ FAMILY = t5_lineage.family(
     "umt5",
     "UMT5ForConditionalGeneration",
     "umt5",
-    feed_forward_proj="gated-gelu",
+    defaults=t5_lineage.MULTILINGUAL,
     tokenizer="TokenizersBackend",
     implied=_unscaled,
     **t5_lineage.SCALED,

@@ -123,12 +123,10 @@ def usual_case(activation, other, impossible, refused=()):
             ),
         },
         refused=REFUSED | dict(refused),
-        required=REQUIRED,
         impossible=(*IMPOSSIBLE, *({name: value} for name, value in impossible.items())),
     )
 
 
-REQUIRED = ("d_model", "vocab_size", "max_position_embeddings")
 POST_NORM = {"norm_placement": "pre", "final_norm": True, "embedding_norm": False}
 POST_NORM |= {"position_offset": 0}
 RATES = {"attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -161,7 +159,6 @@ CASES = {
         },
         # Padding has no position: it cannot begin targets.
         refused=REFUSED | {"decoder_start_token_id": 1},
-        required=REQUIRED,
         impossible=(
             *(change for change in IMPOSSIBLE if "output_bias" not in change),
             {"output_bias": True},
@@ -184,7 +181,6 @@ CASES = {
         },
         refused=REFUSED
         | {"vocab_size": 54, "decoder_vocab_size": 54, "share_encoder_decoder_embeddings": 1},
-        required=("d_model", "pad_token_id", "scale_embedding", "vocab_size"),
         impossible=(*IMPOSSIBLE, {"norm_placement": "pre"}, {"final_norm": True}),
         tables={"embed_positions.weight": sinusoids},
     ),
@@ -197,7 +193,6 @@ CASES = {
             ),
         },
         refused=REFUSED,
-        required=REQUIRED,
         impossible=(*IMPOSSIBLE, {"norm_placement": "post"}, {"final_norm": False}),
         tables={"embed_positions.weight": sinusoids},
     ),

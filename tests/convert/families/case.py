@@ -2,10 +2,12 @@
 
 import os
 
+import jax
 import numpy as np
 import pytest
 import torch
 
+from jax_transformer import apply
 from jax_transformer.convert.families import FAMILIES
 from tests.convert.families import bart_lineage, t5_lineage
 from tests.tokenizers.sentencepiece_models import text, train, write_marian
@@ -14,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 
+forward = jax.jit(apply, static_argnames="config")
 CASES = bart_lineage.CASES | t5_lineage.CASES
 
 
@@ -22,9 +25,13 @@ def case_of(model_type):
 
 
 def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
-    """Return a model of transformers whose every leaf is random, the biases and the norms too."""
+    """Return a model of transformers whose every leaf is random, the biases and the norms too.
+
+    `shape` is the name of one of the family's, or the arguments of another.
+    """
     case = case_of(model_type)
-    values = dict(case.shapes[shape or next(iter(case.shapes))]) | changes
+    known = next(iter(case.shapes)) if shape is None else shape
+    values = dict(known if isinstance(known, dict) else case.shapes[known]) | changes
     model_class = getattr(transformers, FAMILIES[model_type].architecture)
     model = model_class(model_class.config_class(**values)).to(dtype).eval()
     generator = torch.Generator().manual_seed(0)

@@ -15,7 +15,6 @@ class Case:
     # size; the first is used where one model is enough.
     shapes: Mapping[str, Mapping[str, Any]]
     refused: Mapping[str, Any]  # a value that the model cannot have for keys of config.json
-    required: tuple[str, ...]  # keys of config.json that may not be absent
     impossible: tuple[Mapping[str, Any], ...]  # fields of the config that no model has
     # Ends of names of tensors that transformers computes in float32: functions (rows, columns)
     # that compute them in float64.

@@ -29,7 +29,6 @@ REFUSED = {
     "eos_token_id": [0, 1],
     "n_positions": 0,
 }
-REQUIRED = ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_layers")
 IMPOSSIBLE = (
     {"norm": "layer_norm"},
     {"norm_placement": "post"},
@@ -126,7 +125,6 @@ def case(shapes, *impossible, finish=finish):
     return Case(
         shapes=shapes,
         refused=REFUSED,
-        required=REQUIRED,
         impossible=(*IMPOSSIBLE, *impossible),
         finish=finish,
         float32=("wo.weight",),
