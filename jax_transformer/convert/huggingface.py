@@ -108,8 +108,8 @@ def load_folder(
 
     Returns:
         The config, the parameters, the tokenizer, and the generation defaults as keyword arguments
-        of `jax_transformer.generate`. With language
-        codes, `languages.generating` gives those that the tokenizer's target needs.
+        of `jax_transformer.generate`; they ban the ids that no token has. With language codes,
+        `languages.generating` gives those that the tokenizer's target needs.
     """
     folder = Path(folder)
     options = {"ignore_generation_config": ignore_generation_config}
@@ -119,8 +119,21 @@ def load_folder(
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
+    if absent := _ids_without_tokens(config, tokenizer):
+        banned = {*generation.get("banned_tokens", ()), *absent}
+        generation["banned_tokens"] = tuple(sorted(banned))
     config, params = from_huggingface(folder)  # the weights decide a part of the config
     return config, params, tokenizer, generation
+
+
+def _ids_without_tokens(config: TransformerConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return the rows of the target's table that no token has, which no search may generate."""
+    segmenter = tokenizer.target.segmenter
+    return [
+        token_id
+        for token_id in range(config.tgt_vocab_size)
+        if token_id >= segmenter.size or segmenter.token(token_id) is None
+    ]
 
 
 def load_tokenizer(
