@@ -85,6 +85,10 @@ WRONG = [
     ({"position_offset": -1, "positions": "learned"}, ["position_offset=-1", "at least 0"]),
     ({"position_offset": 2}, ["position_offset=2", "'learned'", "'sinusoidal_tensor2tensor'"]),
     (
+        {"position_rounding": "float16", "positions": "learned"},
+        ["position_rounding='float16'", "must be 'none'", "positions='learned'"],
+    ),
+    (
         {"positions": "sinusoidal_tensor2tensor", "d_model": 3, "num_heads": 1},
         ["d_model=3", "at least 4", "two frequencies"],
     ),

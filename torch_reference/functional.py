@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0
+    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0, rounding: str = "none"
 ) -> Float[Tensor, "length d_model"]:
     """Return the float64 table of sinusoidal positions (section 3.5).
 
@@ -24,23 +24,26 @@ def sinusoidal_positions(
             "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
+        rounding: A value of `TransformerConfig.position_rounding`.
     """
     position = torch.arange(offset, offset + length, dtype=torch.float64)[:, None]
     if kind == "sinusoidal_tensor2tensor":
         half = d_model // 2
         angle = position * 10000 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
         zeros = torch.zeros(length, d_model % 2, dtype=torch.float64)
-        return torch.cat([angle.sin(), angle.cos(), zeros], dim=1)
-    even = torch.arange(0, d_model, 2, dtype=torch.float64)
-    if kind == "sinusoidal_per_column":
-        sines = torch.sin(position / 10000 ** (2 * even / d_model))
-        cosines = torch.cos(position / 10000 ** (2 * (even + 1) / d_model))
+        table = torch.cat([angle.sin(), angle.cos(), zeros], dim=1)
     else:
+        even = torch.arange(0, d_model, 2, dtype=torch.float64)
+        odd = even
+        if kind == "sinusoidal_per_column":
+            even, odd = 2 * even, 2 * (even + 1)
         sines = torch.sin(position / 10000 ** (even / d_model))
-        cosines = torch.cos(position / 10000 ** (even / d_model))
-    if kind == "sinusoidal_halves":
-        return torch.cat([sines, cosines], dim=1)
-    return torch.stack([sines, cosines], dim=2).flatten(1)
+        cosines = torch.cos(position / 10000 ** (odd / d_model))
+        if kind == "sinusoidal_halves":
+            table = torch.cat([sines, cosines], dim=1)
+        else:
+            table = torch.stack([sines, cosines], dim=2).flatten(1)
+    return table if rounding == "none" else table.float().to(getattr(torch, rounding)).to(table)
 
 
 def relative_position_buckets(

@@ -172,7 +172,8 @@ class Transformer(nn.Module):
             learned = self.source_positions if side == "source" else self.target_positions
             return x + learned(x.shape[1])
         sizes = x.shape[1], config.d_model
-        table = functional.sinusoidal_positions(*sizes, config.positions, config.position_offset)
+        kind = config.positions, config.position_offset, config.position_rounding
+        table = functional.sinusoidal_positions(*sizes, *kind)
         return x + table.to(x)
 
     def _norm_embeddings(

@@ -69,6 +69,8 @@ class TransformerConfig:
             (Raffel et al. 2020, section 2.1).
         position_offset: Row of the position table that belongs to the first token. A learned
             table has max_length + position_offset rows.
+        position_rounding: Type whose precision the sinusoids have: "float16" or "bfloat16" where
+            the model was published with a table in this type, "none" for the exact ones.
         relative_attention_num_buckets: Rows of a table of relative biases: each is that of a
             distance or, far away, of a range of distances.
         relative_attention_max_distance: Distance from which on all distances share a bucket.
@@ -149,6 +151,7 @@ class TransformerConfig:
         "none",
     ] = "sinusoidal"
     position_offset: Id = 0
+    position_rounding: Literal["none", "float16", "bfloat16"] = "none"
     relative_attention_num_buckets: Size = 32
     relative_attention_max_distance: Size = 128
     relative_attention_bias: Literal["shared", "per_layer"] = "shared"
@@ -345,6 +348,11 @@ class TransformerConfig:
             yield (
                 f"position_offset={self.position_offset} must be 0 for positions={kind!r}; only "
                 "'learned' and 'sinusoidal_tensor2tensor' have an offset"
+            )
+        if self.position_rounding != "none" and not kind.startswith("sinusoidal"):
+            yield (
+                f"position_rounding={self.position_rounding!r} must be 'none' for "
+                f"positions={kind!r}, which has no sinusoids"
             )
         for field in dataclasses.fields(self):
             value, is_relative = getattr(self, field.name), field.name.startswith("relative_")

@@ -51,7 +51,8 @@ class PositionTable:
                 "buffer for one; name a sinusoidal kind, or leave the buffer out"
             )
         check_position_table(self.rows(config), config.d_model)
-        table = sinusoidal_positions(self.rows(config), config.d_model, config.positions)
+        sizes = self.rows(config), config.d_model
+        table = sinusoidal_positions(*sizes, config.positions, rounding=config.position_rounding)
         return table.reshape(self.lengths(config))
 
     def lengths(self, config: TransformerConfig) -> tuple[int, ...]:

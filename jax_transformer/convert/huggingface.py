@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import languages
 from jax_transformer.convert.families import FAMILIES, get_family
@@ -29,7 +31,7 @@ from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
 from jax_transformer.storage.reading import read_json
 from jax_transformer.storage.weights import shards
-from jax_transformer.storage.weights.arrays import FLOATS, as_jax
+from jax_transformer.storage.weights.arrays import FLOATS, as_jax, as_numpy
 from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
@@ -72,10 +74,13 @@ def from_huggingface(
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
+    if family.uses_stored_positions:
+        rounding = _rounding([as_numpy(tensors[buffer.foreign]) for buffer in present])
+        config = dataclasses.replace(config, position_rounding=rounding)
     try:
         params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
     except ConversionError as error:
-        sizes = [key for key, value in family.defaults.items() if type(value) is int]
+        sizes = [key for key in family.fields if type(family.defaults.get(key)) is int]
         if absent := [key for key in sizes if key not in values]:
             error.report.hint = error.report.hint or (
                 f"{CONFIG_FILE} lacks {', '.join(absent)}: the defaults of {family.architecture} "
@@ -83,6 +88,20 @@ def from_huggingface(
             )
         raise ConversionError(error.report) from error
     return config, params
+
+
+def _rounding(tables: Sequence[np.ndarray]) -> str:
+    """Return the type of half precision that position tables were once saved in, or "none".
+
+    Their numbers show it, also where they were saved in float32 again. Those of bfloat16 may all
+    be numbers of float16 as well.
+    """
+    are_floats = tables and all(table.dtype.name in FLOATS for table in tables)
+    for half in ("bfloat16", "float16") if are_floats else ():
+        with np.errstate(over="ignore"):
+            if all(np.array_equal(table, table.astype(np.dtype(half))) for table in tables):
+                return half
+    return "none"
 
 
 def _by_full_names(tensors: Mapping[str, Any], full_name: Callable[[str], str]) -> dict[str, Any]:
@@ -224,7 +243,8 @@ def to_huggingface(
     if tokenizer is not None:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = languages.language_files(contents, tokenizer)
-    whole, _ = to_tensors(params, config, chosen.layout, buffers=chosen.saves_buffers, copy=False)
+    buffers = chosen.saves_buffers or config.position_rounding != "none"
+    whole, _ = to_tensors(params, config, chosen.layout, buffers=buffers, copy=False)
     # Of tied copies the first is written: transformers ties them again.
     first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
     tensors = {name: tensor for name, tensor in whole.items() if name in first_names}

@@ -404,7 +404,8 @@ def _compare_computed(
     with np.errstate(invalid="ignore"):  # infinity minus infinity, as in a mask
         error = np.abs(np.where(exact == computed, 0, exact - computed))
     index = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-    if error[index] <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(stored.dtype.name, 0):
+    halves = (stored.dtype.name, config.position_rounding)
+    if error[index] <= COMPUTED_TOLERANCE + max(HALF_ROUNDING.get(half, 0) for half in halves):
         report.add("computed", buffer.foreign, f"agrees within {error[index]:.2g}")
         return
     detail = f"is {exact[index]:.6g} at {[*map(int, index)]}, computed {computed[index]:.6g}"

@@ -135,8 +135,8 @@ def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) 
     if config.positions == "none":
         return np.zeros((config.max_length, config.d_model), np.float32)
     sizes = config.max_length, config.d_model
-    table = sinusoidal_positions(*sizes, config.positions, config.position_offset)
-    return table.astype(np.float32)
+    kind = config.positions, config.position_offset, config.position_rounding
+    return sinusoidal_positions(*sizes, *kind).astype(np.float32)
 
 
 def _set_layer(

@@ -176,10 +176,13 @@ class BiasTable(RelativeAttentionBias):
 def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transformer:
     """Return the model in PyTorch; what is computed from positions alone is a table in it."""
     if config.has_position_table and config.positions != "learned":
-        sizes = config.max_length, config.d_model, config.positions, config.position_offset
-        table = {"embedding": sinusoidal_positions(*sizes).astype(np.float32)}
+        sizes = config.max_length, config.d_model
+        kind = config.positions, config.position_offset, config.position_rounding
+        table = {"embedding": sinusoidal_positions(*sizes, *kind).astype(np.float32)}
         params = {**params, "source_positions": table, "target_positions": table}
-        config = dataclasses.replace(config, positions="learned", position_offset=0)
+        config = dataclasses.replace(
+            config, positions="learned", position_offset=0, position_rounding="none"
+        )
     model = Transformer(config).eval()
     model.load_state_dict(to_torch(params, config))
     for module in [*model.modules()]:

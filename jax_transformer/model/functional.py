@@ -40,7 +40,7 @@ def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Ar
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0
+    length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0, rounding: str = "none"
 ) -> Float[np.ndarray, "length d_model"]:
     """Return the float64 table of sinusoidal positions (section 3.5).
 
@@ -52,19 +52,23 @@ def sinusoidal_positions(
             "sinusoidal" with all sines first. "sinusoidal_tensor2tensor" has h = d_model // 2
             sines of the frequencies 10000**(-i / (h - 1)), their cosines, and a last column of
             zeros where d_model is odd.
+        rounding: A value of `TransformerConfig.position_rounding`.
     """
     position = np.arange(offset, offset + length)[:, None]
     if kind == "sinusoidal_tensor2tensor":
         half = d_model // 2
         angle = position * 10000.0 ** (-np.arange(half) / (half - 1))
         zeros = np.zeros((length, d_model % 2))
-        return np.concatenate([np.sin(angle), np.cos(angle), zeros], axis=1)
-    column = np.arange(d_model)
-    exponent = 2 * column if kind == "sinusoidal_per_column" else column - column % 2
-    angle = position / 10000.0 ** (exponent / d_model)
-    table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
+        table = np.concatenate([np.sin(angle), np.cos(angle), zeros], axis=1)
+    else:
+        column = np.arange(d_model)
+        exponent = 2 * column if kind == "sinusoidal_per_column" else column - column % 2
+        angle = position / 10000.0 ** (exponent / d_model)
+        table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
     if kind == "sinusoidal_halves":
         table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+    if rounding != "none":  # of the float32 table, as PyTorch rounds it
+        table = table.astype(np.float32).astype(jnp.dtype(rounding)).astype(np.float64)
     return table
 
 

@@ -362,9 +362,8 @@ class Transformer(nn.Module):
             table = learned(length).astype(x.dtype)
         else:
             sizes = length, config.d_model
-            table = functional.sinusoidal_positions(
-                *sizes, config.positions, config.position_offset
-            )
+            kind = config.positions, config.position_offset, config.position_rounding
+            table = functional.sinusoidal_positions(*sizes, *kind)
             table = jnp.asarray(table, x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
 

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
     "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
     "position_offset": (0, 2, 1),
+    "position_rounding": get_args(_HINTS["position_rounding"]),
     "relative_attention_max_distance": (128, 64, 256, 32),
 }
 STACK_NORMS = ("encoder/norm", "decoder/norm")

@@ -92,7 +92,7 @@ def encode_normed_tokens(self, src, src_mask=None, *, src_positions=None):
     return self.encoder(self.add_positions(x, "source"), source_mask(src, self.config))
 
 
-def with_halves(length, d_model, kind, offset=0):
+def with_halves(length, d_model, kind, offset=0, rounding="none"):
     return sinusoidal_positions(length + offset, d_model, "sinusoidal_halves")[offset:]
 
 

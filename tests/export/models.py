@@ -10,7 +10,8 @@ OTHERS = {
     "shared_projection": {"head_projection": "shared", "qkv_bias": True},
     "no_positions": {"positions": "none", "norm_placement": "pre", "final_norm": True},
     "one_final_norm": {"decoder_final_norm": True, "gated_feed_forward": True},
-    "tensor2tensor": {"positions": "sinusoidal_tensor2tensor", "position_offset": 3},
+    "tensor2tensor": {"positions": "sinusoidal_tensor2tensor", "position_offset": 3}
+    | {"position_rounding": "bfloat16"},
     "narrow_heads": {"d_kv": 7, "norm_bias": False, "activation": "silu"},
 }
 

@@ -79,6 +79,17 @@ def test_embedding(pair, ladder):
     ladder.check(pair.preset, "embedding", actual, expected)
 
 
+@pytest.mark.parametrize("rounding", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves", "sinusoidal_tensor2tensor"])
+def test_rounded_sinusoids_have_the_same_bits(kind, rounding):
+    ours = functional.sinusoidal_positions(29, 42, kind, 0, rounding)
+    theirs = torch_reference.functional.sinusoidal_positions(29, 42, kind, 0, rounding)
+    np.testing.assert_array_equal(ours, theirs.numpy())
+    exact = functional.sinusoidal_positions(29, 42, kind)
+    half = {"float16": 2.0**-12, "bfloat16": 2.0**-9}[rounding]  # of the numbers from 0.5 to 1
+    assert half / 2 < np.abs(ours - exact).max() <= half + 1e-7
+
+
 def test_positions(pair, ladder):
     config = pair.config
     x = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model)

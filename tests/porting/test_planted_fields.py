@@ -28,7 +28,7 @@ WRONG = {
     "vaswani2017": SCALES
     | {"num_heads": 6, "positions": "sinusoidal_halves", "activation": "gelu"}
     | {"norm": "std_norm", "norm_epsilon": 1e-5, "norm_placement": "pre"}
-    | {"decoder_attention": "self_over_memory", "pad_id": 5},
+    | {"decoder_attention": "self_over_memory", "pad_id": 5, "position_rounding": "bfloat16"},
     "m2m100": SCALES
     | {"num_heads": 2, "position_offset": 0, "activation": "gelu_tanh", "pad_id": 5}
     | {"norm": "std_norm", "norm_epsilon": 1e-6, "norm_placement": "post"},

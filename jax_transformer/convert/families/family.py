@@ -49,6 +49,9 @@ class Family:
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Class of the tokenizer where a folder names none, in
             `tokenizers.readers.classes.CLASSES`; None where this library cannot read it.
+        saves_buffers: Whether the class saves the layout's buffers.
+        uses_stored_positions: Whether the class uses a position table as the file has it, rounded
+            where the file is in half precision.
         full_name: Returns the layout's name of a tensor, given its name in the base class, such as
             BartModel, which has no output; other names stay. None where the names are the same.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
@@ -69,6 +72,7 @@ class Family:
     implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tokenizer: str | None = None
     saves_buffers: bool = False
+    uses_stored_positions: bool = False
     full_name: Callable[[str], str] | None = None
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
 
@@ -131,10 +135,11 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
                 values[key] = word
         values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
     possible = config_from_json(family, values).explicit()
+    free = {"initialization"} | ({"position_rounding"} if family.uses_stored_positions else set())
     differing = [
         f"{name}={value!r} must be {possible[name]!r}"
         for name, value in wanted.items()
-        if name != "initialization" and value != possible[name]
+        if name not in free and value != possible[name]
     ]
     if differing:
         raise InputError(

@@ -37,5 +37,6 @@ FAMILY = bart_lineage.family(
         "eos_token_id": 0,
     },
     computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
+    uses_stored_positions=True,
     tokenizer="MarianTokenizer",
 )

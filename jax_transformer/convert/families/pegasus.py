@@ -8,6 +8,7 @@ FAMILY = bart_lineage.family(
     "pegasus",
     layout=bart_lineage.layout("pegasus", bart_lineage.SINUSOIDS),
     saves_buffers=True,
+    uses_stored_positions=True,
     defaults={"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
     tokenizer="PegasusTokenizer",
 )
