@@ -14,7 +14,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.training.objective import cross_entropy
-from tests.convert.families.case import as_inputs, case_of, foreign_model, ragged_tokens
+from tests.convert.families.case import CASES, as_inputs, case_of, foreign_model, ragged_tokens
 from tests.parity.ladder import bound, error
 from tests.parity.measure import gradient_errors, worst
 from tests.tiers import tiered
@@ -85,7 +85,7 @@ def run_in_torch(model, config, src, tgt_in):
     return model(**as_inputs(config, src), decoder_input_ids=torch.tensor(tgt_in).long()).logits
 
 
-@pytest.mark.parametrize("name", tiered(FAMILIES, ["umt5"]))
+@pytest.mark.parametrize("name", tiered(CASES, ["umt5"]))
 def test_gradients_and_twenty_steps_of_adam(name, dtype):
     shape = [*case_of(name).shapes][-1]
     model = foreign_model(name, shape, getattr(torch, dtype))

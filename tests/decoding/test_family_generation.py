@@ -17,7 +17,7 @@ from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.generation_config import generation_options
 from jax_transformer.convert.huggingface import from_huggingface
-from tests.convert.families.case import as_inputs, case_of, foreign_model, transformers
+from tests.convert.families.case import CASES, as_inputs, case_of, foreign_model, transformers
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
 from tests.tiers import tiered
@@ -161,4 +161,4 @@ def test_hypotheses_and_scores_are_those_of_transformers(name):
 
 
 def test_every_family_is_compared():
-    assert {name.partition(",")[0] for name in DEFAULTS} == set(FAMILIES)
+    assert {name.partition(",")[0] for name in DEFAULTS} == set(CASES)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from jax_transformer.convert.families import (
     bart,
     blenderbot,
+    indictrans,
     m2m_100,
     marian,
     mbart,
@@ -22,18 +23,47 @@ from jax_transformer.convert.families import (
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
-_FILES = (marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5)
+_FILES = (marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5, indictrans)
 FAMILIES: dict[str, Family] = {file.FAMILY.model_type: file.FAMILY for file in _FILES}
-_EXPERTS = ("nllb-moe", "nllb_moe", "switch_transformers")
-_SPARSE = ("led", "longt5", "bigbird_pegasus", "pegasus_x")
-# Encoder-decoders of transformers that no config of this library describes.
+_SOUND = (
+    "audioflamingo3 glmasr granite_speech granite_speech_plus moss_transcribe_diarize "
+    "musicflamingo nemo_speechlm omniasr qwen2_audio qwen3_asr speech_to_text speecht5 "
+    "vibevoice_asr voxtral voxtral_realtime whisper"
+).split()
+# Encoder-decoders of transformers that no config of this library describes: why, and the remedy.
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(_EXPERTS, "its layers are mixtures of experts"),
-    **dict.fromkeys(_SPARSE, "its attention is sparse"),
-    **dict.fromkeys(("t5gemma", "t5gemma2"), "its positions are rotary"),
-    "prophetnet": "its decoder predicts several tokens at once",
-    "fsmt": "its encoder and decoder have tables and widths of their own",
-    "blenderbot-small": "its decoder norms the embeddings before the positions are added",
+    **dict.fromkeys(
+        ("nllb-moe", "nllb_moe", "switch_transformers"),
+        "its layers are mixtures of experts; take a dense model, such as "
+        "facebook/nllb-200-distilled-600M or google/flan-t5-base",
+    ),
+    **dict.fromkeys(
+        ("led", "longt5", "bigbird_pegasus", "pegasus_x"),
+        "its attention is sparse; take a model that attends to whole texts, such as "
+        "facebook/bart-large-cnn, or run it with transformers",
+    ),
+    **dict.fromkeys(
+        ("t5gemma", "t5gemma2"),
+        "its positions are rotary; take a T5 or an mT5, or run it with transformers",
+    ),
+    **dict.fromkeys(
+        ("prophetnet", "xlm-prophetnet"),
+        "its decoder predicts several tokens at once; take a BART or an mBART, or run it with "
+        "transformers",
+    ),
+    "fsmt": "its encoder and decoder have feed-forward widths of their own; take the opus-mt model "
+    "of its languages, or run it with transformers",
+    "blenderbot-small": "its decoder norms the embeddings before the positions are added; take "
+    "facebook/blenderbot-400M-distill, or run it with transformers",
+    **dict.fromkeys(
+        ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"),
+        "it joins two models, each with blocks of its own; run it with transformers",
+    ),
+    **dict.fromkeys(
+        ("seamless_m4t", "seamless_m4t_v2"),
+        "it reads and speaks sound too; take an NLLB model for text, or run it with transformers",
+    ),
+    **dict.fromkeys(_SOUND, "it reads sound, not text; run it with transformers"),
 }
 
 
@@ -42,5 +72,7 @@ def get_family(model_type: object) -> Family:
     name = model_type if isinstance(model_type, str) else None
     if name in FAMILIES:
         return FAMILIES[name]
-    fault = f"cannot be converted: {REFUSED[name]}" if name in REFUSED else "is unknown"
-    raise InputError(f"model_type={model_type!r} {fault}; this library knows {', '.join(FAMILIES)}")
+    if name in REFUSED:
+        raise InputError(f"model_type={name!r} cannot be converted: {REFUSED[name]}")
+    known = ", ".join(FAMILIES)
+    raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")

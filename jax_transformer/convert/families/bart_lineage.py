@@ -12,7 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, generation
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.table import Buffer, Layout, Operation, Row
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
 from jax_transformer.model.parameters import STACKS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -109,7 +109,8 @@ def layout(
         Row("lm_head.weight", "token_embedding/embedding"),
         Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
         Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
-        Row("lm_head.weight", "target_embedding/embedding"),
+        Row("lm_head.weight", "target_embedding/embedding", when=("output_projection", "tied")),
+        Row("lm_head.weight", "output_projection/kernel", transpose),
         *stack_rows("model."),
         Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1)), zeros=True),
     )

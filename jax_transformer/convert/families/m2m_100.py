@@ -26,7 +26,10 @@ class _PositionTable(PositionTable):
         return config.max_length + EXTRA_ROWS
 
 
-def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
+POSITIONS = _PositionTable(("length", "d_model"))
+
+
+def position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
     """Return the row of the first token, after that of padding: padding is not counted."""
     pad_id = fields["pad_id"]
     if fields["bos_id"] == pad_id:
@@ -41,7 +44,7 @@ FAMILY = bart_lineage.family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
     "m2m100",
-    layout=bart_lineage.layout("m2m_100", _PositionTable(("length", "d_model")), "weights"),
+    layout=bart_lineage.layout("m2m_100", POSITIONS, "weights"),
     generation=generation_without_forced_end,
     defaults={
         "vocab_size": 128_112,
@@ -52,6 +55,6 @@ FAMILY = bart_lineage.family(
         "encoder_layerdrop": 0.05,
         "decoder_layerdrop": 0.05,
     },
-    implied=_position_offset,
+    implied=position_offset,
     tokenizer="M2M100Tokenizer",
 )

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 
 forward = jax.jit(apply, static_argnames="config")
+# The families whose class is in transformers.
 CASES = bart_lineage.CASES | t5_lineage.CASES
 
 

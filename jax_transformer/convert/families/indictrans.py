@@ -1,0 +1,58 @@
+"""IndicTransForConditionalGeneration: IndicTrans2, languages of India (Gala et al. 2023).
+
+Its class is code beside the published weights, not in transformers: the layers of M2M100 with a
+norm of the embeddings, a table for each side, and names of its own in config.json.
+"""
+
+from jax_transformer.convert.families import bart_lineage, m2m_100
+from jax_transformer.convert.families.family import generation_without_forced_end
+
+_WIDTHS = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), "d_model")
+_LENGTHS = dict.fromkeys(("max_source_positions", "max_target_positions"), "max_length")
+
+FAMILY = bart_lineage.family(
+    "IndicTrans",
+    "IndicTransForConditionalGeneration",
+    "m2m100",
+    layout=bart_lineage.layout("IndicTrans", m2m_100.POSITIONS, "weights"),
+    generation=generation_without_forced_end,
+    fields={
+        "encoder_vocab_size": "src_vocab_size",
+        "decoder_vocab_size": "tgt_vocab_size",
+        **_WIDTHS,
+        **_LENGTHS,
+        **{
+            key: field
+            for key, field in bart_lineage.FIELDS.items()
+            if field not in ("d_model", "max_length")
+        },
+    },
+    words={
+        **bart_lineage.WORDS,
+        "layernorm_embedding": {
+            True: {"embedding_norm": True},
+            False: {"embedding_norm": False},
+        },
+        # As the published models; without this key the class norms after each addition.
+        "encoder_normalize_before": {True: {}},
+        "decoder_normalize_before": {True: {}},
+        "share_decoder_input_output_embed": {
+            True: {"token_embeddings": "separate", "output_projection": "tied"},
+            False: {"token_embeddings": "separate", "output_projection": "linear"},
+        },
+    },
+    fixed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+    defaults={
+        **dict.fromkeys(_WIDTHS, 512),
+        **dict.fromkeys(_LENGTHS, 210),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048),
+        "activation_function": "relu",
+        "scale_embedding": True,
+        **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before"), False),
+        **dict.fromkeys(("layernorm_embedding", "share_decoder_input_output_embed"), False),
+        "decoder_start_token_id": 2,
+    },
+    implied=m2m_100.position_offset,
+)
