@@ -26,7 +26,7 @@ from tests.convert.families.case import (
 from tests.convert.tools import assert_same_tensors
 from tests.parity.ladder import bound, error
 from tests.tiers import QUICK_FAMILIES, tiered, tiered_rows
-from tests.tokenizers import family_tokenizers
+from tests.tokenizers import class_folders
 
 SHAPES = [(name, shape) for name, case in CASES.items() for shape in list(case.shapes)[:1]]
 SHAPES.append(("marian", "two_tables"))
@@ -82,7 +82,7 @@ def padded(request, tmp_path):
     """The folder of a model that prefers the rows without a token, and its first such row."""
     folder = tmp_path / "model"
     folder.mkdir()
-    size = len(getattr(family_tokenizers, f"write_{request.param}")(folder))
+    size = len(getattr(class_folders, f"write_{request.param}")(folder))
     name = "t5" if request.param == "t5" else "m2m_100"
     model = foreign_model(name, None, vocab_size=size)
     model.resize_token_embeddings(size + 3)
