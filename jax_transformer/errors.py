@@ -11,7 +11,7 @@ TRAIN += ("matplotlib", "yaml", "tomli_w")
 EXTRA_OF = dict.fromkeys(TRAIN, "train")
 EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}
 EXTRA_OF |= {"huggingface_hub": "hub", "flatbuffers": "export", "ctranslate2": "ctranslate2"}
-EXTRA_OF |= dict.fromkeys(("onnxscript", "onnxruntime"), "onnx")
+EXTRA_OF |= {"onnxscript": "onnx", "onnxruntime": "onnx", "sentencex": "sentences"}
 
 
 class InputError(ValueError):

@@ -31,25 +31,28 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.positional = positional
+        self.heading: Any = self  # of the help, under which the next flags stand
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
 
-    def add(self, name: str, declared: Any, help_text: str, default: Any) -> None:
-        """Add a positional argument, or the flag of a value."""
+    def add(self, name: str, declared: Any, help_text: str, default: Any, *short: str) -> None:
+        """Add a positional argument, or the flag of a value, under the last heading."""
         help_text = help_text if default is REQUIRED else f"{help_text} (default: {default})"
-        words = {"help": help_text.replace("%", "%%")}
-        flag = f"--{name.replace('_', '-')}"
+        words: dict[str, Any] = {"help": help_text.replace("%", "%%")}
+        flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
             self.add_argument(name, metavar=name.upper(), **words)
         elif declared is bool:
-            self.add_argument(flag, action=argparse.BooleanOptionalAction, **words)
+            self.heading.add_argument(*flags, action=argparse.BooleanOptionalAction, **words)
         else:
             kinds = (declared, *get_args(declared))
             choices = [
                 word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)
             ]
+            choices += ["True", "False"] if choices and bool in kinds else []
             words["metavar"] = f"{{{','.join(choices)}}}" if choices else name.upper()
-            several = any(get_origin(kind) is tuple for kind in kinds)
-            self.add_argument(flag, nargs="*" if several else None, **words)
+            depth = _list_depth(declared)
+            words["type"] = (lambda word: word.split(",")) if depth > 1 else str
+            self.heading.add_argument(*flags, dest=name, nargs="*" if depth else None, **words)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the values that are named, as text."""
@@ -97,6 +100,12 @@ def described(documented: Any) -> tuple[str, dict[str, str]]:
     text, _, listed = re.split(r"(\n\nArgs:|\n\nAttributes:)", inspect.getdoc(documented) or "")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
     return text, {name: " ".join(help_text.split()) for name, help_text in entries}
+
+
+def _list_depth(declared: Any) -> int:
+    """Return how many lists a declared type nests: 0 for a number, 2 for a list of lists."""
+    inner = max(map(_list_depth, get_args(declared)), default=0)
+    return inner + (get_origin(declared) is tuple)
 
 
 def _hyphens(argument: str) -> str:

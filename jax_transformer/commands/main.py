@@ -28,7 +28,7 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
-PARSES_ITSELF = ("train", "prepare")  # their defaults depend on their arguments
+PARSES_ITSELF = ("train", "prepare", "translate")  # more than a signature declares arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.beam import beam_search
@@ -20,7 +19,7 @@ from jax_transformer.decoding.generation_config import (
 from jax_transformer.decoding.greedy import greedy_search
 from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty, batch_sizes
 from jax_transformer.decoding.rules import Rules, as_array, make_rules
-from jax_transformer.decoding.sampling import Sampling, make_sampling
+from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
@@ -70,7 +69,7 @@ def generate(
     memory: Float[Array | np.ndarray, "B S D"] | None = None,
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
-    key: PRNGKeyArray | None = None,
+    key: Keys | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     **options: Any,
 ) -> Hypotheses:
@@ -106,8 +105,8 @@ def generate(
             score or to the length that the penalty counts, and EOS in it ends nothing.
         length_limits: Largest number of tokens that follow the prefix, for each row [B], from 1 to
             `max_new_tokens`; a row ends there.
-        key: Random key that switches sampling on. The draws of a row depend on the key and the
-            row's index.
+        key: Random key that switches sampling on: one, and the draws of a row depend on it and the
+            row's index; or one for each row [B], on which alone its draws depend.
         execution: How the model is executed; the default suits a CPU.
         **options: The other fields of `GenerationConfig`, which describes them all.
 
@@ -121,41 +120,31 @@ def generate(
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
-    options |= {"beam_size": beam_size, "length_penalty": length_penalty}
-    chosen = GenerationConfig(max_new_tokens, **options)
+    chosen = GenerationConfig(max_new_tokens, beam_size, length_penalty=length_penalty, **options)
     check_execution(execution)
     models = _models(params, config)
     params, configs = zip(*models, strict=True)
     config = configs[0]
-    for model in models:
-        ids = checked_source(*model, src, src_mask)
     prefix_length = 0
     if prefix is not None:
         check_id_batch("prefix", prefix)
         prefix_length = prefix.shape[1]
-    for each in configs:
-        chosen.check_model(each, prefix_length)
+    for model in models:
+        ids = checked_source(*model, src, src_mask)
+        chosen.check_model(model[1], prefix_length)
     target_length = prefix_length + chosen.max_new_tokens
     if memory is not None:
         if len(models) > 1:
             raise InputError("memory is that of one model; leave it out for an ensemble")
         check_slots(config, memory, src_mask, target_length)
-        if memory.shape[:2] != src.shape:
-            raise InputError(
-                f"memory of shape {memory.shape} must be [batch, length, d_model] as src, which "
-                f"is {[*src.shape, config.d_model]}"
-            )
-        memory = jnp.asarray(memory)
+        if memory.shape[:2] != ids.shape:
+            wanted = f"[batch, length, d_model] as src, which is {[*ids.shape, config.d_model]}"
+            raise InputError(f"memory of shape {memory.shape} must be {wanted}")
     rules = make_rules(chosen, config, ids, prefix, length_limits)
+    sampling = make_sampling(chosen, key, ids.shape[0])
+    penalty = LengthPenalty(as_array(chosen.length_penalty), chosen.length_normalization)
     hypotheses, failed_at = search(
-        params,
-        configs,
-        ids,
-        src_mask,
-        memory,
-        rules,
-        make_sampling(chosen, key),
-        LengthPenalty(as_array(chosen.length_penalty), chosen.length_normalization),
+        *(params, configs, ids, src_mask, memory, rules, sampling, penalty),
         target_length=target_length,
         beam_size=chosen.beam_size,
         num_hypotheses=chosen.num_hypotheses,

@@ -157,12 +157,16 @@ class GenerationConfig:
         check_length("max_new_tokens: the target", self.max_new_tokens, config.max_length)
 
 
+def declared_options() -> dict[str, Any]:
+    """Return the declared type of each option by name, with its range."""
+    return {
+        each.name: each.metadata.get("declared", each.type) for each in fields(GenerationConfig)
+    }
+
+
 # The options that a model may have defaults for: all but those of sampling.
-MODEL_OPTIONS = tuple(
-    option.name
-    for option in fields(GenerationConfig)
-    if option.name not in ("temperature", "top_k", "top_p")
-)
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+MODEL_OPTIONS = tuple(name for name in declared_options() if name not in SAMPLING_OPTIONS)
 
 
 def _checked(option: Field, value: Any) -> Any:

@@ -7,34 +7,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int32, PRNGKeyArray
+from jaxtyping import Array, Float, Int32, Key, PRNGKeyArray
 
-from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.generation_config import SAMPLING_OPTIONS, GenerationConfig
 from jax_transformer.decoding.rules import as_array
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.checks import check_key
+
+Keys = PRNGKeyArray | Key[Array, " _"]  # one for a batch, or one for each of its rows
 
 
 @struct.dataclass
 class Sampling:
     """How tokens are drawn: options of `GenerationConfig`; None is off and costs nothing."""
 
-    key: PRNGKeyArray
+    key: Keys
     temperature: Float[Array | np.ndarray, ""] | None = None
     top_p: Float[Array | np.ndarray, ""] | None = None
     top_k: int | None = struct.field(pytree_node=False, default=None)
 
 
-def make_sampling(options: GenerationConfig, key: PRNGKeyArray | None) -> Sampling | None:
+def check_sampling(options: GenerationConfig, samples: bool) -> None:
+    """Refuse options that contradict whether tokens are drawn."""
+    for name in SAMPLING_OPTIONS:
+        if not samples and (value := getattr(options, name)) is not None:
+            fault = "is for sampling, which needs a key; for lines of text, a seed"
+            raise InputError(f"{name}={shorten(value)} {fault}")
+    if samples and options.beam_size > 1:
+        fault = "searches, and a key or a seed samples: set beam_size=1, or leave that out"
+        raise InputError(f"beam_size={options.beam_size} {fault}")
+
+
+def make_sampling(options: GenerationConfig, key: Keys | None, rows: int) -> Sampling | None:
     """Return how tokens are drawn; None without a key."""
+    check_sampling(options, key is not None)
     if key is None:
-        for name in ("temperature", "top_k", "top_p"):
-            if (value := getattr(options, name)) is not None:
-                raise InputError(f"{name}={shorten(value)} is for sampling, which needs a key")
         return None
-    check_key("key", key)
-    if options.beam_size > 1:
-        raise InputError(f"beam_size={options.beam_size} searches, a key samples: give one of them")
+    check_key("key", key, rows)
     return Sampling(key, as_array(options.temperature), as_array(options.top_p), options.top_k)
 
 
@@ -62,9 +71,10 @@ def sample(
     return jnp.take_along_axis(ids, drawn[:, None], axis=-1)[:, 0]
 
 
-def _draw(
-    logits: Float[Array, "B C"], step: Int32[Array, ""], key: PRNGKeyArray
-) -> Int32[Array, " B"]:
-    key = jax.random.fold_in(key, step)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits.shape[0]))
+def _draw(logits: Float[Array, "B C"], step: Int32[Array, ""], key: Keys) -> Int32[Array, " B"]:
+    if key.ndim and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # one for each row
+        keys = jax.vmap(jax.random.fold_in, (0, None))(key, step)
+    else:
+        key = jax.random.fold_in(key, step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -81,10 +81,10 @@ def check_not_empty(name: str, array: Any) -> None:
         )
 
 
-def check_key(name: str, key: Any) -> None:
-    """Refuse what is no single random key of jax, of the new or of the old style."""
+def check_key(name: str, key: Any, rows: int = 0) -> None:
+    """Refuse what is no random key of jax, of the new or the old style, nor one for each row."""
     if isinstance(key, jax.Array | np.ndarray):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (rows,)):
             return
         old_style = jax.eval_shape(jax.random.PRNGKey, 0)
         if (key.shape, key.dtype) == (old_style.shape, old_style.dtype):
@@ -399,6 +399,13 @@ def check_position_table(length: int, d_model: int) -> None:
     host_memory.check_memory(
         3 * 8 * length * d_model, f"a table of {length} positions", "set a lower length"
     )
+
+
+def check_attention(config: TransformerConfig, length: int) -> None:
+    """Refuse a length of which this machine cannot hold the attention scores of one sequence."""
+    if jax.default_backend() == "cpu":
+        scores, what = config.num_heads * length**2, f"the attention to max_length={length} tokens"
+        host_memory.check_memory(FLOAT32 * scores, what, "set a lower length")
 
 
 def check_cache(

@@ -6,6 +6,7 @@ file. model.safetensors has the names and shapes of `torch_reference`, so that
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.decoding.generation_config import MODEL_OPTIONS, GenerationConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_params
+from jax_transformer.model.checks import check_attention, check_params, check_whole_number
 from jax_transformer.model.transformer import Params
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.digests import file_digest, json_digest
@@ -85,6 +86,19 @@ class TrainedModel(NamedTuple):
         tokenizer = self.tokenizer.with_languages(source_lang, target_lang, name)
         config, generation = generating(self.config, self.generation, tokenizer, name)
         return self._replace(config=config, tokenizer=tokenizer, generation=generation)
+
+    def with_max_length(self, max_length: int | None, name: str) -> "TrainedModel":
+        """Return the model with another limit of its texts, in tokens; None keeps its own."""
+        if max_length in (None, self.config.max_length):
+            return self
+        check_whole_number("max_length", max_length, least=1)
+        if self.config.positions == "learned":
+            raise InputError(
+                f"{name}: max_length={max_length}: the position table was learned for "
+                f"{self.config.max_length} tokens, and has no other rows; leave max_length out"
+            )
+        check_attention(self.config, max_length)
+        return self._replace(config=dataclasses.replace(self.config, max_length=max_length))
 
 
 def load(

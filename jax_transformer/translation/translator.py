@@ -17,6 +17,7 @@ from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
+from jax_transformer.translation.long_text import check_split
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import LARGEST_WINDOW
 from jax_transformer.translation.translate import Translation, place, translate_windows
@@ -74,13 +75,15 @@ class Translator:
         ignore_generation_config: Whether the generation defaults of a Hugging Face folder are
             ignored.
         dtype: Type that the parameters are converted to; None keeps theirs.
+        max_length: Most tokens of a text, special tokens included, for a model whose positions are
+            relative or computed; None is the limit of the model. A learned table has no other.
         mesh: The devices, from `make_mesh`; texts are distributed over the axes data and fsdp.
             None is one device.
         execution: How the model is executed; None is what suits the device.
 
     Raises:
-        InputError: As `load`; the hub does not give the model; or the models of an ensemble differ
-            in their tokenizers or in `max_length`.
+        InputError: As `load`; the hub does not give the model; the models of an ensemble differ
+            in their tokenizers or in `max_length`; or a model or its memory has another limit.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Translator:
         target_lang: str | None = None,
         ignore_generation_config: bool = False,
         dtype: Literal["float32", "bfloat16"] | None = None,
+        max_length: int | None = None,
         mesh: Mesh | None = None,
         execution: Execution | None = None,
     ) -> None:
@@ -106,6 +110,7 @@ class Translator:
         options = {"ignore_generation_config": ignore_generation_config}
         options |= {"source_lang": source_lang, "target_lang": target_lang}
         models = [_read(source, **options) for source in sources]
+        models = [each.with_max_length(max_length, self.name) for each in models]
         _check_ensemble(models, self.name)
         if dtype is not None:
             models = [_cast(each, dtype) for each in models]
@@ -129,6 +134,7 @@ class Translator:
         source_lang: str | None = None,
         target_lang: str | None = None,
         alignments: bool = False,
+        split_sentences: str | None = None,
         window: int = LARGEST_WINDOW,
         **options: Any,
     ) -> TranslationResult | Iterator[TranslationResult]:
@@ -139,18 +145,20 @@ class Translator:
         raises ends the iterator; the texts of its window are not translated then.
 
         Args:
-            prefix: Put before every text, such as "summarize: " for a T5.
+            prefix: Put before every text, or sentence, such as "summarize: " for a T5.
             source_lang: As for `Translator`; None is the one that was named there.
             target_lang: As for `Translator`; None is the one that was named there.
             alignments: Whether each result has the alignment of its best translation, by the
                 first model of an ensemble.
+            split_sentences: Code of the language of the texts, for example "en": each sentence is
+                translated by itself, and the white space between them stays (extra [sentences]).
             window: Most texts that are read, sorted by length and translated together.
             **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
-                takes; `max_tokens`, the most tokens of a batch on a device, padding included
-                (4,096); and the fields of `GenerationConfig`, as `beam_size`, `num_hypotheses`,
-                `length_penalty`, `max_new_tokens`: `generate` describes them, and one that is
-                absent has the model's default. Without any `max_new_tokens`, a result has at most
-                ten tokens more than twice those of the text.
+                takes; `seed`, a number that switches sampling on; `max_tokens`, the most tokens of
+                a batch on a device, padding included (4,096); and the fields of `GenerationConfig`,
+                as `beam_size`, `num_hypotheses`, `length_penalty`, `max_new_tokens`: `generate`
+                describes them, and one that is absent has the model's default. Without any
+                `max_new_tokens`, a result has at most ten tokens more than twice those of the text.
 
         Raises:
             TypeError: An option is unknown.
@@ -159,15 +167,17 @@ class Translator:
                 names it by its number, from 1).
         """
         model = self.model.with_languages(source_lang, target_lang, self.name)
+        check_split(split_sentences, alignments=alignments)
         options |= {"mesh": self.mesh, "execution": self.execution, "window": window}
+        options |= {"prefix": prefix, "split_sentences": split_sentences}
         options["ensemble"] = [
             other.with_languages(source_lang, target_lang, self.name) for other in self.ensemble
         ]
         if isinstance(text, str):
-            return next(_results(model, [text], prefix, alignments, options))
+            return next(_results(model, [text], alignments, options))
         if not isinstance(text, Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
-        return _results(model, text, prefix, alignments, options)
+        return _results(model, text, alignments, options)
 
 
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
@@ -199,21 +209,20 @@ def _check_ensemble(models: Sequence[TrainedModel], name: str) -> None:
 def _results(
     model: TrainedModel,
     texts: Iterable[str],
-    prefix: str,
     with_alignments: bool,
     options: dict[str, Any],
 ) -> Iterator[TranslationResult]:
     """Return an iterator over the results; the options are checked at once."""
     lines: list[str] = []  # of the window
 
-    def prefixed() -> Iterator[str]:
+    def checked() -> Iterator[str]:
         for number, text in enumerate(texts, start=1):
             if not isinstance(text, str):
                 raise InputError(f"text {number} is {shorten(text)}, and must be a string")
-            lines.append(text if is_blank(text) else prefix + text)
-            yield lines[-1]
+            lines.append(text if is_blank(text) else options["prefix"] + text)
+            yield text
 
-    windows = translate_windows(model, prefixed(), **options)
+    windows = translate_windows(model, checked(), **options)
 
     def results() -> Iterator[TranslationResult]:
         before = 0  # texts

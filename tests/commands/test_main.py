@@ -135,7 +135,8 @@ def test_every_library_of_an_extra_is_known():
     extras = project["optional-dependencies"]
     names = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "tomli-w": "tomli_w"}
     names |= {"huggingface-hub": "huggingface_hub"}
-    for extra in ("train", "tensorboard", "torch", "hf", "hub", "ctranslate2", "onnx", "export"):
+    extras_of_imports = ("train", "tensorboard", "torch", "hf", "hub", "sentences", "ctranslate2")
+    for extra in (*extras_of_imports, "onnx", "export"):
         own = [line for line in extras[extra] if not line.startswith("jax-transformer[")]
         distributions = [re.match(r"[\w-]+", line)[0] for line in own]
         modules = {names.get(name, name) for name in distributions}

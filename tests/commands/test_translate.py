@@ -1,5 +1,6 @@
 """`jax-transformer translate` as a command and as a program."""
 
+import dataclasses
 import gzip
 import io
 import os
@@ -10,14 +11,18 @@ import sys
 
 import pytest
 
+from jax_transformer import Translator
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import translate as command_module
+from jax_transformer.commands import translate_arguments
+from jax_transformer.decoding import GenerationConfig
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
-from tests.models import tiny_model
+from tests.models import random_params, tiny_model
+from tests.tiers import tiered_rows
 
 LINES = ["cab", "", "üß abc", "b"]
 TEXT = "\n".join(LINES).encode()
@@ -106,8 +111,8 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
         cli.main()
     os.close(typing)
     refused = (
-        b"error: line 1 is 16 tokens long, EOS included, but the model takes max_length=12; split "
-        b"the line or set overlong to 'cut'\n"
+        b"error: line 1 is 16 tokens long, EOS included, but the model takes max_length=12; raise "
+        b"max_length, split the line or set overlong to 'cut'\n"
     )
     assert shown == [(b"", b"> "), (f"{first}\n{blank}\n".encode(), b"> > " + refused + b"> ")]
     assert capfdbinary.readouterr() == (f"{last}\n".encode(), b"> \n")
@@ -170,8 +175,23 @@ def test_alignments_are_drawn_once(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nbest=3", "--beam=2"], "--nbest 3 must be from 1 to --beam 2"),
-        (["--beam=0"], "--nbest 1 must be from 1 to --beam 0"),
+        (["--nbest=3", "--beam=2"], "num_hypotheses=3 must be from 1 to beam_size=2"),
+        (["--beam=0"], "beam_size=0 must be a whole number, at least 1"),
+        (["--nbest=0"], "num_hypotheses=0 must be a whole number, at least 1"),
+        (["--top-p=1.5"], "top_p=1.5 must be a finite number, above 0 and at most 1"),
+        (["--early-stopping=x"], "early_stopping='x' must be"),
+        (["--banned-sequences", "5,x"], "banned_sequences="),
+        (["--min-new-tokens=4", "--max-new-tokens=4"], "min_new_tokens=4 must be from 0 to 3"),
+        (["--temperature=0.7"], "temperature=0.7 is for sampling, which needs a key; for lines"),
+        (["--seed=-1"], "seed=-1 must be a whole number, at least 0"),
+        (["--seed=1", "--beam=2"], "beam_size=2 searches, and a key or a seed samples"),
+        (["--max-length=0"], "max_length=0 must be a whole number, at least 1"),
+        (["--split-sentences=de_DE"], "split_sentences='de_DE' must be the code of the text's"),
+        (["--split-sentences=en", "--nbest=2"], "split_sentences='en' joins the best transl"),
+        (
+            ["--split-sentences=en", "--alignments=plot.png"],
+            "split_sentences='en': alignments are of whole lines; leave one of the two out",
+        ),
         (["--alignments=plot.jpg"], "plot.jpg: the name of a picture must end in .png, .pdf or"),
     ],
 )
@@ -202,7 +222,144 @@ def test_the_defaults_of_the_model_hold_unless_a_flag_is_given(run, checkpoint, 
     options = ("--beam=1", "--length-penalty=0.6", "--max-new-tokens=7")
     assert run(TEXT, *options, checkpoint=tmp_path / "model") == run(TEXT, *options)
     code, out, err = run(TEXT, "--nbest=3")  # by default this model keeps one hypothesis
-    assert (code, out, err) == (1, "", "error: --nbest 3 must be from 1 to --beam 1\n")
+    assert (code, out, err) == (1, "", "error: num_hypotheses=3 must be from 1 to beam_size=1\n")
+
+
+# Flags of a search, and what they are in Python.
+SEARCHES = [
+    (
+        "--beam=4 --nbest=2 --length-penalty=1 --length-normalization=power --early-stopping=True",
+        {"beam_size": 4, "num_hypotheses": 2, "length_penalty": 1.0, "early_stopping": True}
+        | {"length_normalization": "power"},
+    ),
+    ("--beam-size=3 --early-stopping=never", {"beam_size": 3, "early_stopping": "never"}),
+    (
+        "--no-repeat-ngram-size=2 --repetition-penalty=1.3 --min-new-tokens=4 --max-new-tokens=9",
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
+        | {"min_new_tokens": 4, "max_new_tokens": 9},
+    ),
+    (
+        "--banned-tokens 5 6 --banned-sequences 7,8 9,4,3 --begin-suppressed-tokens 10",
+        {"banned_tokens": (5, 6), "banned_sequences": ((7, 8), (9, 4, 3))}
+        | {"begin_suppressed_tokens": (10,)},
+    ),
+    (
+        "--encoder-no-repeat-ngram-size=2 --renormalize --allow-padding --eos-ids 2 3",
+        {"encoder_no_repeat_ngram_size": 2, "renormalize": True, "allow_padding": True}
+        | {"eos_ids": (2, 3)},
+    ),
+    (
+        "--start-token=4 --forced-first-token=5 --forced-last-token=2",
+        {"start_token": 4, "forced_first_token": 5, "forced_last_token": 2},
+    ),
+    (
+        "--seed=3 --temperature=2.5 --top-k=7 --top-p=0.9",
+        {"seed": 3, "temperature": 2.5, "top_k": 7, "top_p": 0.9},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"), tiered_rows(SEARCHES, lambda flags, _: "banned" in flags or "3" in flags)
+)
+def test_flags_of_a_search_do_what_python_does(run, checkpoint, flags, options):
+    expected = [f"{one.text}\n" for best in translate(checkpoint, LINES, **options) for one in best]
+    assert run(TEXT, *flags.split()) == (0, "".join(expected), "")
+
+
+def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
+    tried = {name for _, options in SEARCHES for name in options}
+    assert tried - {"seed"} == {field.name for field in dataclasses.fields(GenerationConfig)}
+    code, shown, err = run(b"", "--help")
+    assert (code, err) == (0, "")
+    headings = [line for line in shown.split("\n") if line.endswith(":") and line[0] != " "]
+    assert headings[-5:] == ["files:", "search:", "lengths:", "languages:", "devices:"]
+    named = [name for names in translate_arguments.GROUPS.values() for name in names]
+    own = {field.name for field in dataclasses.fields(translate_arguments.Arguments)}
+    assert sorted(named) == sorted((own | tried) - {"folder", "search"})
+    for name in named:
+        assert shown.count(f"--{name.replace('_', '-')}") >= 1, name
+
+
+def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, tmp_path):
+    lines = [LINES[number % 4] for number in range(150)]
+    text = "\n".join(lines).encode()
+    sampling = ("--seed=5", "--temperature=3")
+    expected = run(text, *sampling)
+    assert expected[0] == 0
+    assert run(text, *sampling, "--window=9", "--max-tokens=40") == expected
+    assert run(text, "--seed=6", "--temperature=3") != expected
+    drawn = expected[1].split("\n")
+    assert len({*drawn[0:150:4]}) > 20  # of one line, by its number
+    results = Translator(directory)(lines, seed=5, temperature=3.0, window=20)
+    assert [result.text for result in results] == drawn[:150]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--seed=5", "--temperature=3"),
+        ("--split-sentences=en", "--banned-tokens", "5", "6", "--banned-sequences", "7,8"),
+        ("--split-sentences=en", "--seed=5"),
+    ],
+    ids=["sampled", "lists and sentences", "sampled sentences"],
+)
+def test_a_resumed_output_has_the_same_bytes(run, tmp_path, monkeypatch, options):
+    path, output = tmp_path / "input", tmp_path / "output"
+    path.write_text("".join(f"{LINES[n % 4]}. Abc {LINES[n % 3]}!  Cab.\n" for n in range(150)))
+    options = (f"--input={path}", "--window=70", "--overlong=cut", *options)
+    generate, calls, most = translation.generate, [], 1000
+
+    def killed(*arguments, **options):
+        calls.append(len(calls))
+        if len(calls) == most:
+            raise SystemExit(137)
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(translation, "generate", killed)
+    _, expected, _ = run(b"", *options)
+    most = 2 * len(calls)  # the last batch of the second run
+    options = (*options, f"--output={output}", "--resume")
+    assert run(b"", *options)[0] == 137
+    code, _, err = run(b"", *options)
+    assert (code, err.split("\n")[0]) == (0, "resumed after 134 lines")
+    assert output.read_text() == expected
+    assert len({*expected.split("\n")}) > 3
+
+
+def test_sentences_of_a_line_stay_in_its_line(run, checkpoint):
+    text = "  Cab abc. B!\tÜß.\n\n Abc"
+    parts = [["  ", "Cab abc.", " ", "B!", "\t", "Üß.", ""], [""], [" ", "Abc", ""]]
+    for of_line in parts:
+        of_line[1::2] = [best.text for (best,) in translate(checkpoint, of_line[1::2])]
+    expected = "".join("".join(of_line) + "\n" for of_line in parts)
+    assert run(text.encode(), "--split-sentences=en") == (0, expected, "")
+    long = "abc " * 12
+    code, _, err = run(f"{text} b.\nCab. {long}.".encode(), "--split-sentences=en")
+    assert (code, err.split(" tokens")[0]) == (1, "error: sentence 2 of line 4 is 39")
+    code, out, err = run(f"Cab. {long}.".encode(), "--split-sentences=en", "--overlong=cut")
+    assert (code, out.count("\n")) == (0, 1)
+    said = "1 of 2 sentences cut to max_length=12 tokens, the first of them sentence 2 of line 1\n"
+    assert err == said
+
+
+def test_a_longer_line_is_translated_where_positions_are_computed(run, checkpoint, tmp_path):
+    line = b"abc " * 12
+    longer = checkpoint._replace(config=dataclasses.replace(checkpoint.config, max_length=40))
+    ((best,),) = translate(longer, [line.decode()])
+    assert run(line, "--max-length=40") == (0, f"{best.text}\n", "")
+    code, _, err = run(line, "--max-length=1000000000")
+    assert code == 1
+    assert err.startswith("error: the attention to max_length=1000000000 tokens needs at least")
+    learned = dataclasses.replace(checkpoint.config, positions="learned")
+    params = random_params(learned)
+    save(tmp_path / "model", checkpoint._replace(config=learned, params=params))
+    assert run(b"b", "--max-length=12", checkpoint=tmp_path / "model")[0] == 0
+    assert run(b"b", "--max-length=13", checkpoint=tmp_path / "model") == (
+        *(1, ""),
+        f"error: {tmp_path / 'model'}: max_length=13: the position table was learned for 12 "
+        "tokens, and has no other rows; leave max_length out\n",
+    )
 
 
 @pytest.mark.parametrize(

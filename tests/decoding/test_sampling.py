@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import score
+from jax_transformer import InputError, score
 from jax_transformer.decoding.sampling import Sampling, sample
 from tests.decoding.plain import quick_generate
 from tests.decoding.reversing import MAX_NEW_TOKENS, sources
@@ -77,3 +77,18 @@ def test_the_key_decides_and_the_model_scores(reversal_model):
     assert (first.tokens != other.tokens).any()
     expected = jax.jit(score, static_argnames="config")(params, config, src, first.tokens[:, 0])
     np.testing.assert_allclose(first.scores[:, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_key_for_each_row_is_all_that_its_draws_depend_on(reversal_model):
+    config, params = reversal_model
+    src = sources(config, 6, seed=9)
+    keys = jax.random.split(jax.random.key(4), 6)
+    draw = functools.partial(quick_generate, params, config, max_new_tokens=MAX_NEW_TOKENS)
+    drawn = draw(src, key=keys, temperature=2.0)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    moved = draw(src[order], key=keys[order], temperature=2.0)
+    np.testing.assert_array_equal(moved.tokens, drawn.tokens[order])
+    same = draw(np.repeat(src[:1], 6, axis=0), key=keys, temperature=9.0)
+    assert len({tuple(row) for row in same.tokens[:, 0].tolist()}) > 1
+    with pytest.raises(InputError, match="must be one random key"):
+        draw(src, key=keys[:5])

@@ -5,6 +5,7 @@ Folders are written by transformers: a small model of random weights, and a toke
 
 import json
 
+import numpy as np
 import pytest
 
 from jax_transformer.commands.train_arguments import Arguments, read_start
@@ -147,6 +148,34 @@ def test_the_strings_are_those_of_transformers(folder_of, translated, kind):
     refusal, lines = translated(folder.path, "--target-lang", "de_DE")
     assert refusal.endswith("the model has no language codes; leave --target-lang out")
     assert lines == []
+
+
+@pytest.mark.exhaustive
+def test_a_t5_has_no_longest_text(folder_of, translated):
+    """transformers ignores n_positions; here it is the limit until another one is named."""
+    folder = folder_of("t5")
+    tokenizer, words = folder.tokenizer, " ".join(LINES * 40).split()
+    lengths = [len(ids) for ids in tokenizer(words, add_special_tokens=False).input_ids]
+    counts = np.cumsum(lengths) + 1  # and EOS
+    starts = (0, 7, 11, 20)
+    lines = [
+        " ".join(words[start : np.searchsorted(counts, counts[start] + length)])
+        for start, length in zip(starts, (520, 700, 1024, 1450), strict=True)
+    ]
+    longest = [len(ids) for ids in tokenizer(lines).input_ids]
+    assert min(longest) > 512
+    assert 1400 < max(longest) <= 1500
+    model = folder.architecture.from_pretrained(folder.path).eval()
+    inputs = folder.tokenizer(lines, return_tensors="pt", padding=True)
+    expected = model.generate(**inputs).tolist()
+    results = list(Translator(folder.path, max_length=1500)(lines))
+    for result, ids in zip(results, expected, strict=True):
+        padded = [ids[0], *result.tokens.tolist()]
+        assert padded == ids[: len(padded)]
+        assert {*ids[len(padded) :]} <= {folder.tokenizer.pad_token_id}
+    assert len({result.text for result in results}) > 2
+    with pytest.raises(InputError, match=r"takes max_length=512; raise max_length, split"):
+        Translator(folder.path)(lines[0])
 
 
 @pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))

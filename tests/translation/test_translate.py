@@ -1,5 +1,6 @@
 """Translation of lines: order, independence of other lines, options, overlong and bad lines."""
 
+import dataclasses
 import io
 import threading
 from itertools import repeat
@@ -15,7 +16,7 @@ from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as translation
 from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
 from jax_transformer.translation.translate import translate as translate_stream
-from tests.models import tiny_model, unchecked
+from tests.models import random_params, tiny_model, unchecked
 from tests.tiers import tiered
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
@@ -346,15 +347,28 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     assert shown.getvalue() == message
 
     monkeypatch.setattr(translation, "generate", lambda *_, **__: pytest.fail("work was done"))
-    refused = r"line 3 is 51 tokens long, .* max_length=40; split the line or set overlong to 'cut'"
+    refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split the line or set"
     with pytest.raises(InputError, match=refused):
         translate(model, ["b", "", overlong, overlong])
+    table = dataclasses.replace(model.config, positions="learned")
+    with pytest.raises(InputError, match="max_length=40; split the line or set overlong to 'cut'"):
+        translate(model._replace(config=table, params=random_params(table)), [overlong])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"beam_size": 0}, "beam_size=0"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"seed": "x"}, "seed='x' must be a whole number"),
+        ({"seed": 0, "beam_size": 2}, "beam_size=2 searches, and a key or a seed samples"),
+        ({"top_k": 3}, "top_k=3 is for sampling, which needs a key; for lines of text, a seed"),
+        ({"split_sentences": "English"}, "split_sentences='English' must be the code"),
+        ({"split_sentences": 7}, "split_sentences=7 must be the code"),
+        (
+            {"split_sentences": "en", "beam_size": 2, "num_hypotheses": 2},
+            "split_sentences='en' joins the best translations: set num_hypotheses=1",
+        ),
         ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 must be from 1 to beam_size=2"),
         ({"beam_size": 9}, "beam_size=9 needs a vocabulary of 18 tokens or more"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
