@@ -24,13 +24,12 @@ from jax_transformer.commands.train_arguments import (
     Arguments,
     named_settings,
 )
-from jax_transformer.commands.translate import translate
+from jax_transformer.commands.translate_arguments import GROUPS
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.yaml_file import to_yaml
 
 LINES = b"one hundred and two\n\nseven\n"
 OTHER_COMMANDS: dict[str, Callable[..., None]] = {
-    "translate": translate,
     "convert": convert,
     "budget": budget,
 }
@@ -206,8 +205,11 @@ def _prepared(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> A
 
 
 def _command_flags(draw: np.random.Generator, name: str) -> list[str]:
-    parameters = inspect.signature(OTHER_COMMANDS[name]).parameters.values()
-    flags = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if name == "translate":
+        flags = [flag for names in GROUPS.values() for flag in names]
+    else:
+        parameters = inspect.signature(OTHER_COMMANDS[name]).parameters.values()
+        flags = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     flags = [flag for flag in flags if flag not in LEFT_OUT]
     given = []
     for _ in range(int(choose(draw, (1, 1, 2)))):
@@ -237,7 +239,10 @@ def _other(draw: np.random.Generator, folder: Path, _: Path, stock_folder: Path)
 
     def run() -> Outcome:
         printed = command([name, *positional, *given], LINES)
-        plain = not any(flag.startswith(("--output", "--nbest", "--input")) for flag in given)
+        plain = not any(
+            flag.startswith(("--output", "--nbest", "--num-hypotheses", "--input"))
+            for flag in given
+        )
         if name == "translate" and plain and len(printed.splitlines()) != LINES.count(b"\n"):
             raise WrongResult(f"{len(printed.splitlines())} lines of output")
         return Outcome.OTHER

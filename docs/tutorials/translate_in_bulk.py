@@ -111,6 +111,8 @@ for text in ("may 8, 1955", "thursday"):
 # %% [markdown]
 # ## Where to go on
 #
+# - All options of the search, and long texts, sentence by sentence: [Hugging Face
+#   folders](../huggingface.md#translating-long-inputs).
 # - Models of Hugging Face translate by the same command: [Hugging Face
 #   folders](../huggingface.md).
 # - Many devices: `Translator(..., mesh=jax_transformer.make_mesh("data=-1"))` divides the texts.

@@ -237,12 +237,10 @@ def _translate(
 
 def _split(window: Window, language: str | None) -> tuple[list[list[str]], list[Place]]:
     """Return the parts of each line, as `split_sentences` does, and the places of the odd ones."""
-    numbers = range(window.start + 1, window.start + 1 + len(window.lines))
-    if language is None:
-        return [["", line, ""] for line in window.lines], [(number, 0) for number in numbers]
-    texts = [split_sentences(line, language) for line in window.lines]
-    counts = zip(numbers, [len(parts) // 2 for parts in texts], strict=True)
-    return texts, [(number, index + 1) for number, count in counts for index in range(count)]
+    whole = language is None
+    texts = [["", line, ""] if whole else split_sentences(line, language) for line in window.lines]
+    numbered = [(n, len(parts) // 2) for n, parts in enumerate(texts, window.start + 1)]
+    return texts, [(n, 0 if whole else i + 1) for n, count in numbered for i in range(count)]
 
 
 def _name(place: Place) -> str:
