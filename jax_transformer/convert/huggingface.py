@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
     from jax_transformer.tokenizers import Tokenizer
 
+# How the names of classes end whose models have another head, or one stack.
+_OTHER_CLASSES = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    *("ForCausalLM", "EncoderModel"),
+)
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
 
@@ -67,6 +72,7 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
+    _check_architecture(values, family)
     if family.full_name is not None:
         tensors = _by_full_names(tensors, family.full_name)
     tied = family.is_tied(tensors) if family.is_tied else None
@@ -88,6 +94,17 @@ def from_huggingface(
             )
         raise ConversionError(error.report) from error
     return config, params
+
+
+def _check_architecture(values: Mapping[str, Any], family: Family) -> None:
+    """Refuse the class of a model that has other parts than an encoder-decoder with an output."""
+    names = values.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, str) and name.endswith(_OTHER_CLASSES):
+            raise InputError(
+                f"{CONFIG_FILE}: architectures={name!r} is not a model that generates text; use "
+                f"the folder of a {family.architecture}"
+            )
 
 
 def _rounding(tables: Sequence[np.ndarray]) -> str:

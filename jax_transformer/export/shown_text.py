@@ -44,7 +44,8 @@ def by_sentencepiece(folder: Path, settings: dict) -> tuple[Callable, Callable]:
 def as_sources(lines: list[str], encode: Callable, settings: dict) -> list[list[int]]:
     """Return the ids of each line as the encoder reads them; those of a blank line are empty."""
     sources, blank = [], encode("")
-    for number, ids in enumerate(map(encode, lines), start=1):
+    for number, line in enumerate(lines, start=1):
+        ids = [i for i in encode(line) if i != settings["pad_id"]]  # that the text spells
         source = settings["prefix"] + ids + settings["suffix"] if ids != blank else []
         if len(source) > settings["longest"]:
             sys.exit(f"line {number} has {len(source)} tokens; at most {settings['longest']} fit")

@@ -65,6 +65,7 @@ def alignments(
     for first in range(0, len(filled), ROWS):
         shown = filled[first : first + ROWS]
         sources = tokenizer.encode_source([lines[index] for index in shown], config.max_length)
+        sources = [*map(tokenizer.without_padding, sources)]
         targets = [translations[index][0].tokens.tolist() for index in shown]
         src, tgt = (_padded(ids, config) for ids in (sources, targets))
         weights = cross_attention_weights(params, config, src, tgt).mean(axis=(1, 2))

@@ -268,6 +268,8 @@ def _encode(
     lines = [source for parts in texts for source in parts[1::2]]
     lines = ["" if is_blank(line) else reading.prefix + line for line in lines]
     *sources, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
+    without = tokenizer.without_padding
+    sources = [ids if isinstance(ids, LineError) else without(ids) for ids in sources]
     for index, ids in enumerate(sources):
         fault = ids.fault if isinstance(ids, LineError) else ""
         if not fault and len(ids) > config.max_length and reading.overlong != "cut":
@@ -284,7 +286,7 @@ def _encode(
     too_long = [index for index, ids in enumerate(sources) if len(ids) > config.max_length]
     cut = tokenizer.encode_source([lines[index] for index in too_long], config.max_length)
     for index, ids in zip(too_long, cut, strict=True):
-        sources[index] = ids
+        sources[index] = without(ids)
     return sources, [places[index] for index in too_long]
 
 

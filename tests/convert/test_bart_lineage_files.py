@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from jax_transformer import TransformerConfig, apply
@@ -237,3 +238,12 @@ def test_a_tensor_under_both_names_is_refused(folder):
 
     with pytest.raises(InputError, match=r"unexpected +encoder\.layers\.0\.fc1\.bias"):
         from_huggingface(folder("bart", twice))
+
+
+@pytest.mark.parametrize("name", ["BartForSequenceClassification", "BartForCausalLM"])
+def test_a_class_with_other_parts_is_refused_by_its_name(tmp_path, name):
+    values = {"model_type": "bart", "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "model.safetensors").write_bytes(safetensors.numpy.save({"x": np.zeros(1)}))
+    with pytest.raises(InputError, match=rf"architectures='{name}' is not a model that generates"):
+        from_huggingface(tmp_path)

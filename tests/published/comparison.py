@@ -1,6 +1,7 @@
 """The columns: each compares one thing of a folder with transformers, and says "equal" or what."""
 
 import json
+import re
 
 import numpy as np
 import torch
@@ -85,12 +86,13 @@ class Comparison:
     def defaults(self):
         """Compare targets by the folder's own generation defaults."""
         config, _, tokenizer, options = self.loaded
-        theirs = {}
+        # Trained weights never choose a row without a token; random ones may.
+        theirs = {"suppress_tokens": [*options.get("banned_tokens", ())]}
         if self.row.languages:
             config, options = generating(config, options, tokenizer, str(self.path))
             languages = tokenizer.languages
             key = "decoder_start_token_id" if languages.starts else "forced_bos_token_id"
-            theirs = {key: languages.ids[self.row.languages[1]]}
+            theirs[key] = languages.ids[self.row.languages[1]]
         return self._generated(config, options, theirs)
 
     def _generated(self, config, options, theirs):
@@ -124,8 +126,15 @@ class Comparison:
 
 
 def content(path):
-    """Return the values of config.json, whose spaces and order are free, or a file's bytes."""
-    return json.loads(path.read_text()) if path.name == "config.json" else path.read_bytes()
+    """Return the values of config.json, or the bytes of another file.
+
+    The spaces and the order of config.json are free, and the class that it names has the output.
+    """
+    if path.name != "config.json":
+        return path.read_bytes()
+    values = json.loads(path.read_text())
+    names = [re.sub("Model$", "ForConditionalGeneration", name) for name in values["architectures"]]
+    return values | {"architectures": names}
 
 
 def their_model(path):

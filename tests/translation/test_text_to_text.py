@@ -14,6 +14,7 @@ from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.export.proof import START_OPTIONS
+from jax_transformer.export.shown_text import as_sources
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
@@ -103,7 +104,9 @@ class Folder:
         if path is not None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         inputs = tokenizer(LINES, return_tensors="pt", padding=True)
-        found = model.generate(**inputs, **options)
+        # Rows without a token, which are not generated here.
+        absent = [*range(len(tokenizer), model.config.vocab_size)]
+        found = model.generate(**inputs, suppress_tokens=absent, **options)
         return tokenizer.batch_decode(found, skip_special_tokens=True)
 
 
@@ -148,6 +151,26 @@ def test_the_strings_are_those_of_transformers(folder_of, translated, kind):
     refusal, lines = translated(folder.path, "--target-lang", "de_DE")
     assert refusal.endswith("the model has no language codes; leave --target-lang out")
     assert lines == []
+
+
+def test_padding_that_a_line_spells_is_left_out(folder_of):
+    """transformers attends to it."""
+    folder = folder_of("t5")
+    tokenizer, pad_id = load_tokenizer(folder.path)[1], folder.tokenizer.pad_token_id
+    plain, spelt = "tlx k tlx", ["<pad>tlx k tlx", "tlx<pad> k<pad><pad> tlx", "tlx k tlx<pad>"]
+    (wanted,) = tokenizer.encode_source([plain])
+    for ids in tokenizer.encode_source(spelt):
+        assert pad_id in ids
+        assert [i for i in ids if i != pad_id] == wanted
+    results = list(Translator(folder.path)([plain, *spelt, "<pad>"], alignments=True))
+    for result in results[1:4]:
+        assert result.tokens.tolist() == results[0].tokens.tolist()
+        assert result.alignment.source == results[0].alignment.source
+    assert results[4].text == ""
+    settings = {"pad_id": pad_id, "prefix": [], "suffix": wanted[-1:], "longest": 64}
+    encode = folder.tokenizer.backend_tokenizer.encode
+    found = as_sources(spelt, lambda line: encode(line, add_special_tokens=False).ids, settings)
+    assert found == [wanted] * 3
 
 
 @pytest.mark.exhaustive
@@ -288,7 +311,9 @@ def test_the_folder_names_the_languages_where_no_flag_does(tmp_path):
     named = load(folder.path, target_lang="fra_Latn")
     assert named.tokenizer.languages.target == "fra_Latn"
     ignored = load(folder.path, ignore_generation_config=True)
-    assert ignored.generation == {"forced_first_token": ignored.tokenizer.languages.ids["zho_Hans"]}
+    code = ignored.tokenizer.languages.ids["zho_Hans"]
+    absent = tuple(range(len(folder.tokenizer), ignored.config.tgt_vocab_size))
+    assert ignored.generation == {"forced_first_token": code, "banned_tokens": absent}
 
 
 def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
