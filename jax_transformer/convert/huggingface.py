@@ -97,14 +97,14 @@ def from_huggingface(
 
 
 def _check_architecture(values: Mapping[str, Any], family: Family) -> None:
-    """Refuse the class of a model that has other parts than an encoder-decoder with an output."""
+    """Refuse a model that has other parts than an encoder-decoder with an output, by its class."""
     names = values.get("architectures")
-    for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and name.endswith(_OTHER_CLASSES):
-            raise InputError(
-                f"{CONFIG_FILE}: architectures={name!r} is not a model that generates text; use "
-                f"the folder of a {family.architecture}"
-            )
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if names and all(name.endswith(_OTHER_CLASSES) for name in names):
+        raise InputError(
+            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
+            f"use the folder of a {family.architecture}"
+        )
 
 
 def _rounding(tables: Sequence[np.ndarray]) -> str:
