@@ -298,7 +298,7 @@ def _config_of(
     old, new = config_to_json(family, before), config_to_json(family, config)
     changed = {key: value for key, value in new.items() if value != old[key]}
     values = {**origin.config, **changed}
-    if values.get("architectures"):  # which may be the base class
+    if values.get("architectures") and family.architecture not in values["architectures"]:
         values["architectures"] = [family.architecture]
     dtype = str(next(iter(flatten(params).values())).dtype)
     for key in ("dtype", "torch_dtype"):  # from_pretrained converts to this type
