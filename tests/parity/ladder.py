@@ -1,9 +1,33 @@
-"""How two results are compared, within which bounds, and where the errors are kept."""
+"""How two results are compared, within which bounds, and where the errors are kept.
 
+float32 is judged by float64. Another processor adds in another order, so that no fixed number
+bounds the difference of two right float32 programs; and that it is within the sum of both errors
+against float64 says nothing more than that the float64 results agree, by the triangle inequality.
+`check_float32` checks what holds on every processor:
+
+1. The float64 results agree, within the bound of float64. A wrong formula fails here.
+2. Each float32 error is at most what `TERMS` roundings of the inputs cost. A sum of n terms, in any
+   order, is the exact sum of terms that were moved by less than n roundings each (Higham, Accuracy
+   and Stability of Numerical Algorithms, section 4.2), and no sum of the models has more. What one
+   rounding costs is measured in float64, by moving each weight and input: it is as large as the
+   function is sensitive, however a program computes it. Products of rounded inputs (2^13 of these
+   roundings in TensorFloat-32, 2^16 in bfloat16) and formulas that cancel fail here, also if both
+   frameworks have them.
+3. No float32 error is above sqrt(TERMS) times the other one and one rounding together: n roundings
+   of either sign add up to sqrt(n), so the order of a sum explains no more. What one framework
+   alone loses fails here.
+"""
+
+import copy
+import math
+from typing import NamedTuple
+
+import jax
 import numpy as np
 import torch
 
 from jax_transformer import TransformerConfig
+from jax_transformer.convert.table import flatten
 
 # float64, float32: the largest error that is still called identical.
 BOUNDS = {
@@ -12,6 +36,9 @@ BOUNDS = {
     "gradient": (1e-12, 1e-5),  # of the leaf's largest
     "adam": (1e-12, 1e-4),  # parameters after 20 steps
 }
+ROUNDING = 2.0**-24  # the largest relative error of one rounding to float32
+TERMS = 64  # a feed-forward layer adds 53, the gradient of a weight 55 positions
+DRAWS = 4  # of the directions in which weights and inputs are moved
 
 
 def error(actual, expected):
@@ -32,19 +59,115 @@ def bound(kind, dtype):
     return BOUNDS[kind][("float64", "float32").index(str(dtype))]
 
 
+class Errors(NamedTuple):
+    """Errors of one leaf against float64, and what one rounding of the inputs costs it there."""
+
+    ours: float
+    theirs: float
+    rounding: float
+
+    @property
+    def explained(self):
+        """Whether rounding explains both errors; False where one is not a number."""
+        limits = (
+            min(TERMS * self.rounding, math.sqrt(TERMS) * (other + self.rounding))
+            for other in (self.theirs, self.ours)
+        )
+        return all(one <= limit for one, limit in zip(self[:2], limits, strict=True))
+
+
+def check_float32(what, pair, ours, theirs, *inputs, kind="block"):
+    """Check float32 results by float64, as the module says, and return the errors of each leaf.
+
+    Args:
+        what: Begins the message.
+        pair: Has `params` and `module`, both with the same weights in float32.
+        ours: Computes an array or a tree of them from params and inputs, in float64 as well.
+        theirs: Computes the same from a module and the inputs as tensors.
+        inputs: Arrays, whose float32 numbers are moved, or None.
+        kind: The bound of the float64 results.
+    """
+    module = copy.deepcopy(pair.module).double()  # before its gradients are counted
+    found = [
+        named(ours(pair.params, *inputs), np.float32),
+        named(theirs(pair.module, *as_tensors(inputs)), np.float32),
+    ]
+    with jax.enable_x64(True):
+        wide = change_floats(np.float64, (pair.params, *inputs))
+        exact = named(ours(*wide), np.float64)
+        other = named(theirs(module, *as_tensors(wide[1:])), np.float64)
+        moved = [named(ours(*move(wide, seed)), np.float64) for seed in range(DRAWS)]
+    errors = {}
+    for name, leaf in exact.items():
+        scale = beside(name)
+        largest = np.abs(exact[scale]).max()
+        apart = farthest(other[name], leaf) / (largest if kind == "gradient" else max(1, largest))
+        allowed = bound(kind, "float64")
+        assert apart <= allowed, f"{what} {name} in float64: {apart:.1e} > {allowed:.0e}"
+        rounding = max(ROUNDING * largest, *(farthest(one[scale], exact[scale]) for one in moved))
+        errors[name] = Errors(*(farthest(one[name], leaf) for one in found), rounding)
+        assert errors[name].explained, f"{what} {name}: more than rounding: {errors[name]}"
+    return errors
+
+
+def beside(name):
+    """Return the leaf whose numbers a leaf's errors are measured by.
+
+    A key's bias has no gradient in theory: it moves all scores of a query alike, and softmax does
+    not notice. Its rounding noise is measured by the gradient of the key's kernel.
+    """
+    return name.replace("key/bias", "key/kernel")
+
+
+def named(result, dtype):
+    """Return an array or a tree as arrays of this type, by name."""
+    leaves = flatten(result) if isinstance(result, dict) else {"": result}
+    arrays = {name: to_numpy(leaf) for name, leaf in leaves.items()}
+    assert {leaf.dtype for leaf in arrays.values()} == {np.dtype(dtype)}
+    return arrays
+
+
+def as_tensors(inputs):
+    return [None if x is None else torch.from_numpy(np.array(x)) for x in inputs]
+
+
+def change_floats(function, tree):
+    return jax.tree.map(lambda x: function(x) if np.asarray(x).dtype.kind == "f" else x, tree)
+
+
+def move(tree, seed):
+    """Return float64 numbers, each moved up or down by one rounding to float32."""
+    random = np.random.default_rng(seed)
+    return change_floats(lambda x: x * (1 + ROUNDING * random.choice((-1, 1), x.shape)), tree)
+
+
+def farthest(one, other):
+    assert one.shape == other.shape, (one.shape, other.shape)
+    return np.abs(np.float64(one) - np.float64(other)).max()
+
+
 class Ladder:
     """Checks errors against their bounds and remembers the worst of each rung."""
 
     def __init__(self):
         self.worst = {}
 
-    def check(self, preset, block, actual, expected, kind="block"):
+    def check(self, pair, block, ours, theirs, *inputs, kind="block"):
+        """Check what both sides compute from the pair's weights and these inputs.
+
+        float64 by its bound; float32 as in `check_float32`, which explains the arguments.
+        """
+        actual = ours(pair.params, *inputs)
+        expected = theirs(pair.module, *as_tensors(inputs))
         dtype = np.asarray(actual).dtype.name
         measured = error(actual, expected)
-        rung = self.worst.setdefault((block, preset), {})
+        rung = self.worst.setdefault((block, pair.preset), {})
         rung[dtype] = max(measured, rung.get(dtype, 0.0))
-        allowed = bound(kind, dtype)
-        assert measured <= allowed, f"{preset} {block} {dtype}: {measured:.1e} > {allowed:.0e}"
+        if dtype == "float32":
+            check_float32(f"{pair.preset} {block}", pair, ours, theirs, *inputs, kind=kind)
+        else:
+            allowed = bound(kind, dtype)
+            assert measured <= allowed, f"{pair.preset} {block}: {measured:.1e} > {allowed:.0e}"
 
     def table(self):
         """Return the worst errors as Markdown: a row a preset, a column a block, both dtypes."""

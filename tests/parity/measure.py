@@ -1,6 +1,7 @@
 """What differs between the frameworks: logits, gradients and optimizer steps, leaf by leaf."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jax_transformer.training import objective
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, train_step
 from tests.models import random_params, small_config, unchecked
-from tests.parity.ladder import error
+from tests.parity.ladder import beside, error
 from torch_reference import training
 
 Jit = Callable[..., Callable[..., Any]]
@@ -87,23 +88,25 @@ def forward(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, float]:
     return {"logits": error(run(pair.params), pair.module(*map(torch.from_numpy, batch[:2])))}
 
 
-def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[str, float]]:
-    """Return the error of every leaf's gradient, for two objectives.
+def gradient_functions(
+    pair: Pair, batch: Batch, jit: Jit = jax.jit
+) -> dict[str, tuple[Callable[[dict], dict], Callable[[torch.nn.Module], dict]]]:
+    """Return for two objectives what computes every leaf's gradient: from params, from a module.
 
     "logits" is the sum of the logits, each times a number of its own; "loss" the training loss
     of the batch, with padding and label smoothing.
     """
-    config, module = pair.config, pair.module
-    dtype = jax.tree.leaves(pair.params)[0].dtype
+    config = pair.config
     shape = (*batch.tgt_in.shape, config.tgt_vocab_size)
-    weights = np.random.default_rng(8).normal(size=shape).astype(dtype)
+    drawn = np.random.default_rng(8).normal(size=shape)
+    weights = drawn.astype(jax.tree.leaves(pair.params)[0].dtype)
 
     def objectives(cross_entropy, logits, targets, weights):
         total, count = cross_entropy(logits, targets, config.pad_id, SETTINGS.label_smoothing)
         return (logits * weights).sum(), total / count
 
     @jit
-    def differentiate(params, which):
+    def differentiate(params, weights, which):
         def ours(params):
             logits = apply(params, config, batch.src, batch.tgt_in)
             both = objectives(objective.cross_entropy, logits, batch.tgt_out, weights)
@@ -111,32 +114,40 @@ def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[st
 
         return jax.grad(ours)(params)
 
-    errors = {}
-    for which, name in enumerate(("logits", "loss")):
+    def ours(params, which):
+        return differentiate(params, weights.astype(jax.tree.leaves(params)[0].dtype), which)
+
+    def theirs(module, which):
         module.zero_grad()
         src, tgt_in, tgt_out = map(torch.from_numpy, batch[:3])
-        theirs = objectives(
-            training.cross_entropy, module(src, tgt_in), tgt_out, torch.from_numpy(weights)
-        )
-        theirs[which].backward()
-        expected = {key: value.grad for key, value in module.named_parameters()}
-        expected = convert.from_torch(expected, config)
-        errors[name] = gradient_errors(differentiate(pair.params, which), expected)
-    return errors
+        logits = module(src, tgt_in)
+        typed = torch.from_numpy(weights).to(logits.dtype)
+        objectives(training.cross_entropy, logits, tgt_out, typed)[which].backward()
+        named = {key: value.grad for key, value in module.named_parameters()}
+        return convert.from_torch(named, config)
+
+    return {
+        name: (functools.partial(ours, which=which), functools.partial(theirs, which=which))
+        for which, name in enumerate(("logits", "loss"))
+    }
+
+
+def gradients(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, dict[str, float]]:
+    """Return the error of every leaf's gradient, for both objectives."""
+    return {
+        name: gradient_errors(ours(pair.params), theirs(pair.module))
+        for name, (ours, theirs) in gradient_functions(pair, batch, jit).items()
+    }
 
 
 def gradient_errors(actual: dict, expected: dict) -> dict[str, float]:
-    """Return max|a - b| / max|b| of each leaf.
-
-    A key's bias has no gradient in theory: it moves all scores of a query alike, and softmax
-    does not notice. Its rounding noise is compared with the gradient of the key's kernel.
-    """
+    """Return max|a - b| / max|b| of each leaf, or of the leaf beside it."""
     actual, expected = flatten(actual), flatten(expected)
     errors = {}
     for name in expected:
         one, other = np.asarray(actual[name]), np.asarray(expected[name])
-        beside = name.replace("key/bias", "key/kernel")
-        errors[name] = float(np.abs(one - other).max() / np.abs(np.asarray(expected[beside])).max())
+        largest = np.abs(np.asarray(expected[beside(name)])).max()
+        errors[name] = float(np.abs(one - other).max() / largest)
     return errors
 
 

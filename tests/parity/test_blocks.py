@@ -1,6 +1,7 @@
 """Each block alone, in both frameworks, with the same weights and inputs."""
 
 import functools
+import operator
 
 import jax
 import numpy as np
@@ -74,9 +75,13 @@ def test_embedding(pair, ladder):
         return
     name = "token_embedding" if "token_embedding" in pair.params else "source_embedding"
     layer = layers.Embedding(pair.config, pair.config.src_vocab_size)
-    actual = run(layer, pair.params[name], pair.src)
-    expected = getattr(pair.module, name)(torch.from_numpy(pair.src))
-    ladder.check(pair.preset, "embedding", actual, expected)
+    ladder.check(
+        pair,
+        "embedding",
+        lambda params, src: run(layer, params[name], src),
+        lambda module, src: getattr(module, name)(src),
+        pair.src,
+    )
 
 
 @pytest.mark.parametrize("rounding", ["float16", "bfloat16"])
@@ -93,13 +98,18 @@ def test_rounded_sinusoids_have_the_same_bits(kind, rounding):
 def test_positions(pair, ladder):
     config = pair.config
     x = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model)
+    transformer = model.Transformer(config)
     for side in ("source", "target"):
-        actual = run_positions(model.Transformer(config), pair.params, x, side)
         if not config.has_position_table:
-            assert np.array_equal(actual, x)
+            assert np.array_equal(run_positions(transformer, pair.params, x, side), x)
             continue
-        expected = pair.module.add_positions(to_torch(x), side)
-        ladder.check(pair.preset, "positions", actual, expected)
+        ladder.check(
+            pair,
+            "positions",
+            lambda params, x, side=side: run_positions(transformer, params, x, side),
+            lambda module, x, side=side: module.add_positions(x, side),
+            x,
+        )
 
 
 def test_embedding_norm(pair, ladder):
@@ -109,8 +119,17 @@ def test_embedding_norm(pair, ladder):
     x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
     for side in ("source", "target"):
         name = f"{side}_embedding_norm"
-        actual = run(layers.Norm(pair.config), pair.params[name], x)
-        ladder.check(pair.preset, "norm", actual, getattr(pair.module, name)(to_torch(x)))
+        check_norm(pair, ladder, operator.itemgetter(name), operator.attrgetter(name), x)
+
+
+def check_norm(pair, ladder, of_params, of_module, x):
+    ladder.check(
+        pair,
+        "norm",
+        lambda params, x: run(layers.Norm(pair.config), of_params(params), x),
+        lambda module, x: of_module(module)(x),
+        x,
+    )
 
 
 def test_relative_attention_bias(pair, ladder):
@@ -119,14 +138,25 @@ def test_relative_attention_bias(pair, ladder):
         assert "relative_attention_bias" not in jax.tree_util.keystr(tuple(pair.params))
         return
     for stack, bidirectional in (("encoder", True), ("decoder", False)):
-        params, module = pair.params[stack], getattr(pair.module, stack)
-        if config.has_relative_bias_per_layer:
-            params, module = params["layers_1"], module.layers[1]
         bias = layers.RelativeAttentionBias(config, bidirectional)
+
+        def ours(params, lengths, bias=bias, stack=stack):
+            params = params[stack]
+            params = params["layers_1"] if config.has_relative_bias_per_layer else params
+            return run_bias(bias, params["relative_attention_bias"], *lengths)
+
+        def theirs(module, lengths, stack=stack):
+            module = getattr(module, stack)
+            module = module.layers[1] if config.has_relative_bias_per_layer else module
+            return module.relative_attention_bias(*lengths)
+
         for lengths in ((SOURCE_LENGTH, SOURCE_LENGTH), (TARGET_LENGTH, SOURCE_LENGTH), (1, 40)):
-            actual = run_bias(bias, params["relative_attention_bias"], *lengths)
-            expected = module.relative_attention_bias(*lengths)
-            ladder.check(pair.preset, "relative bias", actual, expected)
+            ladder.check(
+                pair,
+                "relative bias",
+                functools.partial(ours, lengths=lengths),
+                functools.partial(theirs, lengths=lengths),
+            )
 
 
 @pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (16, 128), (10, 9), (7, 50), (4, 3)])
@@ -156,26 +186,36 @@ def test_masks(pair):
 
 @pytest.mark.parametrize("kind", tiered(MASK_KINDS, ["none", "empty row"]))
 def test_attention(pair, ladder, kind):
-    config, params = pair.config, pair.params["decoder"]["layers_1"]["cross_attention"]
+    config = pair.config
     mask = make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, config.num_heads)
     query = vectors(pair, BATCH, TARGET_LENGTH, config.d_model, seed=3)
     key = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=4)
     value = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=5)
-    actual = run(layers.MultiHeadAttention(config), params, query, key, value, mask)
-    attention = pair.module.decoder.layers[1].cross_attention
-    expected = attention(*map(to_torch, (query, key, value, mask)))
-    ladder.check(pair.preset, "attention", actual, expected)
+
+    def ours(params, *inputs):
+        params = params["decoder"]["layers_1"]["cross_attention"]
+        return run(layers.MultiHeadAttention(config), params, *inputs)
+
+    def theirs(module, *inputs):
+        return module.decoder.layers[1].cross_attention(*inputs)
+
+    ladder.check(pair, "attention", ours, theirs, query, key, value, mask)
     if kind == "empty row":
+        params = pair.params["decoder"]["layers_1"]["cross_attention"]
         nothing = params["output"]["bias"] if config.attention_output_bias else 0
+        actual = ours(pair.params, query, key, value, mask)
         assert np.abs(np.asarray(actual)[3] - nothing).max() < 1e-6
 
 
 def test_feed_forward(pair, ladder):
-    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-    params = pair.params["encoder"]["layers_1"]["feed_forward"]
-    actual = run(layers.FeedForward(pair.config), params, x)
-    expected = pair.module.encoder.layers[1].feed_forward(to_torch(x))
-    ladder.check(pair.preset, "feed-forward", actual, expected)
+    layer = layers.FeedForward(pair.config)
+    ladder.check(
+        pair,
+        "feed-forward",
+        lambda params, x: run(layer, params["encoder"]["layers_1"]["feed_forward"], x),
+        lambda module, x: module.encoder.layers[1].feed_forward(x),
+        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+    )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
@@ -188,11 +228,13 @@ def test_activation(dtype, activation):
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_norm(pair, ladder, scale):
-    x = scale * vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-    params = pair.params["encoder"]["layers_1"]["feed_forward_residual"]["norm"]
-    actual = run(layers.Norm(pair.config), params, x)
-    expected = pair.module.encoder.layers[1].feed_forward_residual.norm(to_torch(x))
-    ladder.check(pair.preset, "norm", actual, expected)
+    check_norm(
+        pair,
+        ladder,
+        lambda params: params["encoder"]["layers_1"]["feed_forward_residual"]["norm"],
+        lambda module: module.encoder.layers[1].feed_forward_residual.norm,
+        scale * vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+    )
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "std_norm"])
@@ -215,12 +257,15 @@ def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, kind):
 
 
 def test_encoder_layer(pair, ladder):
-    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-    mask = make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads)
     layer = layers.EncoderLayer(pair.config)
-    actual = run(layer, pair.params["encoder"]["layers_1"], x, mask)
-    expected = pair.module.encoder.layers[1](to_torch(x), to_torch(mask))
-    ladder.check(pair.preset, "encoder layer", actual, expected)
+    ladder.check(
+        pair,
+        "encoder layer",
+        lambda params, *inputs: run(layer, params["encoder"]["layers_1"], *inputs),
+        lambda module, *inputs: module.encoder.layers[1](*inputs),
+        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+        make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads),
+    )
 
 
 def decoder_inputs(pair):
@@ -235,28 +280,37 @@ def decoder_inputs(pair):
 
 
 def test_decoder_layer(pair, ladder):
-    inputs = decoder_inputs(pair)
     layer = decoder_layer(pair.config)(pair.config)
-    actual = run(layer, pair.params["decoder"]["layers_1"], *inputs)
-    expected = pair.module.decoder.layers[1](*map(to_torch, inputs))
-    ladder.check(pair.preset, "decoder layer", actual, expected)
+    ladder.check(
+        pair,
+        "decoder layer",
+        lambda params, *inputs: run(layer, params["decoder"]["layers_1"], *inputs),
+        lambda module, *inputs: module.decoder.layers[1](*inputs),
+        *decoder_inputs(pair),
+    )
 
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_encoder(pair, ladder):
-    x = vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model)
-    mask = make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads)
-    actual = run_stack(model.Encoder(pair.config), pair.params["encoder"], x, mask)
-    expected = pair.module.encoder(to_torch(x), to_torch(mask))
-    ladder.check(pair.preset, "encoder", actual, expected)
+    ladder.check(
+        pair,
+        "encoder",
+        lambda params, *inputs: run_stack(model.Encoder(pair.config), params["encoder"], *inputs),
+        lambda module, *inputs: module.encoder(*inputs),
+        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+        make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads),
+    )
 
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_decoder(pair, ladder):
-    inputs = decoder_inputs(pair)
-    actual = run_stack(model.Decoder(pair.config), pair.params["decoder"], *inputs)
-    expected = pair.module.decoder(*map(to_torch, inputs))
-    ladder.check(pair.preset, "decoder", actual, expected)
+    ladder.check(
+        pair,
+        "decoder",
+        lambda params, *inputs: run_stack(model.Decoder(pair.config), params["decoder"], *inputs),
+        lambda module, *inputs: module.decoder(*inputs),
+        *decoder_inputs(pair),
+    )
 
 
 def test_padding_may_hold_anything_in_the_torch_reference():

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from jax_transformer import TransformerConfig
-from tests.parity.ladder import bound
+from tests.parity.ladder import bound, check_float32
 from tests.parity.measure import (
     SETTINGS,
     STEPS,
-    gradients,
+    gradient_errors,
+    gradient_functions,
     random_batches,
     train,
     training_errors,
@@ -28,9 +29,13 @@ PRESETS = TransformerConfig.presets()
 def test_gradient_of_every_leaf(trainable_pair):
     preset, dtype, pair = trainable_pair
     (batch,) = random_batches(pair.config, 1)
-    for objective, errors in gradients(pair, batch).items():
-        leaf, measured = worst(errors)
-        print(f"{preset} {dtype} gradient of the {objective}: {measured:.1e} in {leaf}")
+    for objective, (ours, theirs) in gradient_functions(pair, batch).items():
+        what = f"{preset} {dtype} gradient of the {objective}"
+        if dtype == "float32":
+            check_float32(what, pair, ours, theirs, kind="gradient")
+            continue
+        leaf, measured = worst(gradient_errors(ours(pair.params), theirs(pair.module)))
+        print(f"{what}: {measured:.1e} in {leaf}")
         assert measured <= bound("gradient", dtype), (objective, leaf)
 
 
