@@ -1,5 +1,6 @@
 """Models exported as StableHLO: the same ids, text without this library, and what is refused."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -28,6 +29,7 @@ from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
 from tests.export.readme import run_readme
 from tests.models import random_params, small_config, tiny_model, unchecked
+from tests.parity.ladder import check_errors, moved, widen
 from tests.tiers import DISTINCT_PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -162,28 +164,55 @@ def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
 @pytest.mark.parametrize("preset", DISTINCT)
 def test_steps_of_any_size_go_on_from_other_hypotheses(base, preset):
     model = with_preset(base, preset)
-    config, length, parents = model.config, 6, np.array([[1, 1, 0], [0, 2, 2]], np.int32)
     run, params = exported(model)
+    with jax.enable_x64(True):
+        wide = model._replace(params=widen(model.params))
+        run_wide, params_wide = exported(wide)
     for count in (1, 3):
-        src = sources(config, 2, length)
-        memory = run["encode"](params, src)
-        cache = run["init_cache"](params, src, memory, np.full((2, count, length), -1, np.int32))
-        ours = init_cache(
-            model.params,
-            config,
-            encode(model.params, config, src),
-            length,
-            (src != config.pad_id)[:, None, None],
-            beam_size=count,
-        )
-        for step in range(4):
-            tokens = np.random.default_rng(step).integers(4, 30, (2, count)).astype(np.int32)
-            logits, cache = run["decode_step"](params, cache, tokens)
-            expected, ours = decode_step(model.params, config, ours, tokens)
-            assert np.max(np.abs(logits - expected)) < 2e-5
-            if count == 3:
-                rows = np.take_along_axis(np.asarray(cache["ancestors"]), parents[..., None], 1)
-                cache, ours = cache | {"ancestors": rows}, select_hypotheses(ours, parents)
+        ours = functools.partial(library_steps, config=model.config, count=count)
+        theirs = functools.partial(program_steps, config=model.config, count=count)
+        found = ours(model.params), theirs(run, params)
+        with jax.enable_x64(True):
+            exact = ours(wide.params), theirs(run_wide, params_wide)
+            near = [ours(numbers) for numbers in moved(wide.params)]
+        check_errors(f"{preset} x {count}", found, exact, near, kind="logits")
+
+
+LENGTH, PARENTS = 6, np.array([[1, 1, 0], [0, 2, 2]], np.int32)
+
+
+def drawn_tokens(count):
+    for step in range(4):
+        yield np.random.default_rng(step).integers(4, 30, (2, count)).astype(np.int32)
+
+
+def library_steps(params, config, count):
+    """Return the logits of four steps of this library."""
+    src = sources(config, 2, LENGTH)
+    mask = (src != config.pad_id)[:, None, None]
+    memory = encode(params, config, src)
+    cache = init_cache(params, config, memory, LENGTH, mask, beam_size=count)
+    steps = []
+    for tokens in drawn_tokens(count):
+        logits, cache = decode_step(params, config, cache, tokens)
+        cache = select_hypotheses(cache, PARENTS) if count == 3 else cache
+        steps.append(logits)
+    return np.stack(steps)
+
+
+def program_steps(run, params, config, count):
+    """Return the logits of the same steps of the exported programs."""
+    src = sources(config, 2, LENGTH)
+    memory = run["encode"](params, src)
+    cache = run["init_cache"](params, src, memory, np.full((2, count, LENGTH), -1, np.int32))
+    steps = []
+    for tokens in drawn_tokens(count):
+        logits, cache = run["decode_step"](params, cache, tokens)
+        if count == 3:
+            rows = np.take_along_axis(np.asarray(cache["ancestors"]), PARENTS[..., None], 1)
+            cache |= {"ancestors": rows}
+        steps.append(logits)
+    return np.stack(steps)
 
 
 def test_a_length_that_has_no_position_is_refused(base):

@@ -77,7 +77,7 @@ class Errors(NamedTuple):
 
 
 def check_float32(what, pair, ours, theirs, *inputs, kind="block"):
-    """Check float32 results by float64, as the module says, and return the errors of each leaf.
+    """Check what both frameworks compute in float32, as the module says.
 
     Args:
         what: Begins the message.
@@ -88,16 +88,17 @@ def check_float32(what, pair, ours, theirs, *inputs, kind="block"):
         kind: The bound of the float64 results.
     """
     module = copy.deepcopy(pair.module).double()  # before its gradients are counted
-    found = [
-        named(ours(pair.params, *inputs), np.float32),
-        named(theirs(pair.module, *as_tensors(inputs)), np.float32),
-    ]
+    found = ours(pair.params, *inputs), theirs(pair.module, *as_tensors(inputs))
     with jax.enable_x64(True):
-        wide = change_floats(np.float64, (pair.params, *inputs))
-        exact = named(ours(*wide), np.float64)
-        other = named(theirs(module, *as_tensors(wide[1:])), np.float64)
-        moved = [named(ours(*move(wide, seed)), np.float64) for seed in range(DRAWS)]
-    errors = {}
+        wide = widen((pair.params, *inputs))
+        exact = ours(*wide), theirs(module, *as_tensors(wide[1:]))
+        check_errors(what, found, exact, [ours(*numbers) for numbers in moved(wide)], kind)
+
+
+def check_errors(what, found, exact, moved, kind):
+    """Check two float32 results by the two of float64, and by one from each moved input."""
+    found = [named(result, np.float32) for result in found]
+    exact, other, *moved = (named(result, np.float64) for result in (*exact, *moved))
     for name, leaf in exact.items():
         scale = beside(name)
         largest = np.abs(exact[scale]).max()
@@ -105,9 +106,8 @@ def check_float32(what, pair, ours, theirs, *inputs, kind="block"):
         allowed = bound(kind, "float64")
         assert apart <= allowed, f"{what} {name} in float64: {apart:.1e} > {allowed:.0e}"
         rounding = max(ROUNDING * largest, *(farthest(one[scale], exact[scale]) for one in moved))
-        errors[name] = Errors(*(farthest(one[name], leaf) for one in found), rounding)
-        assert errors[name].explained, f"{what} {name}: more than rounding: {errors[name]}"
-    return errors
+        errors = Errors(*(farthest(one[name], leaf) for one in found), rounding)
+        assert errors.explained, f"{what} {name}: more than rounding: {errors}"
 
 
 def beside(name):
@@ -135,10 +135,19 @@ def change_floats(function, tree):
     return jax.tree.map(lambda x: function(x) if np.asarray(x).dtype.kind == "f" else x, tree)
 
 
-def move(tree, seed):
-    """Return float64 numbers, each moved up or down by one rounding to float32."""
-    random = np.random.default_rng(seed)
-    return change_floats(lambda x: x * (1 + ROUNDING * random.choice((-1, 1), x.shape)), tree)
+def widen(tree):
+    return change_floats(np.float64, tree)
+
+
+def moved(tree):
+    """Yield float64 numbers `DRAWS` times, each moved up or down by one rounding to float32."""
+    for seed in range(DRAWS):
+        random = np.random.default_rng(seed)
+
+        def move(x, random=random):
+            return x * (1 + ROUNDING * random.choice((-1, 1), x.shape))
+
+        yield change_floats(move, tree)
 
 
 def farthest(one, other):
