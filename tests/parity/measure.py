@@ -164,36 +164,75 @@ def train(
     pair: Pair, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
 ) -> Trained:
     """Make one optimizer step a batch in both frameworks, from the pair's weights."""
-    config, module = pair.config, pair.module.train()  # dropout has rate 0
-    module.load_state_dict(convert.to_torch(pair.params, config), strict=True)
-    params = jax.tree.map(jnp.array, pair.params)
-    state = init_state(config, settings, params)
+    pair.module.load_state_dict(convert.to_torch(pair.params, pair.config), strict=True)
+    ours, our_losses = steps(pair.config, batches, settings, jit)(pair.params)
+    theirs, their_losses = steps_in_torch(pair.module, pair.config, batches, settings)
+    return Trained(ours, theirs, our_losses, their_losses)
+
+
+def steps(
+    config: TransformerConfig, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
+) -> Callable[[dict], tuple[dict, np.ndarray]]:
+    """Return what makes one optimizer step a batch: from params to params and losses."""
     step = jit(lambda state, batch: train_step(state, batch, config, settings))
-    optimizer = training.adam(module, settings)
-    our_losses, their_losses = [], []
+
+    def run(params):
+        state = init_state(config, settings, jax.tree.map(jnp.array, params))
+        losses = []
+        for batch in batches:
+            state, metrics = step(state, batch)
+            losses.append(float(metrics.loss))
+        return state.params, np.array(losses)
+
+    return run
+
+
+def steps_in_torch(
+    module: torch_reference.Transformer,
+    config: TransformerConfig,
+    batches: list[Batch],
+    settings: TrainingConfig,
+) -> tuple[dict, np.ndarray]:
+    """Make the same steps with a module, which they change."""
+    optimizer = training.adam(module.train(), settings)  # dropout has rate 0
+    losses = []
     for steps_made, batch in enumerate(batches):
-        state, metrics = step(state, batch)
-        our_losses.append(float(metrics.loss))
         tensors = tuple(map(torch.from_numpy, batch[:3]))
         with unchecked() if steps_made else contextlib.nullcontext():  # the first step is checked
-            loss = training.train_step(module, optimizer, steps_made, tensors, settings)
-        their_losses.append(loss)
-    theirs = convert.from_torch(module.state_dict(), config)
-    return Trained(state.params, theirs, np.array(our_losses), np.array(their_losses))
+            losses.append(training.train_step(module, optimizer, steps_made, tensors, settings))
+    return convert.from_torch(module.state_dict(), config), np.array(losses)
 
 
 def training_errors(trained: Trained) -> dict[str, float]:
-    """Return max|a - b| / max(1, max|b|) of each parameter after the steps.
+    """Return max|a - b| / max(1, max|b|) of each parameter after the steps."""
+    ours, theirs = without_key_biases(trained.ours), without_key_biases(trained.theirs)
+    return {name: float(error(ours[name], theirs[name])) for name in theirs}
 
-    Without the biases of keys: Adam turns the rounding noise of a gradient that is 0 in theory
-    into steps of full size. They change no output (`error` of the logits shows it).
+
+def without_key_biases(params: dict) -> dict[str, Any]:
+    """Return the parameters that can be compared after training, by name.
+
+    Adam turns the rounding noise of a gradient that is 0 in theory into steps of full size. The
+    biases of keys change no output (`error` of the logits shows it).
     """
-    ours, theirs = flatten(trained.ours), flatten(trained.theirs)
-    return {
-        name: float(error(ours[name], theirs[name]))
-        for name in theirs
-        if not name.endswith("key/bias")
-    }
+    leaves = flatten(params)
+    return {name: leaf for name, leaf in leaves.items() if not name.endswith("key/bias")}
+
+
+def step_functions(
+    pair: Pair, batches: list[Batch], settings: TrainingConfig
+) -> tuple[Callable[[dict], dict], Callable[[torch_reference.Transformer], dict]]:
+    """Return what computes parameters and losses of these steps: from params, from a module."""
+    ours = steps(pair.config, batches, settings)
+
+    def comparable(params, losses):
+        leaves = without_key_biases(params)
+        return leaves | {"losses": losses.astype(next(iter(leaves.values())).dtype)}
+
+    return (
+        lambda params: comparable(*ours(params)),
+        lambda module: comparable(*steps_in_torch(module, pair.config, batches, settings)),
+    )
 
 
 def worst(errors: dict[str, float]) -> tuple[str, float]:
