@@ -1,6 +1,8 @@
 """Traps that are silent elsewhere: with one set, the comparison with torch must go red."""
 
+import contextlib
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import adam
 from tests.models import random_params, small_config
 from tests.parity import measure
-from tests.parity.ladder import bound, error
+from tests.parity.ladder import bound, check_float32, error
 from tests.parity.precision import with_rounded_products
 from torch_reference.layers import MultiHeadAttention as TorchAttention
 
@@ -44,6 +46,16 @@ def test_products_of_rounded_inputs(pair):
     for objective in exact:
         assert measure.worst(exact[objective])[1] <= bound("gradient", "float32")
         assert measure.worst(rounded[objective])[1] > 100 * bound("gradient", "float32")
+    right = measure.gradient_functions(pair, batch)["loss"]
+    wrong, _ = measure.gradient_functions(pair, batch, rounding)["loss"]
+
+    def ours(params):
+        narrow = jax.tree.leaves(params)[0].dtype == jnp.float32
+        return (wrong if narrow else right[0])(params)
+
+    check_float32("exact", pair, *right, kind="gradient")
+    with pytest.raises(AssertionError, match="more than rounding"):
+        check_float32("rounded", pair, ours, right[1], kind="gradient")
 
 
 SMALLEST = float(np.finfo(np.float32).min)
@@ -123,6 +135,62 @@ def test_norms_at_every_scale(wrong, x64):
         errors.append(error(ours, theirs))
     print(f"at scale 1e-3, 1, 1e3 and mean 1e4: {', '.join(f'{e:.0e}' for e in errors)}")
     assert (max(errors) <= 1e-11) == (wrong is None)
+
+
+def _right(x, scale, bias, epsilon):
+    return norm(x, scale, bias, epsilon, "layer_norm")
+
+
+def _rounded_rows(x, scale, bias, epsilon):
+    rounded = x.astype(jnp.bfloat16).astype(x.dtype) if x.dtype == jnp.float32 else x
+    return _right(rounded, scale, bias, epsilon)
+
+
+def _narrow_sum(x, scale, bias, epsilon):
+    narrow = jnp.float16 if x.dtype == jnp.float32 else x.dtype
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(centred**2, -1, keepdims=True, dtype=narrow).astype(x.dtype)
+    return centred / jnp.sqrt(variance + epsilon) * scale + bias
+
+
+def _narrow_epsilon(x, scale, bias, epsilon):
+    return _right(x, scale, bias, 1e-6 if x.dtype == jnp.float32 else epsilon)
+
+
+@pytest.mark.parametrize(
+    ("fault", "mean", "both", "seen"),
+    [
+        (_right, 0, False, None),
+        (_right, 100, False, None),
+        (_flax_epsilon, 0, False, "in float64"),
+        (_fast_variance, 100, False, "in float64"),
+        (_narrow_epsilon, 0, False, "more than rounding"),
+        # In both frameworks, so that they agree in float64.
+        *((_right, mean, True, None) for mean in (0, 100)),
+        (_fast_variance, 100, True, "more than rounding"),
+        *((_rounded_rows, 0, both, "more than rounding") for both in (False, True)),
+        *((_narrow_sum, 0, both, "more than rounding") for both in (False, True)),
+    ],
+)
+def test_what_float32_loses_is_more_than_rounding(fault, mean, both, seen):
+    random = np.random.default_rng(0)
+    x = (mean + random.normal(size=(50, 43))).astype(np.float32)
+    weight, bias = random.normal(size=(2, 43)).astype(np.float32)
+    params = {"weight": weight, "bias": bias}
+    module = torch.nn.LayerNorm(43)
+    module.load_state_dict({name: torch.from_numpy(leaf) for name, leaf in params.items()})
+
+    def ours(params, x):
+        return fault(*map(jnp.asarray, (x, params["weight"], params["bias"])), 1e-5)
+
+    def faulty(module, x):
+        leaves = {name: leaf.detach().numpy() for name, leaf in module.named_parameters()}
+        return ours(leaves, x.numpy())
+
+    theirs = faulty if both else torch.nn.Module.__call__
+    pair = SimpleNamespace(params=params, module=module)
+    with pytest.raises(AssertionError, match=seen) if seen else contextlib.nullcontext():
+        check_float32(fault.__name__, pair, ours, theirs, x)
 
 
 def _mean_of_means(logits, targets, pad_id, smoothing):
