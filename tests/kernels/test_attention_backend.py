@@ -18,7 +18,7 @@ from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import functional
 from tests.models import random_params, random_tokens, small_config
-from tests.parity.ladder import error
+from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 8
@@ -147,8 +147,15 @@ def masks(queries, keys):
 def attend_and_differentiate(
     query, key, value, cotangent, mask, implementation="plain", bias=None, scaled=True
 ):
+    run = differentiable(mask, implementation, scaled)
+    return run(query, key, value, cotangent, bias)
+
+
+def differentiable(mask, implementation, scaled):
+    """Return what computes an attention's output and the gradients of its inputs."""
+
     @jax.jit
-    def run(query, key, value, bias):
+    def run(query, key, value, cotangent, bias):
         def mapped(query, key, value, bias):
             inputs = query, key, value
             if implementation == "plain":
@@ -159,15 +166,32 @@ def attend_and_differentiate(
         output, transpose = jax.vjp(mapped, query, key, value, bias)
         return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
 
-    return run(query, key, value, bias)
+    return run
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+def check_attention(found, inputs, mask, bias=None, scaled=True):
+    """Check a fused attention in float32, and the plain one, by the plain one in float64."""
+    run, names = differentiable(mask, "plain", scaled), ("output", "query", "key", "value", "bias")
+
+    def plain(inputs, bias):
+        return by_name(run(*inputs, bias))
+
+    def by_name(results):
+        return dict(zip(names[: len(results)], results, strict=True))
+
+    results = by_name(found), plain(inputs, bias)
+    with jax.enable_x64(True):
+        wide = widen((inputs, bias))
+        exact, near = plain(*wide), [plain(*numbers) for numbers in moved(wide)]
+    check_errors("attention", results, (exact, exact), near, kind="block")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", tiered([(6, 8), (7, 5)], quick=[(7, 5)]))
 @pytest.mark.parametrize("kind", ["none", "padding", "causal", "some"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
-    fused, biased, kind, lengths, dtype, bound
+    fused, biased, kind, lengths, dtype
 ):
     """With a relative bias, whose gradient comes back, and then scores that are not scaled."""
     inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
@@ -180,7 +204,9 @@ def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
     assert len(expected) == len(found) == 4 + biased
     for ours, plain in zip(found, expected, strict=True):
         assert ours.dtype == plain.dtype == dtype
-        assert error(*(np.float32(array) for array in (ours, plain))) < bound
+        assert error(*(np.float32(array) for array in (ours, plain))) < 2e-2  # bfloat16
+    if dtype == "float32":
+        check_attention(found, inputs, mask, **relative)
     (shape,) = fused
     if mask is not None:  # as cuDNN's backward pass wants it
         assert shape[2:] == tuple(length + length % 2 for length in lengths)
@@ -205,10 +231,8 @@ def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
     inputs = draw(length, length, "float32")
     keys = masks(length, length)["padding"][:, 0, 0] if padded else None
     mask = SegmentMask(keys, causal=True)
-    expected = attend_and_differentiate(*inputs, mask)
     found = attend_and_differentiate(*inputs, mask, "cudnn")
-    for ours, plain in zip(found, expected, strict=True):
-        assert error(ours, plain) < 1e-6
+    check_attention(found, inputs, mask)
     even = length + length % 2
     assert fused == [(BATCH, 1, even, even) if padded else None]
 
