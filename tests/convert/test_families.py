@@ -5,7 +5,6 @@ No model is downloaded: each is built from a configuration with random numbers i
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import re
@@ -37,9 +36,10 @@ from tests.convert.families.case import (
     foreign_results,
     ragged_tokens,
     transformers,
+    widened,
 )
 from tests.convert.tools import assert_same_params, same_bits
-from tests.parity.ladder import bound, error
+from tests.parity.ladder import bound, check_errors, error, moved, widen
 from tests.tiers import QUICK_FAMILIES, tiered, tiered_rows
 
 SHAPES = [(name, shape) for name in CASES for shape in case_of(name).shapes]
@@ -103,25 +103,46 @@ def test_the_same_numbers(name, shape, dtype):
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config)
-    theirs, states = foreign_results(model, config, src, tgt)
-    memory, logits = both(config, params, src, tgt)
-    measured = error(logits, theirs)
-    print(f"\n{name} {shape} {dtype}: logits {measured:.1e}", end="")
-    assert measured <= bound("logits", dtype)
-
     valid = src != config.pad_id  # outputs at padding are not defined
     mask = source_mask(jnp.asarray(src), config)
-    for index, (before, after) in enumerate(itertools.pairwise(states)):
-        if config.final_norm and index + 1 == config.num_encoder_layers:
-            break  # the last state of transformers has passed the final norm
+
+    def ours(params):
+        memory, logits = both(config, params, src, tgt)
+        return {"logits": logits, "memory": np.asarray(memory)[valid]}
+
+    def theirs(model):
+        logits, states = foreign_results(model, config, src, tgt)
+        return {"logits": logits, "memory": states[-1].numpy()[valid]}
+
+    def own_layer(params, index, x):
         bias = params["encoder"].get("relative_attention_bias")
-        own = layer(config, params["encoder"][f"layers_{index}"], bias, before.numpy(), mask)
-        measured = error(np.asarray(own)[valid], after.numpy()[valid])
-        print(f", encoder layer {index} {measured:.1e}", end="")
-        assert measured <= bound("block", dtype)
-    measured = error(np.asarray(memory)[valid], states[-1].numpy()[valid])
-    print(f", memory {measured:.1e}")
-    assert measured <= bound("logits", dtype)
+        own = layer(config, params["encoder"][f"layers_{index}"], bias, x, mask)
+        return np.asarray(own)[valid]
+
+    results = ours(params), theirs(model)
+    errors = {part: error(*(one[part] for one in results)) for part in results[0]}
+    _, states = foreign_results(model, config, src, tgt)
+    count = config.num_encoder_layers
+    if config.final_norm:
+        count -= 1  # the last state of transformers has passed the final norm
+    layers = [
+        (own_layer(params, index, states[index].numpy()), states[index + 1].numpy()[valid])
+        for index in range(count)
+    ]
+    errors |= {f"encoder layer {index}": error(*pair) for index, pair in enumerate(layers)}
+    listed = ", ".join(f"{part} {measured:.1e}" for part, measured in errors.items())
+    print(f"\n{name} {shape} {dtype}: {listed}")
+    if dtype == "float64":
+        assert max(errors.values()) <= bound("logits", dtype), errors
+        return
+    with jax.enable_x64(True):
+        wide = widen(params)
+        exact = ours(wide), theirs(widened(model, name))
+        check_errors(f"{name} {shape}", results, exact, list(map(ours, moved(wide))), kind="logits")
+        for index, pair in enumerate(layers):
+            given = wide, np.float64(states[index].numpy())
+            exact, *near = (own_layer(numbers, index, x) for numbers, x in (given, *moved(given)))
+            check_errors(f"{name} layer {index}", pair, (exact, exact), near, kind="block")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the tests of a family need to know about it, and its models with random numbers."""
 
+import copy
 import os
 
 import jax
@@ -48,6 +49,17 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
     if case.finish:
         case.finish(model, values)
     return model
+
+
+def widened(model, model_type):
+    """Return the model in float64 with the same weights; tables of positions are computed anew."""
+    wide = copy.deepcopy(model).double()
+    t5_lineage.set_exact_norms(wide)
+    for name, leaf in [*wide.named_parameters(), *wide.named_buffers()]:
+        for end, table in case_of(model_type).tables.items():
+            if name.endswith(end):
+                leaf.data = table(*leaf.shape).double()
+    return wide
 
 
 def ragged_tokens(config, source_length=13, target_length=11):

@@ -104,13 +104,17 @@ def finish(model, values):
         if name.endswith("q.weight"):
             leaf.data *= values["d_kv"] ** -0.5
     if model.dtype == torch.float64:
-        for module in model.modules():
-            if hasattr(module, "variance_epsilon"):
-                module.forward = types.MethodType(_norm, module)
+        set_exact_norms(model)
+
+
+def set_exact_norms(model):
+    """Let the norms of T5 compute in the type of their input."""
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = types.MethodType(_norm, module)
 
 
 def _norm(self, x):
-    """The norm of T5 in the type of its input."""
     return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
 

@@ -17,11 +17,17 @@ from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as files
-from tests.convert.families.case import foreign_model, foreign_results, ragged_tokens, transformers
+from tests.convert.families.case import (
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+    transformers,
+    widened,
+)
 from tests.convert.families.t5_lineage import three_heads, write_folder
 from tests.convert.tools import assert_same_params, same_bits
 from tests.models import small_config
-from tests.parity.ladder import bound, error
+from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
@@ -65,6 +71,11 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
 
     src, tgt = ragged_tokens(config)
     logits = np.asarray(forward(params, config, src, tgt))
+    with jax.enable_x64(True):
+        exact, *near = (
+            np.asarray(forward(numbers, config, src, tgt))
+            for numbers in (widen(params), *moved(widen(params)))
+        )
     is_key_read = hasattr(type(model.config)(), "scale_decoder_outputs")  # UMT5: from 5.24 on
     # Home with the config.json that came, and with one that is written anew.
     origin, _ = read_origin(folder)
@@ -75,14 +86,16 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
         loaded, report = type(model).from_pretrained(tmp_path / written, output_loading_info=True)
         assert not any(report.values()), report
         theirs, _ = foreign_results(loaded.eval(), config, src, tgt)
-        ours = logits
+        wide, _ = foreign_results(widened(loaded, family), config, src, tgt)
+        scale = 1.0
         if (
             family == "umt5"
             and not scaled
             and (not is_key_read or loaded.config.scale_decoder_outputs)
         ):
-            ours = logits * np.float32(config.d_model**-0.5)
-        assert error(ours, theirs) <= bound("logits", "float32"), written
+            scale = config.d_model**-0.5
+        ours, *ours_wide = (one * one.dtype.type(scale) for one in (logits, exact, *near))
+        check_errors(written, (ours, theirs), (ours_wide[0], wide), ours_wide[1:], kind="logits")
         assert from_huggingface(tmp_path / written)[0] == config
 
 
