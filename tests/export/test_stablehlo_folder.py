@@ -29,7 +29,7 @@ from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
 from tests.export.readme import run_readme
 from tests.models import random_params, small_config, tiny_model, unchecked
-from tests.parity.ladder import check_errors, moved, widen
+from tests.parity.ladder import ROUNDED, check_errors, error, moved, widen
 from tests.tiers import DISTINCT_PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -157,7 +157,7 @@ def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
         assert np.array_equal(found[0], expected.tokens[:, :, :target])
         assert np.all(np.asarray(expected.tokens[:, :, target:]) == config.pad_id)
         assert np.array_equal(found[2], expected.lengths)
-        assert np.max(np.abs(found[1] - expected.scores)) < 3e-6
+        assert error(found[1], expected.scores) <= ROUNDED
 
 
 @pytest.mark.exhaustive
