@@ -78,13 +78,18 @@ class Errors(NamedTuple):
     rounding: float
 
     @property
+    def roundings(self):
+        """Both errors in roundings of the inputs; 0 where all numbers are 0."""
+        return [one / self.rounding if one else 0.0 for one in (self.ours, self.theirs)]
+
+    @property
     def explained(self):
         """Whether rounding explains both errors; False where one is not a number."""
-        limits = (
-            min(TERMS * self.rounding, math.sqrt(TERMS) * (other + self.rounding))
-            for other in (self.theirs, self.ours)
+        ours, theirs = self.roundings
+        return all(
+            one <= TERMS and one <= math.sqrt(TERMS) * (other + 1)
+            for one, other in ((ours, theirs), (theirs, ours))
         )
-        return all(one <= limit for one, limit in zip(self[:2], limits, strict=True))
 
 
 def check_float32(what, pair, ours, theirs, *inputs, kind="block"):
@@ -110,6 +115,7 @@ def check_errors(what, found, exact, moved, kind):
     """Check two float32 results by the two of float64, and by one from each moved input."""
     found = [named(result, np.float32) for result in found]
     exact, other, *moved = (named(result, np.float64) for result in (*exact, *moved))
+    errors = {}
     for name, leaf in exact.items():
         scale = beside(name)
         largest = np.abs(exact[scale]).max()
@@ -117,8 +123,10 @@ def check_errors(what, found, exact, moved, kind):
         allowed = bound(kind, "float64")
         assert apart <= allowed, f"{what} {name} in float64: {apart:.1e} > {allowed:.0e}"
         rounding = max(ROUNDING * largest, *(farthest(one[scale], exact[scale]) for one in moved))
-        errors = Errors(*(farthest(one[name], leaf) for one in found), rounding)
-        assert errors.explained, f"{what} {name}: more than rounding: {errors}"
+        errors[name] = Errors(*(farthest(one[name], leaf) for one in found), rounding)
+        assert errors[name].explained, f"{what} {name}: more than rounding: {errors[name]}"
+    name, worst = max(errors.items(), key=lambda item: max(item[1].roundings))
+    print(f"{what}: {worst.roundings[0]:.1f} and {worst.roundings[1]:.1f} roundings {name}")
 
 
 def beside(name):
