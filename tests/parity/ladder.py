@@ -40,8 +40,8 @@ BOUNDS = {
 ROUNDING = 2.0**-24  # the largest relative error of one rounding to float32
 TERMS = 64  # a feed-forward layer adds 53, the gradient of a weight 55 positions
 DRAWS = 4  # of the directions in which weights and inputs are moved
-# For two float32 results within one framework, for example of two batches: what TERMS roundings of the
-# largest number come to, 3.8e-6 of it. A row, a mask or a position that counts shows at 1e-3.
+# For two float32 results within one framework, for example of two batches: what TERMS roundings
+# of the largest number come to, 3.8e-6 of it. A row or a mask that is wrong shows at 1e-3.
 ROUNDED = TERMS * ROUNDING
 
 
