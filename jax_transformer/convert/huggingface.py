@@ -195,7 +195,7 @@ def load_tokenizer(
     from jax_transformer.tokenizers.readers.classes import read_class
 
     tokenizer = read_class(folder, config, family.tokenizer)
-    for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "eos_id"):
+    for name in ("pad_id", "eos_id"):
         size, wanted = getattr(tokenizer, name), getattr(config, name)
         if size != wanted:
             raise InputError(

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
@@ -18,6 +19,7 @@ from jax_transformer.tokenizers.readers.class_settings import (
     M2M100_CODES,
     MBART_50_CODES,
     MBART_CODES,
+    TOKENIZER_CONFIG,
     USUAL,
     LanguageRule,
     class_of,
@@ -62,7 +64,6 @@ from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 Reader = Callable[[Path, TransformerConfig], Tokenizer]
-Readers = Mapping[tuple[str, ...], Reader]  # by the names of their files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +71,10 @@ class TokenizerClass:
     """How the tokenizer of a class is read and written."""
 
     # The readers by the names of their files: the first whose first file is there.
-    readers: Readers
-    kinds: tuple[str, ...] = ()  # in `READERS`, of tokenizers of no class that it can be given
+    readers: Mapping[tuple[str, ...], Reader]
     # What tokenizer_config.json must say for a tokenizer that comes from no folder.
     settings: Callable[[Tokenizer], dict[str, Any]] | None = None
+    kinds: tuple[str, ...] = ()  # in `READERS`, of tokenizers of no class that it can be given
 
     def names(self, folder: Path) -> tuple[str, ...]:
         """Return the names of the tokenizer's files in a folder, present or not."""
@@ -81,66 +82,68 @@ class TokenizerClass:
         return next((names for names in files if (folder / (*names, "")[0]).exists()), files[0])
 
 
+# Classes of the library tokenizers.
+
+
 def _read(
     folder: Path,
     config: TransformerConfig,
+    *,
     kind: str,
     names: Sequence[str],
-    splitting: Mapping[str, Any],
-    *,
-    rule: LanguageRule | None = None,
+    split: str | None = None,
+    options: Mapping[str, bool | None] = MappingProxyType({}),
+    more_tokens: Sequence[str] = (),
+    languages: LanguageRule | None = None,
     by_template: bool = False,
     usual: Mapping[str, Any] = USUAL,
     more: Sequence[str] = (),
     **affixes: Sequence[str],
 ) -> Tokenizer:
-    """Return the tokenizer in files that the library tokenizers splits by some settings.
+    """Return the tokenizer in the files of a kind.
 
     Args:
+        split: How text is split, a name in `SPLITTING`; None as the file says.
+        options: Keys of tokenizer_config.json that decide how, and what an absent one means.
+        more_tokens: Those behind the vocabulary of a sentencepiece model.
+        languages: How lines are marked by the language codes that are among the added tokens.
         by_template: Whether the ids before and after a line are those of the file's own template.
         usual: Special tokens that tokenizer_config.json need not name, by their names; `more`:
             those without a name.
-        affixes: Those of `class_settings`; language codes are those of the files.
+        affixes: Those of `class_settings`.
     """
     values = read_tokenizer_config(folder)
-    splitting = {**splitting, "tokens": tokens_to_add(values, usual, more)}
-    contents, path = read_files(folder, names), folder / (*names, "tokenizer")[0]
+    said = {key: values[key] for key in options if isinstance(values.get(key), bool)}
+    splitting = {
+        "rule": split,
+        "options": {**options, **said},
+        "more_tokens": [*more_tokens],
+        "tokens": tokens_to_add(values, usual, more),
+    }
+    contents, path = read_files(folder, names), folder / (*names, TOKENIZER_CONFIG)[0]
     library = library_of(kind, contents, splitting, str(folder))
     vocabulary = library.get_vocab(with_added_tokens=True)
-    options: dict[str, Any] = {"usual": usual, **affixes}
-    if by_template:
-        options["template"] = template(library)
-    if rule is not None:
-        added = [token.content for token in library.get_added_tokens_decoder().values()]
-        options |= {"codes": codes_in(vocabulary, added), "rule": rule}
-    settings = splitting | class_settings(path, vocabulary, config, **options)
+    added = [token.content for token in library.get_added_tokens_decoder().values()]
+    settings = splitting | class_settings(
+        path,
+        vocabulary,
+        config,
+        usual=usual,
+        template=template(library) if by_template else None,
+        codes=codes_in(vocabulary, added),
+        rule=languages,
+        **affixes,
+    )
     settings["special_tokens"] = special_tokens(values, usual)
     return Tokenizer.build(kind, contents, settings, str(folder), (LibrarySegmenter(library),) * 2)
 
 
-def _read_json(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
-    """Return the tokenizer in the tokenizer.json of a folder; options are those of `_read`."""
-    splitting = options.pop("splitting", {})
-    return _read(folder, config, TOKENIZER_JSON, [TOKENIZER_FILE], splitting, **options)
-
-
-def _read_alone(folder: Path, config: TransformerConfig) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json, whatever the class: it says all that is done."""
-    if not (folder / TOKENIZER_FILE).exists():
-        name = class_of(folder) or "a tokenizer without tokenizer_class"
-        raise InputError(
-            f"{folder} has no {TOKENIZER_FILE}, and this library cannot read the other files of "
-            f"{name}; write it with transformers, where the class can: "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    return _read_json(folder, config, by_template=True, usual={})
-
-
 def _written(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what tokenizer_config.json says of the special and the added tokens."""
+    """Return what tokenizer_config.json says of how text is split, and of the added tokens."""
     named = tokenizer.settings.get("special_tokens", {})
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder()
     return {
+        **tokenizer.settings.get("options", {}),
         **{f"{key}_token": token for key, token in named.items()},
         "added_tokens_decoder": {
             str(i): {"content": token.content} | {flag: getattr(token, flag) for flag in FLAGS}
@@ -149,38 +152,49 @@ def _written(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _with_options(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return also the settings of tokenizer_config.json that decide how text is split."""
-    return {**_written(tokenizer), **tokenizer.settings.get("options", {})}
-
-
-PLAIN_NAME = "TokenizersBackend"
-PLAIN = TokenizerClass({(TOKENIZER_FILE,): _read_alone}, settings=_written)
-MARIAN = TokenizerClass({FILES["marian"]: read_marian}, (SENTENCEPIECE,), written_tokens)
-
-# T5 and Pegasus: EOS after the text. T5's sentinels follow the pieces of its model.
-
-
-def _read_model(
-    folder: Path,
-    config: TransformerConfig,
-    *,
-    name: str,
-    splitting: Mapping[str, Any],
+def _library_class(
+    *formats: tuple[str, tuple[str, ...]],
+    settings: Callable[[Tokenizer], dict[str, Any]] = _written,
+    read: Callable[..., Tokenizer] = _read,
     **options: Any,
-) -> Tokenizer:
-    """Return the tokenizer in a sentencepiece model; options are those of `_read`."""
-    return _read(folder, config, UNIGRAM, [name], splitting, **options)
+) -> TokenizerClass:
+    """Return a class that has one of several formats, the first that is there."""
+    readers = {
+        names: functools.partial(read, kind=kind, names=names, **options) for kind, names in formats
+    }
+    return TokenizerClass(readers, settings, tuple(kind for kind, _ in formats))
 
+
+_JSON, _BYTE_LEVEL = (TOKENIZER_JSON, (TOKENIZER_FILE,)), (BYTE_LEVEL, (VOCABULARY, MERGES))
+
+
+def _read_alone(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
+    """Return the tokenizer in a tokenizer.json, whatever the class: it says all that is done."""
+    if not (folder / TOKENIZER_FILE).exists():
+        name = class_of(folder) or "a tokenizer without tokenizer_class"
+        raise InputError(
+            f"{folder} has no {TOKENIZER_FILE}, and this library cannot read the other files of "
+            f"{name}; write it with transformers, where the class can: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return _read(folder, config, **options)
+
+
+PLAIN = _library_class(_JSON, read=_read_alone, by_template=True, usual={})
+
+# T5, ByT5 and Pegasus: EOS after the text.
 
 _T5 = {key: USUAL[key] for key in ("pad", "eos", "unk")}
 
 
-def _read_t5_model(folder: Path, config: TransformerConfig) -> Tokenizer:
-    extra_ids = read_tokenizer_config(folder).get("extra_ids", 100)
-    extra = [f"<extra_id_{number}>" for number in reversed(range(extra_ids))]
-    splitting = {"rule": "t5", "more_tokens": extra}
-    return _read(folder, config, UNIGRAM, [T5_MODEL], splitting, more=extra, usual=_T5)
+def _read_with_sentinels(
+    folder: Path, config: TransformerConfig, *, usual_count: int, last_first: bool, **options: Any
+) -> Tokenizer:
+    """Return a tokenizer whose sentinels follow its vocabulary."""
+    count = read_tokenizer_config(folder).get("extra_ids", usual_count)
+    extra = [f"<extra_id_{number}>" for number in range(count)]
+    pieces = extra[::-1] if last_first else extra
+    return _read(folder, config, more_tokens=pieces, more=extra, **options)
 
 
 def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -189,101 +203,92 @@ def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     return {**_written(tokenizer), "extra_ids": extra_ids}
 
 
-T5 = TokenizerClass(
-    {
-        (TOKENIZER_FILE,): functools.partial(_read_json, splitting={"rule": "t5"}, usual=_T5),
-        (T5_MODEL,): _read_t5_model,
-    },
-    (TOKENIZER_JSON, UNIGRAM),
-    _t5_settings,
+T5 = _library_class(
+    *(_JSON, (UNIGRAM, (T5_MODEL,))),
+    settings=_t5_settings,
+    read=functools.partial(_read_with_sentinels, usual_count=100, last_first=True),
+    split="t5",
+    usual=_T5,
 )
-_PEGASUS = {
-    "splitting": {"rule": "pegasus"},
-    "usual": {**_T5, "mask": "<mask_2>"},
-    "more": PEGASUS_SPECIAL[2:],
-}
-PEGASUS = TokenizerClass(
-    {
-        (TOKENIZER_FILE,): functools.partial(_read_json, **_PEGASUS),
-        (T5_MODEL,): functools.partial(_read_model, name=T5_MODEL, **_PEGASUS),
-    },
-    (TOKENIZER_JSON,),
-    _written,
+BYT5 = _library_class(
+    (BYTES, ()),
+    settings=_t5_settings,
+    read=functools.partial(_read_with_sentinels, usual_count=125, last_first=False),
+    usual={key: {"content": token, "lstrip": True, "rstrip": True} for key, token in _T5.items()},
+)
+PEGASUS = _library_class(
+    _JSON,
+    (UNIGRAM, (T5_MODEL,)),
+    split="pegasus",
+    usual={**_T5, "mask": "<mask_2>"},
+    more=PEGASUS_SPECIAL[2:],
 )
 
 # BART, MVP, CodeT5 (RobertaTokenizer) and Blenderbot: byte-level byte-pair encoding.
-
-
-def _read_byte_level(
-    folder: Path,
-    config: TransformerConfig,
-    *,
-    kind: str,
-    names: Sequence[str],
-    spaces: bool,
-    **options: Any,
-) -> Tokenizer:
-    """Return the tokenizer in files; `spaces`: whether a line usually gets a space before it."""
-    space = read_tokenizer_config(folder).get("add_prefix_space")
-    prefix = {"add_prefix_space": spaces if space is None else bool(space)}
-    return _read(folder, config, kind, names, {"rule": "byte_level", "options": prefix}, **options)
-
-
-def _byte_level_class(**options: Any) -> TokenizerClass:
-    return TokenizerClass(
-        {
-            (TOKENIZER_FILE,): functools.partial(
-                _read_byte_level, kind=TOKENIZER_JSON, names=[TOKENIZER_FILE], **options
-            ),
-            (VOCABULARY, MERGES): functools.partial(
-                _read_byte_level, kind=BYTE_LEVEL, names=[VOCABULARY, MERGES], **options
-            ),
-        },
-        (TOKENIZER_JSON, BYTE_LEVEL),
-        _with_options,
-    )
-
+# BlenderbotTokenizer has the template of tokenizer.json, and without the file none.
 
 _MASK = {"content": "<mask>", "lstrip": True}  # with the space before it
-ROBERTA = _byte_level_class(spaces=False, prefix=["cls"], suffix=["sep"])
-# BlenderbotTokenizer has the template of tokenizer.json, and without the file none.
-BLENDERBOT = _byte_level_class(spaces=True, by_template=True, usual={**USUAL, "mask": _MASK})
+_CLASSIFIED = {"prefix": ["cls"], "suffix": ["sep"]}
+ROBERTA = _library_class(
+    _JSON, _BYTE_LEVEL, split="byte_level", options={"add_prefix_space": False}, **_CLASSIFIED
+)
+BLENDERBOT = _library_class(
+    *(_JSON, _BYTE_LEVEL),
+    split="byte_level",
+    options={"add_prefix_space": True},
+    by_template=True,
+    usual={**USUAL, "mask": _MASK},
+)
 
-# Word pieces (bart-base-chinese), and bytes, which need no file.
+# Word pieces: bart-base-chinese.
 
-_BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_BERT_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+BERT = _library_class(
+    *(_JSON, (WORD_PIECE, (WORD_PIECES,))),
+    split="bert",
+    options={"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True},
+    usual={"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+    **_CLASSIFIED,
+)
 
+# mBART-50: en_XX X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. The
+# target's code is forced as the first token.
 
-def _read_bert(folder: Path, config: TransformerConfig, *, kind: str, name: str) -> Tokenizer:
-    values = read_tokenizer_config(folder)
-    options = {key: values[key] for key in _BERT_OPTIONS if isinstance(values.get(key), bool)}
-    splitting = {"rule": "bert", "options": options}
-    affixes = {"prefix": ["cls"], "suffix": ["sep"]}
-    return _read(folder, config, kind, [name], splitting, usual=_BERT, **affixes)
-
-
-BERT = TokenizerClass(
-    {
-        (TOKENIZER_FILE,): functools.partial(_read_bert, kind=TOKENIZER_JSON, name=TOKENIZER_FILE),
-        (WORD_PIECES,): functools.partial(_read_bert, kind=WORD_PIECE, name=WORD_PIECES),
-    },
-    settings=_with_options,
+MBART_50 = _library_class(
+    *(_JSON, (UNIGRAM, (MBART_MODEL,))),
+    split="mbart_50",
+    more_tokens=[*MBART_50_CODES, "<mask>"],
+    languages=LanguageRule("before", "en_XX"),
+    usual={key: token for key, token in USUAL.items() if key != "bos"} | {"mask": _MASK},
+    more=MBART_50_CODES,
 )
 
 
-def _read_bytes(folder: Path, config: TransformerConfig) -> Tokenizer:
-    extra_ids = read_tokenizer_config(folder).get("extra_ids", 125)
-    extra = [f"<extra_id_{number}>" for number in range(extra_ids)]
-    usual = {key: {"content": token, "lstrip": True, "rstrip": True} for key, token in _T5.items()}
-    return _read(folder, config, BYTES, [], {"more_tokens": extra}, usual=usual, more=extra)
+def _read_nllb(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
+    if (folder / MBART_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
+        raise InputError(
+            f"{folder} has {MBART_MODEL} but no {TOKENIZER_FILE}, which lists the ids of the "
+            "language codes; fetch this file too"
+        )
+    is_legacy = read_tokenizer_config(folder).get("legacy_behaviour")
+    rule = LanguageRule("after" if is_legacy else "before", "eng_Latn")
+    return _read(folder, config, languages=rule, **options)
 
 
-BYT5 = TokenizerClass({(): _read_bytes}, settings=_written)
+def _nllb_settings(tokenizer: Tokenizer) -> dict[str, Any]:
+    legacy = tokenizer.languages is not None and tokenizer.languages.placement == "after"
+    return {**_written(tokenizer), "legacy_behaviour": legacy}
 
-# mBART: X </s> en_XX, and the target's code starts the decoder. mBART-50: en_XX X </s>, and the
-# target's code is forced as the first token. MBartTokenizer does not normalise text; the
-# sentencepiece model does, as mBART was trained.
+
+NLLB = _library_class(
+    _JSON,
+    settings=_nllb_settings,
+    read=_read_nllb,
+    split="mbart_50",
+    usual={**USUAL, "mask": {**_MASK, "normalized": True}},
+)
+
+# Classes of sentencepiece. mBART: X </s> en_XX, and the target's code starts the decoder; the model
+# normalises text, as mBART was trained, and MBartTokenizer does not. M2M100: __en__ X </s>.
 
 _AFTER = LanguageRule("after", "en_XX", starts=True)
 
@@ -302,50 +307,6 @@ def _read_mbart_model(folder: Path, config: TransformerConfig) -> Tokenizer:
     known = {**fairseq, **codes, **mask}
     added = added_settings(values, vocabulary, known, path, by_flag=True)
     return read_sentencepiece(contents, settings | {"rule": "mbart"} | added, str(folder))
-
-
-MBART = TokenizerClass(
-    {
-        (MBART_MODEL,): _read_mbart_model,
-        (TOKENIZER_FILE,): functools.partial(_read_json, rule=_AFTER),
-    },
-    (TOKENIZER_JSON, SENTENCEPIECE),
-    lambda tokenizer: (_written if tokenizer.kind == TOKENIZER_JSON else written_tokens)(tokenizer),
-)
-_MBART_50 = {
-    "splitting": {"rule": "mbart_50", "more_tokens": [*MBART_50_CODES, "<mask>"]},
-    "rule": LanguageRule("before", "en_XX"),
-    "usual": {key: token for key, token in USUAL.items() if key != "bos"} | {"mask": _MASK},
-    "more": MBART_50_CODES,
-}
-MBART_50 = TokenizerClass(
-    {
-        (TOKENIZER_FILE,): functools.partial(_read_json, **_MBART_50),
-        (MBART_MODEL,): functools.partial(_read_model, name=MBART_MODEL, **_MBART_50),
-    },
-    (TOKENIZER_JSON, UNIGRAM),
-    _written,
-)
-
-# M2M100: __en__ X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. The
-# target's code is forced as the first token.
-
-
-def _read_nllb(folder: Path, config: TransformerConfig) -> Tokenizer:
-    if (folder / MBART_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
-        raise InputError(
-            f"{folder} has {MBART_MODEL} but no {TOKENIZER_FILE}, which lists the ids of the "
-            "language codes; fetch this file too"
-        )
-    is_legacy = read_tokenizer_config(folder).get("legacy_behaviour")
-    rule = LanguageRule("after" if is_legacy else "before", "eng_Latn")
-    usual = {**USUAL, "mask": {**_MASK, "normalized": True}}
-    return _read_json(folder, config, splitting={"rule": "mbart_50"}, rule=rule, usual=usual)
-
-
-def _nllb_settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    legacy = tokenizer.languages is not None and tokenizer.languages.placement == "after"
-    return {**_written(tokenizer), "legacy_behaviour": legacy}
 
 
 def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
@@ -375,9 +336,22 @@ def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     return {**written_tokens(tokenizer), "language_codes": which[0]}
 
 
-NLLB = TokenizerClass({(TOKENIZER_FILE,): _read_nllb}, (TOKENIZER_JSON,), _nllb_settings)
-M2M100 = TokenizerClass({(MBART_MODEL, VOCABULARY): _read_m2m100}, settings=_m2m100_settings)
+def _mbart_settings(tokenizer: Tokenizer) -> dict[str, Any]:
+    return (_written if tokenizer.kind == TOKENIZER_JSON else written_tokens)(tokenizer)
 
+
+MARIAN = TokenizerClass({FILES["marian"]: read_marian}, written_tokens, (SENTENCEPIECE,))
+M2M100 = TokenizerClass({FILES["m2m_100"]: _read_m2m100}, _m2m100_settings)
+MBART = TokenizerClass(
+    {
+        FILES["mbart"]: _read_mbart_model,
+        _JSON[1]: functools.partial(_read, kind=TOKENIZER_JSON, names=_JSON[1], languages=_AFTER),
+    },
+    _mbart_settings,
+    (TOKENIZER_JSON, SENTENCEPIECE),
+)
+
+PLAIN_NAME = "TokenizersBackend"
 CLASSES = {
     "MarianTokenizer": MARIAN,
     "T5Tokenizer": T5,

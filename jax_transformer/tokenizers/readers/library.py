@@ -107,56 +107,42 @@ def library_of(
 # the map of characters as a list of one step or none, and settings of tokenizer_config.json.
 
 
-def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
-    if not isinstance(library.model, models.Unigram):
-        return  # a tokenizer.json that this class cannot have made
-    _split_at_marks(library, mapped, None)
-    split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
-    library.pre_tokenizer = pre_tokenizers.Sequence(split)
-
-
-def _split_at_marks(
-    library: tokenizers.Tokenizer, mapped: list[Any], pattern: str | None = " {2,}"
-) -> None:
-    """Set a space before each word; where there is a `pattern`, what matches it becomes a space."""
-    steps = [normalizers.Replace(Regex(pattern), " ")] if pattern else []
-    library.normalizer = normalizers.Sequence([*mapped, *steps])
+def _split_at_marks(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+    library.normalizer = normalizers.Sequence([*mapped, normalizers.Replace(Regex(" {2,}"), " ")])
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
     library.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
 
 
-def _split_mbart_50(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
-    _split_at_marks(library, mapped)
+def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+    if isinstance(library.model, models.Unigram):  # else of a file that this class did not make
+        _split_at_marks(library, mapped, _)
+        library.normalizer = normalizers.Sequence(mapped)
+        split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
+        library.pre_tokenizer = pre_tokenizers.Sequence(split)
 
 
-def _split_bytes_of_words(
-    library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]
-) -> None:
-    space = bool(options.get("add_prefix_space"))
+def _split_bytes(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
     library.normalizer = normalizers.Sequence([])
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=options["add_prefix_space"])
     library.decoder = decoders.ByteLevel()
 
 
 def _split_bert(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
     library.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-        strip_accents=options.get("strip_accents"),
-        lowercase=options.get("do_lower_case", True),
+        handle_chinese_chars=options["tokenize_chinese_chars"],
+        strip_accents=options["strip_accents"],
+        lowercase=options["do_lower_case"],
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##")
 
 
-# By the setting "rule".
 SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, list[Any], Mapping[str, Any]], None]] = {
     "t5": _split_t5,
-    "pegasus": _split_mbart_50,
-    "mbart_50": _split_mbart_50,
-    "byte_level": _split_bytes_of_words,
+    **dict.fromkeys(("pegasus", "mbart_50"), _split_at_marks),
+    "byte_level": _split_bytes,
     "bert": _split_bert,
-}
+}  # by the setting "rule"
 
 
 def _precompiled(content: bytes) -> bytes | None:
@@ -172,29 +158,22 @@ def _precompiled(content: bytes) -> bytes | None:
 
 def _bytes(more_tokens: Sequence[str]) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of special tokens, the bytes of UTF-8, and more tokens."""
-    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    names = [_name_of_byte(byte) for byte in range(256)]
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    # The characters that stand for bytes in byte-level vocabularies.
+    names = [chr(b) if b in printable else chr(256 + others.index(b)) for b in range(256)]
     vocabulary = {token: i for i, token in enumerate([*BYTES_SPECIAL, *names, *more_tokens])}
     library = tokenizers.Tokenizer(models.BPE(vocabulary, []))
-    library.pre_tokenizer = alphabet
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     # Bytes that are no text are left out.
     library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
     return library
 
 
-def _name_of_byte(byte: int) -> str:
-    """Return the character that stands for a byte in byte-level vocabularies."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [other for other in range(256) if other not in printable]
-    return chr(byte if byte in printable else 256 + others.index(byte))
-
-
 def _word_piece(content: bytes, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a vocab.txt: a token a line, whose number is its id."""
-    lines = utf_8(content, name).split("\n")
-    vocabulary = {
-        line.rstrip("\r"): i for i, line in enumerate(lines[: -1 if not lines[-1] else None])
-    }
+    lines = utf_8(content, name).removesuffix("\n").split("\n")
+    vocabulary = {line.rstrip("\r"): i for i, line in enumerate(lines)}
     unknown = next((token for token in USUAL_NAMES["unk_id"] if token in vocabulary), None)
     if unknown is None:
         raise InputError(f"{name}: has no token for what it lacks, such as [UNK]; copy it again")
