@@ -210,14 +210,9 @@ class Tokenizer:
         return [[*prefix, *ids[:most], *suffix] for ids in rows]
 
     def without_padding(self, ids: list[int]) -> list[int]:
-        """Return the ids of a source without padding, which its text may spell, as `<pad>`.
-
-        The model hides padding, and no model has learned what it means: a translation must not
-        depend on it. Where padding is also EOS or an unknown token, all ids stay.
-        """
-        if self.pad_id in (self.eos_id, self.unk_id):
-            return ids
-        return [token_id for token_id in ids if token_id != self.pad_id]
+        """Return ids without padding that the text spells: no model has learned what it means."""
+        is_padding_alone = self.pad_id not in (self.eos_id, self.unk_id)
+        return [i for i in ids if i != self.pad_id] if is_padding_alone else ids
 
     def decode(self, ids: Sequence[int] | Integer[Array | np.ndarray, "length"]) -> str:
         """Return the text of a target [length], without special tokens.

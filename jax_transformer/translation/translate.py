@@ -190,7 +190,9 @@ def _chosen(model: TrainedModel, reading: _Reading, options: dict[str, Any]) -> 
     check_split(reading.split_sentences, checked.num_hypotheses)
     if reading.overlong not in ("refuse", "cut"):
         raise InputError(f"overlong={shorten(reading.overlong)} must be 'refuse' or 'cut'")
-    return chosen
+    # Those of the model too, among them the ids that no token has.
+    banned = {*model.generation.get("banned_tokens", ()), *checked.banned_tokens}
+    return chosen | ({"banned_tokens": tuple(sorted(banned))} if banned else {})
 
 
 def _translate(

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import shutil
 import socket
 from pathlib import Path
@@ -240,10 +239,10 @@ def test_every_encoder_decoder_of_transformers_is_a_family_or_refused_with_a_rea
     assert theirs <= FAMILIES.keys() | REFUSED.keys()
     assert not REFUSED.keys() & FAMILIES.keys()
     for model_type, reason in REFUSED.items():
-        assert re.search(r"; (take|run it with) ", reason)
         with pytest.raises(InputError) as refused:
             get_family(model_type)
-        assert str(refused.value) == f"model_type={model_type!r} cannot be converted: {reason}"
+        remedy = f"{reason}, or run it with transformers"
+        assert str(refused.value) == f"model_type={model_type!r} cannot be converted: {remedy}"
 
 
 def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):

@@ -281,6 +281,18 @@ def test_the_longest_translation_can_be_set(model):
         assert one.tokens.tolist().index(model.config.eos_id) == 2
 
 
+def test_tokens_that_the_model_bans_stay_banned_beside_those_of_a_call(model, found):
+    by_model = next(int(best.tokens[0]) for (best,) in found[1] if len(best.tokens) > 1)
+    model = model._replace(generation={**model.generation, "banned_tokens": (by_model,)})
+    lines = ["abc", "cab", "bca", "ab cab"]
+    by_call = int(translate(model, lines)[0][0].tokens[0])
+    assert by_call != by_model
+    for (best,) in translate(model, lines, banned_tokens=(by_call,)):
+        assert not {by_model, by_call} & {*best.tokens.tolist()}
+    with unchecked(), pytest.raises(InputError, match="banned_tokens=5"):
+        translate(model, lines, banned_tokens=5)
+
+
 def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
     def texts(translations):
         return [[(one.text, one.score) for one in best] for best in translations]

@@ -30,40 +30,27 @@ _SOUND = (
     "musicflamingo nemo_speechlm omniasr qwen2_audio qwen3_asr speech_to_text speecht5 "
     "vibevoice_asr voxtral voxtral_realtime whisper"
 ).split()
-# Encoder-decoders of transformers that no config of this library describes: why, and the remedy.
+_SPARSE = "its attention is sparse; take facebook/bart-large-cnn, which attends to whole texts"
+_EXPERTS = (
+    "its layers are mixtures of experts; take a dense model, for example "
+    "facebook/nllb-200-distilled-600M or google/flan-t5-base"
+)
+_SEVERAL = "its decoder predicts several tokens at once; take a BART or an mBART"
+_JOINED = "it joins two models, each with blocks of its own"
+# Encoder-decoders of transformers that no config of this library describes: why.
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("nllb-moe", "nllb_moe", "switch_transformers"),
-        "its layers are mixtures of experts; take a dense model, such as "
-        "facebook/nllb-200-distilled-600M or google/flan-t5-base",
-    ),
-    **dict.fromkeys(
-        ("led", "longt5", "bigbird_pegasus", "pegasus_x"),
-        "its attention is sparse; take a model that attends to whole texts, such as "
-        "facebook/bart-large-cnn, or run it with transformers",
-    ),
-    **dict.fromkeys(
-        ("t5gemma", "t5gemma2"),
-        "its positions are rotary; take a T5 or an mT5, or run it with transformers",
-    ),
-    **dict.fromkeys(
-        ("prophetnet", "xlm-prophetnet"),
-        "its decoder predicts several tokens at once; take a BART or an mBART, or run it with "
-        "transformers",
-    ),
-    "fsmt": "its encoder and decoder have feed-forward widths of their own; take the opus-mt model "
-    "of its languages, or run it with transformers",
+    **dict.fromkeys(("nllb-moe", "nllb_moe", "switch_transformers"), _EXPERTS),
+    **dict.fromkeys(("led", "longt5", "bigbird_pegasus", "pegasus_x"), _SPARSE),
+    **dict.fromkeys(("t5gemma", "t5gemma2"), "its positions are rotary; take a T5 or an mT5"),
+    **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _SEVERAL),
+    "fsmt": "its two stacks have feed-forward widths of their own; take an opus-mt model",
     "blenderbot-small": "its decoder norms the embeddings before the positions are added; take "
-    "facebook/blenderbot-400M-distill, or run it with transformers",
+    "facebook/blenderbot-400M-distill",
     **dict.fromkeys(
-        ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"),
-        "it joins two models, each with blocks of its own; run it with transformers",
+        ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), _JOINED
     ),
-    **dict.fromkeys(
-        ("seamless_m4t", "seamless_m4t_v2"),
-        "it reads and speaks sound too; take an NLLB model for text, or run it with transformers",
-    ),
-    **dict.fromkeys(_SOUND, "it reads sound, not text; run it with transformers"),
+    **dict.fromkeys(("seamless_m4t", "seamless_m4t_v2"), "it reads sound too; take an NLLB model"),
+    **dict.fromkeys(_SOUND, "it reads sound, not text"),
 }
 
 
@@ -73,6 +60,7 @@ def get_family(model_type: object) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
     if name in REFUSED:
-        raise InputError(f"model_type={name!r} cannot be converted: {REFUSED[name]}")
+        fault = f"model_type={name!r} cannot be converted: {REFUSED[name]}"
+        raise InputError(f"{fault}, or run it with transformers")
     known = ", ".join(FAMILIES)
     raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")
