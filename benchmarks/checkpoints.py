@@ -39,7 +39,7 @@ WORDS |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
 
 def settings_of(vocab_size: int, **fields: int) -> RunSettings:
     """Return the settings of a run of a model of these sizes."""
-    tokenizer = train_byte_pair(["a b c", "c b a"], 8, byte_fallback=False)
+    tokenizer = train_byte_pair(["a b c", "c b a"], 8)
     sizes = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), vocab_size)
     config = TransformerConfig.preset("vaswani2017", **sizes | fields)
     return RunSettings(config, TrainingConfig(), tokenizer, "0" * 64, {})

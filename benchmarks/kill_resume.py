@@ -104,9 +104,7 @@ def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
         Text(corpus.sources[:count], corpus.targets[:count])
         for corpus, count in zip(number_words.corpus(0), (PAIRS, HELD_OUT), strict=True)
     )
-    tokenizer = train_byte_pair(
-        training.sources + training.targets, vocab_size=60, byte_fallback=False
-    )
+    tokenizer = train_byte_pair(training.sources + training.targets, vocab_size=60)
     config = TransformerConfig.preset(
         "vaswani2017",
         src_vocab_size=tokenizer.src_vocab_size,

@@ -96,7 +96,7 @@ def random_tokens(config, seed=0, dtype=np.float32):
 
 def tiny_model(lines, vocab_size, seed=0, **fields):
     """Return an untrained model of one layer a side, with a tokenizer made from these lines."""
-    tokenizer = train_byte_pair(lines, vocab_size, byte_fallback=False)
+    tokenizer = train_byte_pair(lines, vocab_size)
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 9}
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)

@@ -93,15 +93,7 @@ def _convert(folder: Path, new: bool) -> None:
 def _prepare_text(folder: Path, new: bool) -> None:
     text = folder.parent / f"text{int(new)}"
     sides = [f"--{name}={text / name}.txt" for name in ("source", "target")]
-    command(
-        [
-            "prepare",
-            *sides,
-            "--vocab-size=70",
-            "--no-byte-fallback",
-            f"--prepared={folder / 'prepared'}",
-        ]
-    )
+    command(["prepare", *sides, "--vocab-size=70", f"--prepared={folder / 'prepared'}"])
 
 
 def _read_prepared(folder: Path) -> str:

@@ -98,7 +98,6 @@ def base(text: Path, folder: Path) -> dict[str, Any]:
         "source": [str(text / "source.txt")],
         "target": [str(text / "target.txt")],
         "vocab_size": 60,
-        "byte_fallback": False,
         "valid_pairs": 5,
         "prepared": str(folder / "prepared"),
         "model": dict(stock.SIZES),
@@ -177,9 +176,7 @@ def _odd_yaml(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> A
 
 def _flags(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> Attempt:
     settings = base(text, folder)
-    argv = [
-        f"--{name.replace('_', '-')}={settings[name]}" for name in ("vocab_size", "prepared")
-    ] + ["--no-byte-fallback"]
+    argv = [f"--{name.replace('_', '-')}={settings[name]}" for name in ("vocab_size", "prepared")]
     argv += ["--source", settings["source"][0], "--target", settings["target"][0]]
     changed = []
     for _ in range(int(choose(draw, (1, 1, 2)))):

@@ -63,7 +63,7 @@ def lines() -> tuple[list[str], list[str]]:
 def tokenizer() -> Tokenizer:
     """Return a byte-pair encoding of the number words."""
     sources, targets = lines()
-    return train_byte_pair(sources + targets, vocab_size=60, byte_fallback=False)
+    return train_byte_pair(sources + targets, vocab_size=60)
 
 
 def config(preset: str = "vaswani2017", **fields: Any) -> TransformerConfig:

@@ -196,12 +196,7 @@ def _prepared(draw: np.random.Generator, folder: Path, _: Path, __: bool) -> Att
 
     def run() -> Outcome:
         names = [f"--{name}={folder / name}.txt" for name in ("source", "target")]
-        limits = [
-            "--vocab-size=300",
-            "--no-byte-fallback",
-            "--valid-pairs=2",
-            f"--prepared={folder / 'prepared'}",
-        ]
+        limits = ["--vocab-size=300", "--valid-pairs=2", f"--prepared={folder / 'prepared'}"]
         command(["prepare", *names, *limits])
         return Outcome.OTHER
 

@@ -38,7 +38,7 @@ def run(command, **options):
 run(
     "jax-transformer train --source train.en --target train.de --output runs/dates "
     "--preset vaswani2017 --d-model 64 --num-heads 4 --d-ff 128 --dropout 0 "
-    "--num-encoder-layers 1 --num-decoder-layers 1 --vocab-size 416 "
+    "--num-encoder-layers 1 --num-decoder-layers 1 --vocab-size 160 "
     "--steps 150 --warmup-steps 50 --max-tokens 1024 --evaluation-interval 150"
 )
 expected = run("jax-transformer translate runs/dates --input input.en")

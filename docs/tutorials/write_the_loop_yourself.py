@@ -34,7 +34,7 @@ pairs = [
 ]
 random.Random(0).shuffle(pairs)
 pairs, held_out = pairs[:4000], pairs[4000:4200]
-tokenizer = train_byte_pair(itertools.chain(*pairs), vocab_size=416)
+tokenizer = train_byte_pair(itertools.chain(*pairs), vocab_size=160)
 print(tokenizer.encode_source(["july 16, 1969"]), tokenizer.src_vocab_size, "entries")
 
 # %% [markdown]

@@ -102,8 +102,8 @@ class Arguments:
             default. None with --init.
         vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
             --init, the number of ids of the source's tokenizer.
-        byte_fallback: Whether that encoding has the 256 bytes, of which a character is made that
-            the training text lacks; if False, it becomes <unk>.
+        byte_fallback: Whether that encoding also has the 256 bytes, of which a character is made
+            that the training text lacks; if not, it becomes <unk>.
         model: Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come
             from the tokenizer.
         training: Batches, schedule, optimizer and objective.
@@ -142,7 +142,7 @@ class Arguments:
     bleu_tokenization: str = "13a"
     preset: str | None = "vaswani2017"
     vocab_size: Count = 6000
-    byte_fallback: bool = True
+    byte_fallback: bool = False
     model: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES)
     )
@@ -173,7 +173,6 @@ class Arguments:
 
 NUMBER_WORDS = Arguments(
     vocab_size=90,
-    byte_fallback=False,  # every number has the same few letters
     model=preset_fields("vaswani2017", NUMBER_WORDS_SIZES),
     training=TrainingConfig(
         steps=1000,

@@ -25,18 +25,17 @@ UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 
 
 def train_byte_pair(
-    lines: Iterable[str], vocab_size: int, *, byte_fallback: bool = True
+    lines: Iterable[str], vocab_size: int, *, byte_fallback: bool = False
 ) -> Tokenizer:
-    """Learn a vocabulary: special tokens, the 256 bytes, every character, then frequent pairs.
+    """Learn a vocabulary: the special tokens, every character, then frequent pairs.
 
         tokenizer = train_byte_pair([*german_lines, *english_lines], vocab_size=6000)
         rows = tokenizer.encode_source(["ein Haus"])  # lists of ids, with EOS
 
     A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
     and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
-    spaces. A character that the training text lacks becomes its bytes in UTF-8, one token each,
-    and decoding returns it. A line may contain the text of a special token: "<", ">" and the
-    letters between them are encoded as ordinary text.
+    spaces. A character that the training text lacks becomes one `<unk>`. A line may contain the
+    text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
 
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
     pairs left to merge.
@@ -44,8 +43,8 @@ def train_byte_pair(
     Args:
         lines: Text of both sides of a model that shares its vocabulary, or of one side.
         vocab_size: Most entries, special tokens and bytes included.
-        byte_fallback: Whether the vocabulary has the bytes; if False, a character that the training
-            text lacks becomes one `<unk>`, which decodes as U+FFFD.
+        byte_fallback: Whether the vocabulary also has the 256 bytes: a character that the training
+            text lacks becomes its bytes in UTF-8, and decoding returns it.
 
     Returns:
         The tokenizer of both sides.
@@ -61,7 +60,7 @@ def train_byte_pair(
     )
     library.train_from_iterator(lines, trainer)
     if library.get_vocab_size() > vocab_size:
-        more = ", and 256 bytes, which byte_fallback=False leaves out" if byte_fallback else ""
+        more = ", and 256 bytes" if byte_fallback else ""
         raise InputError(
             f"vocab_size={vocab_size} must be at least {library.get_vocab_size()} for this text: "
             f"its distinct characters and the special tokens{more}"

@@ -8,9 +8,8 @@ from benchmarks.recipe import Recipe, scores_of
 from jax_transformer.text import number_words
 
 SETTINGS = (
-    "--vocab-size=200 --no-byte-fallback --d-model=128 --num-heads=4 --d-ff=256 --dropout=0 "
-    "--num-encoder-layers=1 --num-decoder-layers=1 --steps=150 --warmup-steps=60 "
-    "--evaluation-interval=75 --bucket-count=2"
+    "--vocab-size=200 --d-model=128 --num-heads=4 --d-ff=256 --dropout=0 --num-encoder-layers=1 "
+    "--num-decoder-layers=1 --steps=150 --warmup-steps=60 --evaluation-interval=75 --bucket-count=2"
 )
 
 

@@ -132,7 +132,7 @@ def test_help_says_what_it_does(capsys, option):
 
 def test_a_tokenizer_without_bpe_dropout_is_refused_before_the_text_is_read(corpus, monkeypatch):
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
-        files = train_byte_pair(words, vocab_size=20, byte_fallback=False).contents
+        files = train_byte_pair(words, vocab_size=20).contents
         Path(f"{name}.json").write_bytes(files["tokenizer.json"])
     given = {**corpus, "tokenizer": "en.json", "target_tokenizer": "de.json"}
     options = [one for one in arguments(given, *OPTIONS) if not one.startswith("--vocab")]

@@ -55,9 +55,7 @@ def base(first_run, corpus):
 
 def write_toy(folder):
     """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
-    tokenizer = train_byte_pair(
-        [*WORDS, *map(str.upper, WORDS)], vocab_size=16, byte_fallback=False
-    )
+    tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
     fields = named_settings(["--source=x"]).arguments().model
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
@@ -180,7 +178,7 @@ def test_a_huggingface_folder_is_trained_on_resumed_without_it_and_kept(toy, mon
 def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
     sides = []
     for name, words in (("en", WORDS), ("de", [*map(str.upper, WORDS), "C"])):
-        sides.append(train_byte_pair(words, vocab_size=20, byte_fallback=False))
+        sides.append(train_byte_pair(words, vocab_size=20))
         Path(f"{name}.json").write_bytes(sides[-1].contents["tokenizer.json"])
     pair = separate(*sides)
     small = [option for option in SMALL if not option.startswith("--vocab")]
@@ -286,7 +284,7 @@ REFUSED = {
 def bad(base, monkeypatch):
     """Files that cannot be used beside the model at base."""
     add_toy(monkeypatch)
-    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16, byte_fallback=False)
+    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
     Path("other.json").write_bytes(other.contents["tokenizer.json"])
     Path("damaged.json").write_text("{")
     Path("mine.yaml").write_text("model: {num_heads: 4}\n")

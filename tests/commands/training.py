@@ -9,7 +9,7 @@ from jax_transformer.commands import main as cli
 
 FILES = ("source", "target", "valid_source", "valid_target")
 SMALL = (
-    "--vocab-size=16 --no-byte-fallback --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
+    "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
     "--num-decoder-layers=1 --steps=12 --warmup-steps=4 --bucket-count=1 --max-tokens=60"
 ).split()
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]

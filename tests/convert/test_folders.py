@@ -231,7 +231,7 @@ def test_what_cannot_be_carried_is_named_or_refused(home, tmp_path, convert):
     foreign = Origin(origin.model_type, origin.config | larger, origin.files)
     with pytest.raises(InputError, match="says src_vocab_size=999, but the model has"):
         to_huggingface(params, config, tmp_path / "x", origin=foreign)
-    byte_pair = train_byte_pair(["ab"], vocab_size=8, byte_fallback=False)
+    byte_pair = train_byte_pair(["ab"], vocab_size=8)
     with pytest.raises(InputError, match="cannot have a tokenizer of the kind 'byte_pair'"):
         to_huggingface(params, config, tmp_path / "x", tokenizer=byte_pair)
     # An own model that another tokenizer was trained for: its name is printed.

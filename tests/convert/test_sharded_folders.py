@@ -24,7 +24,7 @@ from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 from tests.parity.ladder import error
 
-TOKENIZER = train_byte_pair(["ab"], vocab_size=8, byte_fallback=False)
+TOKENIZER = train_byte_pair(["ab"], vocab_size=8)
 LINES = ["tlx 6r5, tlx", "6r5"]
 
 

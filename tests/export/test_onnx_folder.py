@@ -128,10 +128,7 @@ def test_the_readme_of_families_with_sentencepiece_models(tmp_path, family):
 
 @pytest.mark.exhaustive
 def test_a_vocabulary_for_each_language(base, tmp_path):
-    sides = [
-        train_byte_pair(["abc cab fed uvwxyz", line], size, byte_fallback=False)
-        for line, size in TWO_VOCABULARIES
-    ]
+    sides = [train_byte_pair(["abc cab fed uvwxyz", line], size) for line, size in TWO_VOCABULARIES]
     tokenizer = separate(*sides)
     fields = {"token_embeddings": "separate", "output_projection": "linear", **ONE_LAYER}
     fields |= {key: getattr(tokenizer, key) for key in ("src_vocab_size", "tgt_vocab_size")}

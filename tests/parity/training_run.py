@@ -42,9 +42,7 @@ def run(config: TransformerConfig, settings: TrainingConfig, held_out: int, jit:
         jit: Compiles the JAX side.
     """
     training, validation = number_words.corpus(settings.seed)
-    tokenizer = train_byte_pair(
-        training.sources + training.targets, config.src_vocab_size, byte_fallback=False
-    )
+    tokenizer = train_byte_pair(training.sources + training.targets, config.src_vocab_size)
     corpus = encode_text(training, tokenizer, config.max_length)
     batches = itertools.chain.from_iterable(
         training_batches(corpus, plan_epoch(corpus, settings, epoch)) for epoch in itertools.count()

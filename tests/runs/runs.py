@@ -21,7 +21,7 @@ WORDS = ("ab", "ba", "abba", "baab", "a b", "b a")
 
 
 def make_settings(ema_decay=0.9, d_ff=3):
-    tokenizer = train_byte_pair(WORDS, vocab_size=8, byte_fallback=False)
+    tokenizer = train_byte_pair(WORDS, vocab_size=8)
     config = one_layer(
         "vaswani2017", vocab_size=8, d_model=4, num_heads=2, d_ff=d_ff, max_length=16
     )

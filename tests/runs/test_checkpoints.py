@@ -165,7 +165,7 @@ def test_a_cooldown_may_change_until_it_begins(settings, change):
 
 
 def test_another_model_vocabulary_or_text_is_refused(settings):
-    other_tokenizer = train_byte_pair(("ab", "ac", "bc"), vocab_size=8, byte_fallback=False)
+    other_tokenizer = train_byte_pair(("ab", "ac", "bc"), vocab_size=8)
     changes = {
         "d_ff=5": {"config": dataclasses.replace(settings.config, d_ff=5)},
         "dropout=0.5": {"config": dataclasses.replace(settings.config, dropout=0.5)},

@@ -39,7 +39,7 @@ def task():
     """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
     draw = random.Random(0)
     words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
-    tokenizer = train_byte_pair(words, vocab_size=8, byte_fallback=False)
+    tokenizer = train_byte_pair(words, vocab_size=8)
     config = TransformerConfig(
         src_vocab_size=8,
         tgt_vocab_size=8,

@@ -103,7 +103,7 @@ def test_the_recipes_are_settings(path):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_byte_pair(WORDS, vocab_size=8, byte_fallback=False)
+    return train_byte_pair(WORDS, vocab_size=8)
 
 
 PRESETS = sorted({*TransformerConfig.presets()} - {"torch_nn"})

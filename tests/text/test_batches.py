@@ -25,7 +25,7 @@ SHAPES = {"bucket_count": 4, "max_tokens": 200}
 @pytest.fixture(scope="module")
 def tokenizer():
     """Every letter is a token of its own, and so is the space before a word."""
-    return train_byte_pair(["a", "b"], vocab_size=7, byte_fallback=False)
+    return train_byte_pair(["a", "b"], vocab_size=7)
 
 
 @pytest.fixture(scope="module")

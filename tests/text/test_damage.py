@@ -99,7 +99,7 @@ def test_a_file_that_is_truncated_while_it_is_open_is_refused(folder, name):
 def test_files_of_another_corpus_or_tokenizer_are_refused(folder, tmp_path, text):
     sources, targets = lines(90)
     swapped = write(tmp_path, targets, sources, name="swapped")  # as many pairs and ids
-    tokenizer = train_byte_pair([*WORDS[::-1], "zehn"], vocab_size=40, byte_fallback=False)
+    tokenizer = train_byte_pair([*WORDS[::-1], "zehn"], vocab_size=40)
     assert tokenizer.digest() != TOKENIZER.digest()
     original = {name: (folder / name).read_bytes() for name in FILES}
     for foreign in (

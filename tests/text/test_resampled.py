@@ -16,7 +16,7 @@ from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import WORDS, lines, sides
 
-TOKENIZER = train_byte_pair(WORDS * 3, vocab_size=60, byte_fallback=False)
+TOKENIZER = train_byte_pair(WORDS * 3, vocab_size=60)
 SIDES = lines(120)
 SETTINGS = TrainingConfig(max_tokens=200, bucket_count=2, bpe_dropout=0.3)
 

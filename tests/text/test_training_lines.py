@@ -29,7 +29,7 @@ def test_words_that_would_take_the_trainer_long_are_long():
     short = [long, f"{long}。{long}", f"{long} {long}", f"{long}+{long}", "a," * LONGEST_WORD]
     assert not any(map(has_long_word, short))
     assert all(map(has_long_word, [long + "字", f"a {marks} b", "x" * 10**5, f"{long}\u0301"]))
-    words = functools.partial(byte_pair.words, train_byte_pair(["a b"], 10, byte_fallback=False))
+    words = functools.partial(byte_pair.words, train_byte_pair(["a b"], 10))
     assert max(map(len, (word for line in short for word in words(f" {line}")))) == LONGEST_WORD + 1
     assert len(words(f"a {marks} b")[1]) == LONGEST_WORD + 2  # with its space
 
@@ -49,6 +49,6 @@ def test_training_holds_no_list_of_the_lines():
             most = max(most, living)
             yield Line(f"word {number % 7}")
 
-    train_byte_pair(lines(), 20, byte_fallback=False)
+    train_byte_pair(lines(), 20)
     assert living == 0
     assert most < 2_000

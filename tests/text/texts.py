@@ -18,7 +18,7 @@ from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import train_byte_pair
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
-TOKENIZER = train_byte_pair(WORDS, vocab_size=40, byte_fallback=False)
+TOKENIZER = train_byte_pair(WORDS, vocab_size=40)
 FILTERS = Filters(max_length=30)
 SKIP = Reading(bad_lines="skip")
 PACK = {  # for each kind, a function that returns the one that compresses bytes

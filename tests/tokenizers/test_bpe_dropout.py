@@ -28,12 +28,12 @@ LINE = st.lists(st.text(CHARACTERS) | st.sampled_from(" ".join(LINES).split()) |
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_byte_pair(LINES, vocab_size=130, byte_fallback=False)
+    return train_byte_pair(LINES, vocab_size=130)
 
 
 @pytest.fixture(scope="module")
 def with_bytes():
-    return train_byte_pair(LINES, vocab_size=376)
+    return train_byte_pair(LINES, vocab_size=376, byte_fallback=True)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +163,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
 
 def with_merges(merges):
     """Return a tokenizer of the letters a to e and "(" with the given merges, best first."""
-    content = json.loads(
-        train_byte_pair(["a b c d e ("], 20, byte_fallback=False)
-        .contents["tokenizer.json"]
-        .decode()
-    )
+    content = json.loads(train_byte_pair(["a b c d e ("], 20).contents["tokenizer.json"].decode())
     vocab = content["model"]["vocab"]
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))

@@ -10,8 +10,8 @@ from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from tests.tokenizers.sentencepiece_models import write_marian
 
 SIDES = (
-    train_byte_pair(["abc cab", "bca"], 12, byte_fallback=False),
-    train_byte_pair(["xyz zyx yxz xyzzy"], 15, byte_fallback=False),
+    train_byte_pair(["abc cab", "bca"], 12),
+    train_byte_pair(["xyz zyx yxz xyzzy"], 15),
 )
 
 
@@ -45,7 +45,7 @@ def test_it_comes_back_from_its_files(tokenizer):
 def test_special_ids_that_differ_are_refused_with_both_values(tmp_path):
     size = write_marian(tmp_path)
     marian = read_marian(tmp_path)
-    byte_pair = train_byte_pair(["ab"], vocab_size=8, byte_fallback=False)
+    byte_pair = train_byte_pair(["ab"], vocab_size=8)
     message = f"pad_id is {size - 1} in the source's tokenizer and 0 in the target's"
     with pytest.raises(InputError, match=message):
         separate(marian, byte_pair)

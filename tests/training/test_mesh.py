@@ -247,7 +247,7 @@ def compare_resumed(directory):
 
     quiet = Console(file=io.StringIO(), soft_wrap=True)
     words = [chr(ord("a") + number) for number in range(26)]
-    tokenizer = train_byte_pair(words, vocab_size=31, byte_fallback=False)
+    tokenizer = train_byte_pair(words, vocab_size=31)
     held_out = corpus_of(
         *zip(*encoded.read(np.arange(5)).sides(), strict=True), VOCABULARY, VOCABULARY
     )

@@ -302,9 +302,7 @@ def test_an_origin_names_only_files_of_its_folder(name):
 
 
 def test_another_tokenizer_is_refused(trained, directory):
-    another = train_byte_pair(
-        ["ein kleines Hsau", "a small hsoue"], vocab_size=30, byte_fallback=False
-    )
+    another = train_byte_pair(["ein kleines Hsau", "a small hsoue"], vocab_size=30)
     assert another.src_vocab_size == trained.tokenizer.src_vocab_size
     write_files(directory, another)
     message = refusal(directory)
@@ -312,9 +310,7 @@ def test_another_tokenizer_is_refused(trained, directory):
 
 
 def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
-    smaller = train_byte_pair(
-        ["ein kleines Haus", "a small house"], vocab_size=29, byte_fallback=False
-    )
+    smaller = train_byte_pair(["ein kleines Haus", "a small house"], vocab_size=29)
     write(tmp_path / "model", trained._replace(tokenizer=smaller))
     assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "model")
 
