@@ -241,7 +241,7 @@ def test_every_encoder_decoder_of_transformers_is_a_family_or_refused_with_a_rea
     for model_type, reason in REFUSED.items():
         with pytest.raises(InputError) as refused:
             get_family(model_type)
-        remedy = f"{reason}, or run it with transformers"
+        remedy = f"{reason}; transformers runs it"
         assert str(refused.value) == f"model_type={model_type!r} cannot be converted: {remedy}"
 
 

@@ -61,6 +61,6 @@ def get_family(model_type: object) -> Family:
         return FAMILIES[name]
     if name in REFUSED:
         fault = f"model_type={name!r} cannot be converted: {REFUSED[name]}"
-        raise InputError(f"{fault}, or run it with transformers")
+        raise InputError(f"{fault}; transformers runs it")
     known = ", ".join(FAMILIES)
     raise InputError(f"model_type={model_type!r} is unknown; this library knows {known}")
