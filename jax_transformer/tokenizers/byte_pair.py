@@ -21,6 +21,9 @@ BYTE_PAIR = "byte_pair"  # the kind
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
 BYTE_PAIR_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259, of UTF-8
+# Characters that nobody sees, but for those that change what others look like.
+SEEN = r"\p{Join_Control}\p{Variation_Selector}\p{L}\x{E0020}-\x{E007F}"  # tags of emoji
+UNSEEN = rf"[\p{{Default_Ignorable_Code_Point}}&&[^{SEEN}]]"
 UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
 
 
@@ -33,9 +36,9 @@ def train_byte_pair(
         rows = tokenizer.encode_source(["ein Haus"])  # lists of ids, with EOS
 
     A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
-    and " Haus" share a token. Decoding returns the line in Unicode normal form C with single
-    spaces. A character that the training text lacks becomes one `<unk>`. A line may contain the
-    text of a special token: "<", ">" and the letters between them are encoded as ordinary text.
+    and " Haus" share a token. Decoding returns the line in Unicode normal form C with single spaces
+    and no character that nobody sees. One that the training text lacks becomes one `<unk>`. A line
+    may contain the text of a special token, whose characters are encoded as ordinary text.
 
     The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
     pairs left to merge.
@@ -86,7 +89,8 @@ def parse_byte_pair(content: str | bytes, name: str) -> Tokenizer:
     library = parse(content, name)
     ids = sorted(library.get_vocab().values())
     byte_fallback = getattr(library.model, "byte_fallback", False)
-    if _rules(library) != _rules(_untrained(byte_fallback)) or ids != list(range(len(ids))):
+    known = [_rules(_untrained(byte_fallback, removed)) for removed in (UNSEEN, None)]
+    if _rules(library) not in known or ids != list(range(len(ids))):
         raise InputError(
             f"{name}: not a tokenizer of this library; use the file that training saved"
         )
@@ -110,8 +114,8 @@ def _tokenizer(library: tokenizers.Tokenizer, name: str) -> Tokenizer:
     return dataclasses.replace(tokenizer, settings={})  # the file says everything
 
 
-def _untrained(byte_fallback: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer with the rules of lines and only the special tokens."""
+def _untrained(byte_fallback: bool, removed: str | None = UNSEEN) -> tokenizers.Tokenizer:
+    """Return one with only the special tokens; `removed` is None in files of earlier versions."""
     unknown = SPECIAL_TOKENS[BYTE_PAIR_IDS["unk_id"]]
     model = models.BPE(unk_token=unknown, byte_fallback=byte_fallback)
     tokenizer = tokenizers.Tokenizer(model)
@@ -119,7 +123,8 @@ def _untrained(byte_fallback: bool) -> tokenizers.Tokenizer:
     # normalised text has spaces nowhere else; the usual mark "▁" may occur in a text.
     whitespace = tokenizers.Regex(r"[\s\x1c-\x1f]+")
     one_space = normalizers.Replace(whitespace, " ")
-    steps = [normalizers.NFC(), one_space, normalizers.Strip(), normalizers.Prepend(" ")]
+    unseen = [normalizers.Replace(tokenizers.Regex(removed), "")] if removed else []
+    steps = [normalizers.NFC(), *unseen, one_space, normalizers.Strip(), normalizers.Prepend(" ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
     word_or_symbol = tokenizers.Regex(r" ?(?:[^ \p{P}\p{S}]+|[\p{P}\p{S}])")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(word_or_symbol, "isolated")

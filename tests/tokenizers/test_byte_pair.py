@@ -42,7 +42,33 @@ def test_decoding_gives_back_the_line_with_single_spaces(tokenizer, line):
     assert tokenizer.decode(ids_of(tokenizer, line)) == " ".join(line.split())
 
 
-LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]))
+# Without what nobody sees, which is removed.
+LINE = st.text(
+    st.characters(
+        codec="utf-8", exclude_categories=["Cn", "Cf"], exclude_characters="\u034f\u17b4\u17b5"
+    )
+)
+UNSEEN = "\u200b\u00ad\ufeff\u2060\u180e\u2064"
+SEEN = "\u200c\u200d\ufe0f\u3164\U000e0067"  # joiners, a variation selector, a filler, a tag
+
+
+def test_what_nobody_sees_is_removed_from_a_line(with_bytes):
+    plain = "das kleine Haus"
+    for character in UNSEEN:
+        line = f"{character}d{character}as kl{character}eine {character} Haus{character}"
+        assert ids_of(with_bytes, line) == ids_of(with_bytes, plain)
+    for character in SEEN:
+        line = f"das{character} kleine Haus"
+        assert with_bytes.decode(ids_of(with_bytes, line)) == line
+
+
+def test_a_file_of_an_earlier_version_keeps_what_nobody_sees(tmp_path, with_bytes):
+    written = json.loads(with_bytes.contents["tokenizer.json"])
+    steps = written["normalizer"]["normalizers"]
+    del steps[1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    older = load(tmp_path)
+    assert older.decode(ids_of(older, "d\u00adas")) == "d\u00adas"
 
 
 @given(line=LINE)
