@@ -18,7 +18,7 @@ from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Languages, LineError, describe, from_description
-from jax_transformer.tokenizers.readers.classes import read_class, tokenizer_names
+from jax_transformer.tokenizers.readers.classes import read_class, tokenizer_names, written_config
 from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS
 from jax_transformer.training.config import TrainingConfig
 from tests.tiers import tiered
@@ -115,7 +115,7 @@ class Folder:
     def __init__(self, kind, path):
         name, written, options, padding, start, self.model_class, self.codes = FOLDERS[kind]
         self.path = path
-        self.usual = get_family(name).tokenizer
+        self.model_type, self.usual = name, get_family(name).tokenizer
         self.theirs = written(path, **options)
         size = len(self.theirs) + padding
         eos = self.theirs.eos_token_id
@@ -492,3 +492,19 @@ def test_damaged_settings_of_languages_are_refused(folder_of):
         description = describe(own) | {"languages": languages | damage}
         with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
             from_description(description, own.contents, "x")
+
+
+@pytest.mark.parametrize("kind", tiered(FOLDERS, ("bytes with few sentinels", "m2m100")))
+def test_transformers_reads_the_files_that_are_written_without_a_folder(folder_of, tmp_path, kind):
+    folder = folder_of(kind)
+    own, theirs = folder.read(folder.codes[:2])
+    for name, content in own.contents.items():
+        (tmp_path / name).write_bytes(content)
+    values = written_config(own, folder.config, folder.usual)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": folder.model_type}))
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert again(folder.strings).input_ids == theirs(folder.strings).input_ids
+    ids = own.encode_target(folder.strings[:200])
+    expected = theirs.batch_decode(ids, skip_special_tokens=True)
+    assert again.batch_decode(ids, skip_special_tokens=True) == expected

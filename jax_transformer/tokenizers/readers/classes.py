@@ -219,6 +219,8 @@ BYT5 = _library_class(
 PEGASUS = _library_class(
     _JSON,
     (UNIGRAM, (T5_MODEL,)),
+    # Where mask_token is named, the class reads a sentencepiece model with one id less.
+    settings=lambda tokenizer: {k: v for k, v in _written(tokenizer).items() if k != "mask_token"},
     split="pegasus",
     usual={**_T5, "mask": "<mask_2>"},
     more=PEGASUS_SPECIAL[2:],
@@ -336,10 +338,6 @@ def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     return {**written_tokens(tokenizer), "language_codes": which[0]}
 
 
-def _mbart_settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    return (_written if tokenizer.kind == TOKENIZER_JSON else written_tokens)(tokenizer)
-
-
 MARIAN = TokenizerClass({FILES["marian"]: read_marian}, written_tokens, (SENTENCEPIECE,))
 M2M100 = TokenizerClass({FILES["m2m_100"]: _read_m2m100}, _m2m100_settings)
 MBART = TokenizerClass(
@@ -347,7 +345,7 @@ MBART = TokenizerClass(
         FILES["mbart"]: _read_mbart_model,
         _JSON[1]: functools.partial(_read, kind=TOKENIZER_JSON, names=_JSON[1], languages=_AFTER),
     },
-    _mbart_settings,
+    lambda tokenizer: (_written if tokenizer.kind == TOKENIZER_JSON else written_tokens)(tokenizer),
     (TOKENIZER_JSON, SENTENCEPIECE),
 )
 
