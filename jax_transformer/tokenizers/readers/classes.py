@@ -406,6 +406,8 @@ def read_class(folder: Path, config: TransformerConfig, usual: str) -> Tokenizer
     name = class_name(folder, usual)
     found = CLASSES[name]
     tokenizer = found.readers[found.names(folder)](folder, config)
+    if name == usual and tokenizer.kind in found.kinds:
+        return tokenizer
     return dataclasses.replace(tokenizer, settings={**tokenizer.settings, "class_name": name})
 
 
