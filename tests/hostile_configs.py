@@ -176,7 +176,8 @@ def _recorded(folder: Path) -> Iterator[Door]:
 
 def _families(folder: Path) -> Iterator[Door]:
     for name, family in FAMILIES.items():
-        config = small_config(family.preset, **LAYERS)
+        tables = {"token_embeddings": "separate"} if name == "IndicTrans" else {}
+        config = small_config(family.preset, **LAYERS, **tables)
         home, params = folder / name, random_params(config)
         convert.to_huggingface(params, config, home, family=name)
         values = json.loads((home / "config.json").read_text("utf-8"))
