@@ -102,7 +102,7 @@ def translate_windows(
 
     In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
 
-    Lines are read, translated and yielded in windows: 64 lines first, for an early start, then four
+    Lines are read, translated and yielded in windows: 64 lines first, for an early start, then 16
     times as many in each window up to `window`. Lines of similar length share a batch.
 
     Args:
