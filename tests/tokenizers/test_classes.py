@@ -508,3 +508,24 @@ def test_transformers_reads_the_files_that_are_written_without_a_folder(folder_o
     ids = own.encode_target(folder.strings[:200])
     expected = theirs.batch_decode(ids, skip_special_tokens=True)
     assert again.batch_decode(ids, skip_special_tokens=True) == expected
+
+
+@pytest.mark.parametrize("damage", [{"options": {}}, {"rule": []}, {"tokens": [{"special": 1}]}])
+def test_damaged_settings_of_splitting_are_refused(folder_of, damage):
+    own, _ = folder_of("byte-level t5, as codet5").read()
+    with pytest.raises(InputError, match=r"^x.* (is|an added token is) damaged"):
+        from_description(describe(own) | damage, own.contents, "x")
+    own, _ = folder_of("bytes with few sentinels").read()
+    with pytest.raises(InputError, match=r"^x: is damaged"):
+        from_description(describe(own) | {"rule": "byte_level", "options": {}}, {}, "x")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"extra_ids": "3"}, {"extra_ids": -1}, {"added_tokens_decoder": {"x": {"content": "y"}}}],
+)
+def test_a_damaged_tokenizer_config_is_refused_in_one_line(tmp_path, values):
+    folder = Folder("bytes with few sentinels", tmp_path)
+    configure(tmp_path, **values)
+    with pytest.raises(InputError, match=r"tokenizer_config\.json is damaged; copy it again"):
+        read_class(tmp_path, folder.config, folder.usual)

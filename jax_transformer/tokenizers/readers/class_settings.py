@@ -71,7 +71,7 @@ class _Token(msgspec.Struct):
 class _TokenizerConfig(msgspec.Struct):
     """What a tokenizer_config.json must be where it says something."""
 
-    added_tokens_decoder: dict[int, _Token] | None = None
+    added_tokens_decoder: dict[Annotated[str, msgspec.Meta(pattern="^[0-9]+$")], _Token] = {}
     extra_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
     additional_special_tokens: list[str | _Token] | dict[str, str | _Token] | None = None
     extra_ids: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
@@ -92,7 +92,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         values |= {key: value for key, value in special.items() if key not in listed}
     fault = "is damaged; copy it again"
     with faults_named(folder / TOKENIZER_CONFIG, fault, msgspec.ValidationError):
-        msgspec.convert(values, _TokenizerConfig, strict=False)
+        msgspec.convert(values, _TokenizerConfig)
         msgspec.convert(added, dict[str, Annotated[int, msgspec.Meta(ge=0)]])
     if added and "added_tokens_decoder" not in values:
         named = {*special_tokens(values, {}).values(), *map(content, extra_tokens(values))}

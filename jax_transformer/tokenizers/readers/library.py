@@ -92,10 +92,10 @@ def library_of(
         library = _word_piece(*read, *paths)
     else:
         library = _bytes(values["more_tokens"])
-    if values["rule"] in SPLITTING:
-        with library_faults(f"{paths[0]}: is damaged; copy the file again"):
+    if values["rule"] is not None:
+        with library_faults(f"{(*paths, name)[0]}: is damaged; copy the file again"):
             mapped = [normalizers.Precompiled(characters)] if characters else []
-        SPLITTING[values["rule"]](library, mapped, values["options"])
+            SPLITTING[values["rule"]](library, mapped, values["options"])
     present = {token.content for token in library.get_added_tokens_decoder().values()}
     with library_faults(f"{name}: an added token is damaged"):
         tokens = [AddedToken(**token) for token in values["tokens"]]
