@@ -51,12 +51,12 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.decoding import select_hypotheses as select_hypotheses
     from jax_transformer.errors import InputError as InputError
     from jax_transformer.kernels.execution import Execution as Execution
-    from jax_transformer.model.parameters import parameter_shardings as parameter_shardings
     from jax_transformer.model.transformer import Transformer as Transformer
     from jax_transformer.model.transformer import apply as apply
     from jax_transformer.model.transformer import decode as decode
     from jax_transformer.model.transformer import encode as encode
     from jax_transformer.model.transformer import init_params as init_params
+    from jax_transformer.model.tree import parameter_shardings as parameter_shardings
     from jax_transformer.runtime.sharding import make_mesh as make_mesh
     from jax_transformer.text.batches import Batch as Batch
     from jax_transformer.text.batches import pad as pad
@@ -73,7 +73,7 @@ _NAMES_IN = {
     "select_hypotheses",
     "errors": "InputError",
     "kernels.execution": "Execution",
-    "model.parameters": "parameter_shardings",
+    "model.tree": "parameter_shardings",
     "model.transformer": "Transformer apply decode encode init_params",
     "runtime.sharding": "make_mesh",
     "text.batches": "Batch pad",

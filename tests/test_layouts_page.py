@@ -10,7 +10,7 @@ from torch import nn
 from jax_transformer import InputError, TransformerConfig, convert
 from jax_transformer.convert import Layout, Row
 from jax_transformer.convert.table import expand
-from jax_transformer.model.parameters import LAYER, PARAMETERS, lacking, parameter_shapes
+from jax_transformer.model.tree import LAYER, PARAMETERS, parameter_shapes
 from tests.models import small_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
@@ -52,7 +52,7 @@ def tree():
     for owner, leaves in modules.items():
         named = re.sub("/(query|key|value)$", "/{query,key,value}", owner)
         line = f"{named:<54}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
-        if needs := lacking(PARAMETERS[f"{owner}/{leaves[0][0]}"], usual):
+        if needs := PARAMETERS[f"{owner}/{leaves[0][0]}"].missing_fields(usual):
             field, value = list(needs.items())[-1]
             line = f"{line:<82}{field}={value!r}"
         lines[line] = None

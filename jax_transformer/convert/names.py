@@ -11,7 +11,7 @@ from typing import Any
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import MOST_LINES, Report, group_layers, nearest
 from jax_transformer.convert.table import Buffer, Layout, Pair, name_pattern
-from jax_transformer.model.parameters import LAYER, find_parameter, lacking, parameter_shapes
+from jax_transformer.model.tree import LAYER, find_parameter, parameter_shapes
 
 
 def compare_names(
@@ -93,5 +93,5 @@ def _remedy(path: str, config: TransformerConfig) -> str:
     layer = LAYER.search(path)
     if layer and int(layer[1]) >= (count := parameter.count(config)):
         return f", with num_{path.partition('/')[0]}_layers={count}"
-    needs = [f"{field}={value!r}" for field, value in lacking(parameter, config).items()]
+    needs = [f"{field}={value!r}" for field, value in parameter.missing_fields(config).items()]
     return f"; {needs[0]} has it" if needs else ""

@@ -20,7 +20,7 @@ from flax import traverse_util
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import LAYER, PARAMETERS, Shape, parameter_shapes
+from jax_transformer.model.tree import LAYER, PARAMETERS, Shape, parameter_shapes
 
 Tree = Mapping[str, Any]
 Stack = Literal["rows", "columns", "heads"]

@@ -20,7 +20,7 @@ from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Pair, Tree, expand, flatten, nest
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.model.parameters import LAYER, STACKS, Shape, parameter_shapes
+from jax_transformer.model.tree import LAYER, STACKS, Shape, parameter_shapes
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.

@@ -87,7 +87,7 @@ def init_cache(
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         check_whole_number(name, size, least=1)
-    check_params(params, config)
+    check_params(params, config, "decode")
     check_slots(config, memory, src_mask, max_new_tokens)
     if config.has_position_table:
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
@@ -168,7 +168,7 @@ def decode_step(
         raise InputError(f"tokens of shape {tokens.shape} must be {wanted}, as the cache is")
     if not vectors and not isinstance(tokens, jax.core.Tracer):
         check_ids("tokens", np.asarray(tokens).reshape(batch, count), config.tgt_vocab_size)
-    check_params(params, config)
+    check_params(params, config, "decode")
     tokens = jnp.asarray(tokens)
     logits, cache = next_step(
         params, config, cache, tokens[:, None] if single else tokens, execution

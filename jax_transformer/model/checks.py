@@ -7,24 +7,28 @@ anywhere, and a value that is wrong gives NaN.
 
 import operator
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.errors import ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 from jax.sharding import AxisType
-from jax.tree_util import keystr
 from jaxtyping import Integer, PRNGKeyArray
 
 from jax_transformer.config import LARGEST, TransformerConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
-from jax_transformer.model.parameters import LAYER, STACKS, parameter_count, parameter_shapes
+from jax_transformer.model.tree import (
+    LAYER,
+    STACKS,
+    Shape,
+    find_parameter,
+    parameter_count,
+    parameter_shapes,
+)
 from jax_transformer.runtime import host_memory
 
 FLOAT32 = 4  # bytes
@@ -313,8 +317,14 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_params(params: Any, config: TransformerConfig) -> None:
-    """Refuse parameters that are not a nested dict of arrays, or that have other layers."""
+def check_params(
+    params: Any, config: TransformerConfig, method: Literal["encode", "decode"] | None = None
+) -> None:
+    """Refuse parameters that are not the config's nested dict of arrays.
+
+    Args:
+        method: The parts that only the other side reads may be missing; None reads all.
+    """
     if isinstance(params, TransformerConfig):
         raise InputError("params is a TransformerConfig: the order is (params, config, ...)")
     check_config(config)
@@ -325,29 +335,61 @@ def check_params(params: Any, config: TransformerConfig) -> None:
             f"params of type {type(params).__qualname__} must be the nested dict of arrays that "
             "init_params returns"
         )
-    try:
-        leaves = jax.tree.leaves(params)
-    except (TypeError, ValueError) as error:  # keys that have no order
-        raise InputError("params must be a nested dict whose keys are all names") from error
-    try:
-        for leaf in leaves:
-            check_floats("", leaf)
-    except InputError:  # only now are the names made
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-            check_floats(f"params: {keystr(path, simple=True, separator='/')}", leaf)
-    if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves)):
+    leaves = dict(_leaves(params))
+    for path, leaf in leaves.items():
+        check_floats(f"params: {path}", leaf)
+    if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves.values())):
         raise InputError(
             "params lie on Explicit mesh axes, as jax.make_mesh makes them; use "
             "jax_transformer.make_mesh and parameter_shardings, whose axes are Auto"
         )
-    for stack in params.keys() & set(STACKS):  # a caller may have one of them only
+    given = {path: leaf.shape for path, leaf in leaves.items() if _reads(method, path)}
+    expected = parameter_shapes(config)
+    expected = {path: shape for path, shape in expected.items() if _reads(method, path)}
+    if given != expected:
+        raise InputError(_difference(params, given, expected, config))
+
+
+def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in params.items():
+        if not isinstance(name, str):
+            raise InputError("params must be a nested dict whose keys are all names")
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{inside}{name}/")
+        else:
+            yield inside + name, value
+
+
+def _reads(method: Literal["encode", "decode"] | None, path: str) -> bool:
+    """Return whether a method reads a parameter."""
+    other = {"encode": ("target_", "decoder/", "output_"), "decode": ("source_", "encoder/")}
+    return not path.startswith(other.get(method, ()))
+
+
+def _difference(
+    params: Mapping[str, Any],
+    given: Mapping[str, Shape],
+    expected: Mapping[str, Shape],
+    config: TransformerConfig,
+) -> str:
+    """Return what differs first, and the remedy."""
+    for stack in params.keys() & set(STACKS):
         layers = sum(LAYER.fullmatch(name) is not None for name in params[stack])
-        expected = getattr(config, f"num_{stack}_layers")
-        if layers != expected:
-            raise InputError(
-                f"config.num_{stack}_layers={expected}, but the parameters hold {layers} layers of "
+        count = getattr(config, f"num_{stack}_layers")
+        if layers != count:
+            return (
+                f"config.num_{stack}_layers={count}, but the parameters hold {layers} layers of "
                 f"the {stack}; use the config that they were made with"
             )
+    for path, shape in expected.items():
+        if given.get(path) != shape:
+            found = given.get(path, "missing")
+            return f"params do not fit the config: {path} is {found} and must have shape {shape}"
+    extra = next(path for path in given if path not in expected)
+    row = find_parameter(extra)
+    needs = row.missing_fields(config) if row else {}
+    remedy = "".join(f"; {name}={value!r} has it" for name, value in [*needs.items()][:1])
+    return f"params do not fit the config: it has no parameter {extra}{remedy}"
 
 
 def _is_on_explicit_axes(leaf: Any) -> bool:
@@ -365,25 +407,6 @@ def check_execution(execution: Any) -> None:
             f"execution={shorten(execution)} must be an Execution, for example "
             'Execution.for_platform("cpu")'
         )
-
-
-@contextmanager
-def fitting(params: Mapping[str, Any], config: TransformerConfig) -> Iterator[None]:
-    """Turn flax's error for a missing or misshapen parameter into one line."""
-    try:
-        yield
-    except (ScopeCollectionNotFound, ScopeParamNotFoundError, ScopeParamShapeError) as error:
-        shapes = {
-            keystr(path, simple=True, separator="/"): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        }
-        differing = (
-            f"{name} is {shapes.get(name, 'missing')} and must have shape {shape}"
-            for name, shape in parameter_shapes(config).items()
-            if shapes.get(name) != shape
-        )
-        difference = next(differing, "every parameter has the expected shape")
-        raise InputError(f"params do not fit the config: {difference}") from error
 
 
 def check_parameters(config: TransformerConfig, key: PRNGKeyArray) -> None:

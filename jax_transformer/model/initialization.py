@@ -1,87 +1,93 @@
 """How parameters are drawn: the values of `TransformerConfig.initialization`."""
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.nn.initializers import Initializer, glorot_uniform, normal, zeros
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 
-# What a kernel is for.
+# What a product is for.
 Role = Literal["query", "key", "value", "attention_output", "feed_forward", "logits"]
 
 
-def parameter(
-    module: nn.Module, name: str, draw: Initializer, shape: tuple[int, ...]
-) -> Float[Array | np.ndarray, "..."]:
-    """Return a module's parameter, which `draw` makes where there is none yet.
+class Distribution(NamedTuple):
+    """What the elements of a parameter are drawn from.
 
-    `module.param` alone would trace `draw` in every call, to compare the shapes.
+    Attributes:
+        kind: "uniform" is the interval (-scale, scale), "normal" has the standard deviation
+            `scale`, and "constant" is `scale` itself.
     """
-    value = module.get_variable("params", name)
-    return value if np.shape(value) == shape else module.param(name, draw, shape)
+
+    kind: Literal["uniform", "normal", "constant"]
+    scale: float
 
 
-def uniform(limit: float) -> Initializer:
-    """Return the initializer that draws from the interval (-limit, limit)."""
-
-    def draw(
-        key: PRNGKeyArray, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32
-    ) -> Float[Array, "..."]:
-        return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-    return draw
+ZEROS, ONES = Distribution("constant", 0.0), Distribution("constant", 1.0)
 
 
-def kernel(config: TransformerConfig, inputs: int, outputs: int, role: Role) -> Initializer:
-    """Return the initializer of an (inputs, outputs) kernel.
+@partial(jax.jit, static_argnames=("kind", "shape"))
+def draw(
+    key: PRNGKeyArray, kind: str, scale: float | Float[Array, ""], shape: tuple[int, ...]
+) -> Float[Array, "..."]:
+    """Return a float32 array of independent draws; compiled once for each kind and shape."""
+    if kind == "constant":
+        return jnp.full(shape, scale, jnp.float32)
+    if kind == "uniform":
+        return scale * jax.random.uniform(key, shape, jnp.float32, -1, 1)
+    return scale * jax.random.normal(key, shape, jnp.float32)
+
+
+def _xavier_uniform(inputs: int, outputs: int) -> Distribution:
+    return Distribution("uniform", math.sqrt(6 / (inputs + outputs)))  # Glorot and Bengio 2010
+
+
+def kernel(config: TransformerConfig, inputs: int, outputs: int, role: Role) -> Distribution:
+    """Return the distribution of an (inputs, outputs) kernel.
 
     "xavier_uniform_fused" draws query, key and value as one matrix, with a fan-out of 3 * outputs,
     and "t5" divides the query's kernel by sqrt(head_dim), in the place of the scores.
     """
     if config.initialization == "torch_default":
-        return uniform(1 / math.sqrt(inputs))
+        return Distribution("uniform", 1 / math.sqrt(inputs))
     if config.initialization == "normal":
-        return normal(0.02)
-    if config.initialization == "t5" and role == "logits":
-        return normal(1.0)
+        return Distribution("normal", 0.02)
     if config.initialization == "t5":
-        return normal((inputs * (config.head_dim if role == "query" else 1)) ** -0.5)
-    if config.initialization == "xavier_uniform_fused":
-        fused = 3 if role in ("query", "key", "value") else 1
-        return uniform(math.sqrt(6 / (inputs + fused * outputs)))
-    return glorot_uniform()
+        fan_in = inputs * (config.head_dim if role == "query" else 1)
+        return Distribution("normal", 1.0 if role == "logits" else fan_in**-0.5)
+    fused = config.initialization == "xavier_uniform_fused" and role in ("query", "key", "value")
+    return _xavier_uniform(inputs, 3 * outputs if fused else outputs)
 
 
-def bias(config: TransformerConfig, inputs: int, role: Role) -> Initializer:
-    """Return the initializer of the bias beside a kernel of `inputs` rows.
+def bias(config: TransformerConfig, inputs: int, role: Role) -> Distribution:
+    """Return the distribution of the bias beside a kernel of `inputs` rows.
 
     torch.nn.Linear draws its biases, and torch's Xavier schemes leave them so;
     torch.nn.MultiheadAttention sets its own to 0.
     """
     if config.initialization in ("vaswani2017", "normal", "t5"):
-        return zeros
+        return ZEROS
     if config.initialization == "xavier_uniform_fused" and role not in ("feed_forward", "logits"):
-        return zeros
-    return uniform(1 / math.sqrt(inputs))
+        return ZEROS
+    return Distribution("uniform", 1 / math.sqrt(inputs))
 
 
-def relative_bias(config: TransformerConfig) -> Initializer:
-    """Return the initializer of a (buckets, heads) table of relative biases."""
-    return normal(config.d_model**-0.5) if config.initialization == "t5" else embedding(config)
-
-
-def embedding(config: TransformerConfig) -> Initializer:
-    """Return the initializer of a (vocab, d_model) table."""
+def embedding(config: TransformerConfig, rows: int, columns: int) -> Distribution:
+    """Return the distribution of a (rows, columns) table of tokens, positions or biases."""
     if config.initialization == "vaswani2017":
-        return normal(config.d_model**-0.5)
+        return Distribution("normal", config.d_model**-0.5)
     if config.initialization in ("torch_default", "t5"):
-        return normal(1.0)
+        return Distribution("normal", 1.0)
     if config.initialization == "normal":
-        return normal(0.02)
-    return glorot_uniform()
+        return Distribution("normal", 0.02)
+    return _xavier_uniform(rows, columns)
+
+
+def relative_bias(config: TransformerConfig, buckets: int, heads: int) -> Distribution:
+    """Return the distribution of a (buckets, heads) table of relative biases."""
+    if config.initialization == "t5":
+        return Distribution("normal", config.d_model**-0.5)
+    return embedding(config, buckets, heads)

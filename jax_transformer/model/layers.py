@@ -35,30 +35,37 @@ from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Ex
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
 from jax_transformer.kernels.segments import SegmentMask, dense
-from jax_transformer.model import functional, initialization
+from jax_transformer.model import functional, initialization, tree
 from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
 
+def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | None:
+    """Return a module's parameter; None where the config has none, as a bias.
+
+    Flax's `init` makes one by its row of `tree`. Elsewhere a module reads what it is given, which
+    `checks.check_params` has compared with the tree.
+    """
+    if not module.is_initializing():
+        return module.get_variable("params", name)
+    row = tree.find_parameter("/".join((*module.path, name)))
+    if row is None or row.missing_fields(module.config):
+        return None
+    kind, scale = row.distribution(module.config)
+    shape = row.shape(module.config)
+    return module.param(name, lambda key: initialization.draw(key, kind, scale, shape))
+
+
 class Linear(nn.Module):
-    """A product with a kernel (inputs, outputs), plus a bias; its role is for `initialization`."""
+    """A product with a kernel (inputs, outputs), plus a bias where the config has one."""
 
     config: TransformerConfig
-    features: int
-    use_bias: bool
     execution: Execution = DEFAULT_EXECUTION
-    role: initialization.Role = "feed_forward"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """Return the product."""
-        inputs = x.shape[-1]
-        draw = initialization.kernel(self.config, inputs, self.features, self.role)
-        kernel = initialization.parameter(self, "kernel", draw, (inputs, self.features))
-        bias = None
-        if self.use_bias:
-            draw = initialization.bias(self.config, inputs, self.role)
-            bias = initialization.parameter(self, "bias", draw, (self.features,))
+        kernel, bias = parameter(self, "kernel"), parameter(self, "bias")
         if self.execution.compute_dtype is not None:
             return mixed_linear(x, kernel, bias)
         return linear(x, kernel, bias, self.execution.product)
@@ -73,10 +80,7 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         """Return the normed rows."""
-        config, bias = self.config, None
-        scale = initialization.parameter(self, "scale", nn.initializers.ones, x.shape[-1:])
-        if config.norm_bias:
-            bias = initialization.parameter(self, "bias", nn.initializers.zeros, x.shape[-1:])
+        config, scale, bias = self.config, parameter(self, "scale"), parameter(self, "bias")
         return norm(x, scale, bias, config.norm_epsilon, config.norm, self.form)
 
 
@@ -113,14 +117,10 @@ class Embedding(nn.Module):
     """A token table, scaled as the config says (section 3.4)."""
 
     config: TransformerConfig
-    vocab_size: int
 
     def setup(self) -> None:
-        """Declare the table [V, D]."""
-        shape = (self.vocab_size, self.config.d_model)
-        self.embedding = initialization.parameter(
-            self, "embedding", initialization.embedding(self.config), shape
-        )
+        """Read the table [V, D]."""
+        self.embedding = parameter(self, "embedding")
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Return the scaled rows of `ids`."""
@@ -137,12 +137,8 @@ class PositionEmbedding(nn.Module):
     config: TransformerConfig
 
     def setup(self) -> None:
-        """Declare the table [max_length + position_offset, D]."""
-        config = self.config
-        shape = (config.max_length + config.position_offset, config.d_model)
-        self.embedding = initialization.parameter(
-            self, "embedding", initialization.embedding(config), shape
-        )
+        """Read the table [max_length + position_offset, D]."""
+        self.embedding = parameter(self, "embedding")
 
     def __call__(self, length: int) -> Float[Array, "L D"]:
         """Return the rows of the positions 0 to length - 1."""
@@ -160,12 +156,8 @@ class RelativeAttentionBias(nn.Module):
     bidirectional: bool
 
     def setup(self) -> None:
-        """Declare the table [buckets, H]."""
-        config = self.config
-        shape = (config.relative_attention_num_buckets, config.num_heads)
-        self.embedding = initialization.parameter(
-            self, "embedding", initialization.relative_bias(config), shape
-        )
+        """Read the table [buckets, H]."""
+        self.embedding = parameter(self, "embedding")
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
         """Return the bias of each query and key, both counted from position 0."""
@@ -223,15 +215,12 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         """Declare the projections, named as in the torch reference."""
-        config, execution = self.config, self.execution
-        shared = config.head_projection == "shared"
-        width = config.head_dim if shared else config.num_heads * config.head_dim
-        self.query = Linear(config, width, config.qkv_bias, execution, "query")
-        self.key = Linear(config, width, config.qkv_bias, execution, "key")
-        self.value = Linear(config, width, config.qkv_bias, execution, "value")
-        bias = config.attention_output_bias
-        self.output = Linear(config, config.d_model, bias, execution, "attention_output")
-        self.dropout = Dropout(config.attention_dropout_rate, execution.dropout_mask)
+        parts = self.config, self.execution
+        self.query = Linear(*parts)
+        self.key = Linear(*parts)
+        self.value = Linear(*parts)
+        self.output = Linear(*parts)
+        self.dropout = Dropout(self.config.attention_dropout_rate, self.execution.dropout_mask)
 
     def __call__(
         self,
@@ -305,12 +294,12 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         """Declare the projections."""
-        config, execution = self.config, self.execution
-        self.inner = Linear(config, config.d_ff, config.feed_forward_bias, execution)
-        if config.gated_feed_forward:
-            self.gate = Linear(config, config.d_ff, config.feed_forward_bias, execution)
-        self.dropout = Dropout(config.activation_dropout_rate, execution.dropout_mask)
-        self.outer = Linear(config, config.d_model, config.feed_forward_bias, execution)
+        parts = self.config, self.execution
+        self.inner = Linear(*parts)
+        if self.config.gated_feed_forward:
+            self.gate = Linear(*parts)
+        self.dropout = Dropout(self.config.activation_dropout_rate, self.execution.dropout_mask)
+        self.outer = Linear(*parts)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the network's output at each position."""
@@ -490,15 +479,9 @@ class OutputProjection(nn.Module):
         self, x: Float[Array, "B T D"], table: Float[Array, "V D"] | None
     ) -> Float[Array, "B T V"]:
         """Return the logits; `table` is the embedding that a tied projection reuses."""
-        config, kernel, bias = self.config, table, None
-        tied = config.output_projection == "tied"
-        inputs, outputs = config.d_model, config.tgt_vocab_size
-        if not tied:
-            draw = initialization.kernel(config, inputs, outputs, "logits")
-            kernel = initialization.parameter(self, "kernel", draw, (inputs, outputs))
-        if config.output_bias:
-            draw = initialization.bias(config, inputs, "logits")
-            bias = initialization.parameter(self, "bias", draw, (outputs,))
+        kernel, bias = parameter(self, "kernel"), parameter(self, "bias")
+        tied = kernel is None
+        kernel = table if tied else kernel
         if self.execution.compute_dtype is not None:
             return mixed_linear(x, kernel, bias, by_rows=tied)
         if tied and self.execution.product == "wide_sums":

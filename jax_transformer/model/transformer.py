@@ -4,7 +4,6 @@ Letters in shapes: B batch, S source length, T target length, D d_model, V targe
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -34,9 +33,9 @@ from jax_transformer.model.self_over_memory import (
     check_equal_lengths,
     decoder_layer,
 )
+from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
 
-Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
 Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
 SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | SegmentMask
@@ -199,10 +198,10 @@ class Transformer(nn.Module):
         """Declare the parts; a shared table is one part with one name."""
         config = self.config
         if config.token_embeddings == "shared":
-            self.token_embedding = Embedding(config, config.src_vocab_size)
+            self.token_embedding = Embedding(config)
         elif config.token_embeddings == "separate":
-            self.source_embedding = Embedding(config, config.src_vocab_size)
-            self.target_embedding = Embedding(config, config.tgt_vocab_size)
+            self.source_embedding = Embedding(config)
+            self.target_embedding = Embedding(config)
         if config.positions == "learned":
             self.source_positions = PositionEmbedding(config)
             self.target_positions = PositionEmbedding(config)
@@ -372,7 +371,8 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return freshly drawn float32 parameters as a plain nested dict of arrays.
 
     Args:
-        key: Random key; the same key gives the same parameters.
+        key: Random key; the same key gives the same parameters, and a parameter depends on the key,
+            its path and its shape alone.
         config: The shape of the model; `config.initialization` names the scheme and its source.
 
     Raises:
@@ -381,14 +381,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     checks.check_key("key", key)
     checks.check_config(config)
     checks.check_parameters(config, key)
-    return _draw(key, config)
-
-
-@partial(jax.jit, static_argnames="config")
-def _draw(key: PRNGKeyArray, config: TransformerConfig) -> Params:
-    vectors = config.token_embeddings == "none"
-    tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), jnp.int32)
-    return Transformer(config).init(key, tokens, tokens)["params"]
+    return draw_params(key, config)
 
 
 def encode(
@@ -416,7 +409,7 @@ def encode(
             than the position table; under `jit` too. Where ids and positions are concrete (not
             traced), one is outside the vocabulary or the table; under `jit` it gives NaN.
     """
-    checks.check_params(params, config)
+    checks.check_params(params, config, "encode")
     checks.check_source(config, src, src_mask, src_positions)
     return run_module(
         params,
@@ -460,7 +453,7 @@ def decode(
     Raises:
         InputError: As `encode`; or targets and memory do not belong together.
     """
-    checks.check_params(params, config)
+    checks.check_params(params, config, "decode")
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
@@ -544,8 +537,7 @@ def run_module(
         checks.check_key("dropout_key", dropout_key)
         kwargs["rngs"] = {"dropout": dropout_key}
     params, args, kwargs = jax.tree.map(_as_jax, (params, args, kwargs))
-    with checks.fitting(params, config):
-        return Transformer(config, execution).apply({"params": params}, *args, **kwargs)
+    return Transformer(config, execution).apply({"params": params}, *args, **kwargs)
 
 
 def _as_jax(leaf: Any) -> Any:

@@ -26,8 +26,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import FixedBuffer
 from jax_transformer.convert.table import Layout, expand
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import STACKS
 from jax_transformer.model.transformer import Source, Target, decode, encode
+from jax_transformer.model.tree import STACKS
 
 PROJECTIONS = ("query", "key", "value", "output", "inner", "outer", "gate")
 LAST_PROJECTIONS = ("output", "outer")  # their outputs are the outputs of their sublayers

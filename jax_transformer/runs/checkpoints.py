@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.model.parameters import parameter_count
+from jax_transformer.model.tree import parameter_count
 from jax_transformer.runs.state import (
     KEPT,
     RunCheckpoint,

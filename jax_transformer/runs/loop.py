@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import undivided
 from jax_transformer.model.transformer import Params
+from jax_transformer.model.tree import unsplit_warnings
 from jax_transformer.runs.checkpoints import RunCheckpoints, Saved, steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
 from jax_transformer.runs.progress import Progress
@@ -98,7 +98,7 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     A checkpoint is written before the first step and at every evaluation, which selects the best
     parameters. A run that is killed and resumed ends with the same bits as one that is not.
     """
-    for line in undivided(run.mesh, run.settings.config):
+    for line in unsplit_warnings(run.mesh, run.settings.config):
         console.print(f"WARNING: {line}")
     start = _start(run)
     layout = epoch_layout(training, run.settings.training_config)

@@ -1,4 +1,4 @@
-"""The mesh of devices, and how rows are sharded over it; `model.parameters` shards parameters.
+"""The mesh of devices, and how rows are sharded over it; `model.tree` shards parameters.
 
 Axis "data" holds copies of the model, each with its own rows of the batch. Axis "fsdp" splits the
 rows as well, and one dimension of every matrix (ZeRO, Rajbhandari et al. 2020). Axis "tensor"

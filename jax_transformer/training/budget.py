@@ -19,8 +19,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.parameters import parameter_shardings
 from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.devices import DEVICES, Device
 from jax_transformer.runtime.host_memory import check_memory

@@ -8,8 +8,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import parameter_shapes
 from jax_transformer.model.transformer import Params
+from jax_transformer.model.tree import parameter_shapes
 
 NEAREST = 3  # names that a refusal proposes
 

@@ -38,11 +38,12 @@ def batch_loss(
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
+    of_body = {name: part for name, part in params.items() if name != "output_projection"}
     if batch.src_segments is None:
         inputs = (batch.src, batch.tgt_in)
-        hidden = apply(params, body, *inputs, dropout_key=dropout_key, execution=execution)
+        hidden = apply(of_body, body, *inputs, dropout_key=dropout_key, execution=execution)
     else:
-        hidden = decode_packed(params, batch, body, dropout_key, execution)
+        hidden = decode_packed(of_body, batch, body, dropout_key, execution)
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]

@@ -8,8 +8,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.model.parameters import decayed
 from jax_transformer.model.transformer import Params
+from jax_transformer.model.tree import decayed
 from jax_transformer.training.config import TrainingConfig
 
 

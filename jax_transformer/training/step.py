@@ -18,8 +18,8 @@ from jax_transformer.kernels.attention_backend import Choice, choose_for, execut
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_execution
-from jax_transformer.model.parameters import parameter_shardings, shard_parameters
 from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig

@@ -20,7 +20,7 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_execution, check_whole_number
-from jax_transformer.model.parameters import parameter_shardings
+from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.text.encoding import encode_lines
 from jax_transformer.text.text_files import is_blank

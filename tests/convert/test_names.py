@@ -10,7 +10,7 @@ from jax_transformer import convert
 from jax_transformer.convert import ConversionError, Layout, Row
 from jax_transformer.convert.names import why_unexpected
 from jax_transformer.convert.report import Report, group_layers
-from jax_transformer.model.parameters import PARAMETERS, parameter_shapes
+from jax_transformer.model.tree import PARAMETERS, parameter_shapes
 from tests.convert.tools import refused
 from tests.models import random_params, small_config
 

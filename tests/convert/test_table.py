@@ -12,7 +12,7 @@ from jax_transformer import InputError, convert, porting
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import Pair, check_possible, expand
-from jax_transformer.model.parameters import parameter_shapes
+from jax_transformer.model.tree import parameter_shapes
 from tests.convert.tools import same_bits
 from tests.models import random_params, small_config
 

@@ -74,7 +74,7 @@ def test_embedding(pair, ladder):
         assert "token_embedding" not in pair.params
         return
     name = "token_embedding" if "token_embedding" in pair.params else "source_embedding"
-    layer = layers.Embedding(pair.config, pair.config.src_vocab_size)
+    layer = layers.Embedding(pair.config)
     ladder.check(
         pair,
         "embedding",

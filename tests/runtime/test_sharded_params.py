@@ -22,7 +22,7 @@ import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax_transformer import apply, generate, init_params, score
 from jax_transformer.convert import to_torch
-from jax_transformer.model.parameters import parameter_shardings
+from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.translation.model_folder import TrainedModel, model_digest, save
 from tests.runs.runs import make_settings

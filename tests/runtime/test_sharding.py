@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jax_transformer import InputError, apply, init_params
-from jax_transformer.model.parameters import parameter_shardings, undivided
+from jax_transformer.model.tree import parameter_shardings, unsplit_warnings
 from jax_transformer.runtime import sharding
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import state_shapes
@@ -94,7 +94,7 @@ def test_every_matrix_is_spread_over_both_axes():
         config = even_config(preset)
         params = shapes_of(config)
         found = specs(params, mesh, config)
-        assert list(undivided(mesh, config)) == (
+        assert list(unsplit_warnings(mesh, config)) == (
             ["tensor=2 does not divide 1: 15 parameters are not split over it"]
             if preset == "shared_heads"
             else []
@@ -151,11 +151,11 @@ def test_what_does_not_divide_stays_whole_and_is_told():
     )  # 42 columns, 3 heads
     assert found[f"{layer}/feed_forward/outer/kernel"] == PartitionSpec(None, "fsdp")
     assert found["token_embedding/embedding"] == PartitionSpec(None, "fsdp")
-    (line,) = undivided(abstract(1, 3, 2), config)
+    (line,) = unsplit_warnings(abstract(1, 3, 2), config)
     assert line == "tensor=2 does not divide 3, 41, 53: 48 parameters are not split over it"
-    two = list(undivided(abstract(1, 4, 2), config))
+    two = list(unsplit_warnings(abstract(1, 4, 2), config))
     assert [line.split(" does")[0] for line in two] == ["fsdp=4", "tensor=2"]
-    assert list(undivided(abstract(8, 3, 1), config)) == []
+    assert list(unsplit_warnings(abstract(8, 3, 1), config)) == []
 
 
 def constraints(mesh, rows=6):

@@ -14,8 +14,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import parameter_count
 from jax_transformer.model.transformer import apply, init_params
+from jax_transformer.model.tree import parameter_count
 from jax_transformer.runtime import host_memory
 from jax_transformer.training.budget import (
     DEVICES,

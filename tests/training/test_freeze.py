@@ -8,7 +8,7 @@ import pytest
 
 from jax_transformer import InputError, convert
 from jax_transformer.convert.table import flatten, nest
-from jax_transformer.model.parameters import parameter_shapes
+from jax_transformer.model.tree import parameter_shapes
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import merged, trainable, trained_names, trained_sizes
 from jax_transformer.training.step import init_state, train_step

@@ -28,7 +28,7 @@ from jax_transformer import generate
 from jax_transformer.commands import train
 from jax_transformer.kernels.dropout import dropout
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.model.parameters import parameter_shardings
+from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics

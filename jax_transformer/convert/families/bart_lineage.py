@@ -13,7 +13,7 @@ from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.families.family import ACTIVATIONS, Family, generation
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
-from jax_transformer.model.parameters import STACKS
+from jax_transformer.model.tree import STACKS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 SINUSOIDS = PositionTable(("length", "d_model"))

@@ -17,7 +17,7 @@ import numpy as np
 from jax_transformer.convert.families.bart_lineage import stack_rows
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import STACKS
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text

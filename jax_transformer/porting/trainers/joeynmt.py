@@ -15,7 +15,7 @@ from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import STACKS
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text

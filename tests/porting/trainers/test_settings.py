@@ -9,7 +9,7 @@ import yaml
 
 from jax_transformer import convert, porting
 from jax_transformer.errors import InputError
-from jax_transformer.model.parameters import STACKS
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
 

@@ -1,22 +1,29 @@
-"""The tree of parameters, declared once: paths, shapes, mesh axes, weight decay and config fields.
+"""The tree of parameters, declared once: one row for each parameter, which everything else reads.
 
 A path joins the keys of the nested dict by slashes; "{i}" in it stands for the number of a layer.
-The blocks in `layers` and `transformer` make these parameters; everything else reads them here.
+The blocks in `layers` and `transformer` declare no shape: they compute with the parameters that
+they are given.
 """
 
 import functools
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+from flax.traverse_util import unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.model import initialization
+from jax_transformer.model.initialization import ONES, ZEROS, Distribution, Role
 from jax_transformer.runtime.sharding import has_our_axes
 
+Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Shape = tuple[int, ...]
 LAYER = re.compile(r"\blayers_(\d+)\b")
 STACKS = ("encoder", "decoder")
@@ -25,11 +32,11 @@ STACKS = ("encoder", "decoder")
 LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
     "heads": lambda config: config.num_heads * config.head_dim,
     "projected": lambda config: config.head_dim if _is_shared(config) else config.d_model,
-    "projected_heads": lambda config: config.head_dim * UNITS["projected_heads"](config),
+    "projected_heads": lambda config: config.head_dim * HEADS["projected_heads"](config),
     "positions": lambda config: config.max_length + config.position_offset,
 }
-# Lengths of which a mesh axis splits larger units than single elements: their number.
-UNITS: dict[str, Callable[[TransformerConfig], int]] = {
+# The lengths that a mesh axis must split in whole heads, and how many heads they hold.
+HEADS: dict[str, Callable[[TransformerConfig], int]] = {
     "heads": lambda config: config.num_heads,
     "projected_heads": lambda config: 1 if _is_shared(config) else config.num_heads,
 }
@@ -40,28 +47,33 @@ class Parameter(NamedTuple):
 
     Attributes:
         lengths: A field or property of the config, or a key of `LENGTHS`, for each axis.
+        kind: "kernel" is a matrix (inputs, outputs) of a product, "bias" is added to one, "norm" is
+            the scale or bias of a norm, and "table" has a row for each token, position or bucket.
+        distribution: What the elements of a new parameter are drawn from.
         needs: The fields, and their values, of the configs that have it.
         axes: The mesh axis that splits each axis; () is replicated, as all small parameters are.
-        decayed: Whether weight decay shrinks it.
     """
 
     path: str
     lengths: tuple[str, ...]
+    kind: Literal["kernel", "bias", "norm", "table"]
+    distribution: Callable[[TransformerConfig], Distribution]
     needs: dict[str, Any]
     axes: tuple[str, ...] = ()
-    decayed: bool = False
+
+    @property
+    def decayed(self) -> bool:
+        """Whether weight decay shrinks it: biases and norms do not decay."""
+        return self.kind in ("kernel", "table")
 
     def shape(self, config: TransformerConfig) -> Shape:
         """Return its shape."""
-        return tuple(
-            LENGTHS[name](config) if name in LENGTHS else getattr(config, name)
-            for name in self.lengths
-        )
+        return _shape(config, self.lengths)
 
     def units(self, config: TransformerConfig) -> list[tuple[str, int]]:
         """Return the mesh axis of each axis that one splits, and the number of units to split."""
         return [
-            (axis, UNITS[name](config) if name in UNITS else length)
+            (axis, HEADS[name](config) if name in HEADS else length)
             for axis, name, length in zip(self.axes, self.lengths, self.shape(config), strict=False)
         ]
 
@@ -70,27 +82,54 @@ class Parameter(NamedTuple):
         stack = self.path.partition("/")[0]
         return getattr(config, f"num_{stack}_layers") if "{i}" in self.path else 1
 
+    def missing_fields(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the fields, and their values, that the config would need to have it."""
+        fields = config.explicit()
+        return {name: value for name, value in self.needs.items() if fields[name] != value}
+
 
 def _is_shared(config: TransformerConfig) -> bool:
     return config.head_projection == "shared"
 
 
+def _shape(config: TransformerConfig, lengths: tuple[str, ...]) -> Shape:
+    return tuple(
+        LENGTHS[name](config) if name in LENGTHS else getattr(config, name) for name in lengths
+    )
+
+
 def _linear(
-    path: str, lengths: tuple[str, str], axes: tuple[str, str], bias: str, **needs: Any
+    path: str,
+    lengths: tuple[str, str],
+    axes: tuple[str, str],
+    bias: str,
+    role: Role = "feed_forward",
+    **needs: Any,
 ) -> Iterator[Parameter]:
     """Yield a kernel and its bias, which the field `bias` of the config gives."""
-    yield Parameter(f"{path}/kernel", lengths, needs, axes, decayed=True)
+
+    def of_kernel(config: TransformerConfig) -> Distribution:
+        return initialization.kernel(config, *_shape(config, lengths), role)
+
+    def of_bias(config: TransformerConfig) -> Distribution:
+        return initialization.bias(config, _shape(config, lengths)[0], role)
+
+    yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
-    yield Parameter(f"{path}/bias", lengths[1:], needs | {bias: True}, split)
+    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs | {bias: True}, split)
 
 
 def _norm(path: str, **needs: Any) -> Iterator[Parameter]:
-    yield Parameter(f"{path}/scale", ("d_model",), needs)
-    yield Parameter(f"{path}/bias", ("d_model",), needs | {"norm_bias": True})
+    width, bias_needs = ("d_model",), needs | {"norm_bias": True}
+    yield Parameter(f"{path}/scale", width, "norm", lambda config: ONES, needs)
+    yield Parameter(f"{path}/bias", width, "norm", lambda config: ZEROS, bias_needs)
 
 
 def _table(path: str, lengths: tuple[str, str], *axes: str, **needs: Any) -> Parameter:
-    return Parameter(f"{path}/embedding", lengths, needs, axes, decayed=True)
+    def distribution(config: TransformerConfig) -> Distribution:
+        return initialization.embedding(config, *_shape(config, lengths))
+
+    return Parameter(f"{path}/embedding", lengths, "table", distribution, needs, axes)
 
 
 COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
@@ -98,9 +137,11 @@ COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
 
 
 def _attention(path: str) -> Iterator[Parameter]:
+    inner, outer = (("projected", "projected_heads"), COLUMNS), (("heads", "d_model"), ROWS)
     for name in ("query", "key", "value"):
-        yield from _linear(f"{path}/{name}", ("projected", "projected_heads"), COLUMNS, "qkv_bias")
-    yield from _linear(f"{path}/output", ("heads", "d_model"), ROWS, "attention_output_bias")
+        yield from _linear(f"{path}/{name}", *inner, "qkv_bias", name)
+    bias, role = "attention_output_bias", "attention_output"
+    yield from _linear(f"{path}/output", *outer, bias, role)
     yield from _norm(f"{path}_residual/norm")
 
 
@@ -115,7 +156,12 @@ def _feed_forward(path: str) -> Iterator[Parameter]:
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
     needs = {"positions": "relative", "relative_attention_bias": kind}
-    return _table(f"{path}/relative_attention_bias", lengths, **needs)
+
+    def distribution(config: TransformerConfig) -> Distribution:
+        return initialization.relative_bias(config, *_shape(config, lengths))
+
+    row = _table(f"{path}/relative_attention_bias", lengths, **needs)
+    return row._replace(distribution=distribution)
 
 
 def _stack(stack: str) -> Iterator[Parameter]:
@@ -142,7 +188,7 @@ def _model() -> Iterator[Parameter]:
     for stack in STACKS:
         yield from _stack(stack)
     size = ("d_model", "tgt_vocab_size")
-    kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias")
+    kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias", "logits")
     yield kernel._replace(needs={"output_projection": "linear"})
     yield bias  # also beside a tied table
 
@@ -150,15 +196,9 @@ def _model() -> Iterator[Parameter]:
 PARAMETERS = {parameter.path: parameter for parameter in _model()}
 
 
-def lacking(parameter: Parameter, config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields, and their values, that the config would need to have a parameter."""
-    fields = config.explicit()
-    return {name: value for name, value in parameter.needs.items() if fields[name] != value}
-
-
 def parameters_of(config: TransformerConfig) -> list[Parameter]:
     """Return the parameters that a config has."""
-    return [parameter for parameter in PARAMETERS.values() if not lacking(parameter, config)]
+    return [row for row in PARAMETERS.values() if not row.missing_fields(config)]
 
 
 def parameter_count(config: TransformerConfig) -> int:
@@ -175,7 +215,7 @@ def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Sh
     inside = f"{scope}/" if scope else ""
     shapes = {
         path.removeprefix(inside): shape
-        for path, shape in _all_shapes(config)
+        for path, shape in _shapes(config).items()
         if path.startswith(inside)
     }
     if not shapes:
@@ -184,17 +224,37 @@ def parameter_shapes(config: TransformerConfig, scope: str = "") -> dict[str, Sh
 
 
 @functools.lru_cache
-def _all_shapes(config: TransformerConfig) -> tuple[tuple[str, Shape], ...]:
-    shapes = {
-        parameter.path.replace("{i}", str(layer)): parameter.shape(config)
-        for parameter in parameters_of(config)
-        for layer in range(parameter.count(config))
+def _paths(config: TransformerConfig) -> dict[str, Parameter]:
+    rows = {
+        row.path.replace("{i}", str(layer)): row
+        for row in parameters_of(config)
+        for layer in range(row.count(config))
     }
-    return tuple(sorted(shapes.items(), key=lambda item: item[0].split("/")))
+    return dict(sorted(rows.items(), key=lambda item: item[0].split("/")))
+
+
+@functools.lru_cache
+def _shapes(config: TransformerConfig) -> dict[str, Shape]:
+    return {path: row.shape(config) for path, row in _paths(config).items()}
+
+
+def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
+    """Return new float32 parameters: each is drawn by `key` and its own path alone."""
+    return unflatten_dict(
+        {path: draw_parameter(key, config, path) for path in _paths(config)}, sep="/"
+    )
+
+
+def draw_parameter(key: PRNGKeyArray, config: TransformerConfig, path: str) -> Float[Array, "..."]:
+    """Return one new float32 parameter, drawn by `key` and its path."""
+    row = _paths(config)[path]
+    own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    kind, scale = row.distribution(config)
+    return initialization.draw(own_key, kind, scale, row.shape(config))
 
 
 def find_parameter(path: str) -> Parameter | None:
-    """Return the parameter that a path ends as, None where there is none.
+    """Return the parameter whose path is a suffix of this path, None where there is none.
 
     Adam moments and the EMA have the paths of their parameters, behind a prefix.
     """
@@ -249,7 +309,7 @@ def parameter_shardings(
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-def undivided(mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[str]:
+def unsplit_warnings(mesh: Mesh | AbstractMesh, config: TransformerConfig) -> Iterator[str]:
     """Yield a line for each mesh axis that does not divide the dimensions it should split."""
     units = [
         unit

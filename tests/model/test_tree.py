@@ -1,4 +1,4 @@
-"""The declared tree of parameters is the one that `init` makes."""
+"""The declared tree has the parameters that the modules read, and no other."""
 
 import math
 import random
@@ -6,14 +6,15 @@ import time
 from typing import get_args
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from jax_transformer import InputError, TransformerConfig, init_params
+from jax_transformer import InputError, Transformer, TransformerConfig, init_params
 from jax_transformer.config import LARGEST
 from jax_transformer.config.declared import declarations
 from jax_transformer.config.presets import PRESETS
 from jax_transformer.convert.table import flatten
-from jax_transformer.model.parameters import (
+from jax_transformer.model.tree import (
     PARAMETERS,
     parameter_count,
     parameter_shapes,
@@ -36,13 +37,18 @@ SMALL = {
 
 
 def traced_shapes(config):
-    tree = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    """Return the shapes of what the modules ask for while Flax traces a forward pass."""
+    vectors = config.token_embeddings == "none"
+    tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), int)
+    tree = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
     return {path: leaf.shape for path, leaf in flatten(tree).items()}
 
 
 def check_declared(config):
     expected = traced_shapes(config)
     assert parameter_shapes(config) == expected, config
+    drawn = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    assert {path: leaf.shape for path, leaf in flatten(drawn).items()} == expected, config
     assert parameter_count(config) == sum(map(math.prod, expected.values())), config
 
 
