@@ -22,14 +22,17 @@ SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_la
 
 def all_shapes():
     """Return the shape of every parameter of any config, by path, in letters."""
-    options = dict.fromkeys(("final_norm", "memory_norm", "embedding_norm"), True)
-    options |= {"gated_feed_forward": True}
-    relative = {"positions": "relative", "relative_attention_num_buckets": 10}
+    needs = [need for row in PARAMETERS.values() for need in row.needs.items()]
+    fields = {name: value for name, value in needs if value is True}
     configs = [
-        TransformerConfig(**SIZES, **options, positions="learned"),
-        TransformerConfig(**SIZES, **options, **relative),
-        TransformerConfig(**SIZES, **options, **relative, relative_attention_bias="per_layer"),
         TransformerConfig(**SIZES | {"src_vocab_size": 41}, token_embeddings="shared"),
+        TransformerConfig(**SIZES, **fields, positions="learned"),
+    ]
+    relative = {"positions": "relative", "relative_attention_num_buckets": 10}
+    relative |= fields
+    configs += [
+        TransformerConfig(**SIZES, **relative, relative_attention_bias=kind)
+        for kind in ("shared", "per_layer")
     ]
     letters = {length: letter for letter, length in LENGTHS.items()}
     shapes = {}
