@@ -5,6 +5,7 @@ build, for a look at other pages. Needs the extra [test]; nothing of the site lo
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from docs import generated, notebooks
 
 ROOT = Path(__file__).parents[1]
 PAGES, STAGED, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+SCRIPT_LINK = re.compile(r"\]\(([\w./]*tutorials/\w+)\.py\)")
 PROGRAMS = shutil.ignore_patterns("*.py", "__pycache__", "draw")
 
 
@@ -35,6 +37,9 @@ def stage(execute: bool) -> None:
     else:
         for script in sorted((PAGES / "tutorials").glob("*.py")):
             notebooks.publish(script, made)
+    for page in STAGED.rglob("*.md"):  # a link to a tutorial's script leads to its page
+        text = page.read_text("utf-8")
+        page.write_text(SCRIPT_LINK.sub(r"](\1.md)", text), "utf-8")
     (STAGED / "reference" / "side_by_side.md").write_text(generated.side_by_side(), "utf-8")
     (STAGED / "reference" / "commands.md").write_text(generated.commands(), "utf-8")
 

@@ -5,7 +5,7 @@
 # requests with it. This page needs the extras `[train]`, `[export]`, `[ctranslate2]` and `[ray]`.
 #
 # The model is trained in the first cell, on dates, as in [Train your own
-# pair](train_your_own_pair.md).
+# pair](../tutorials/train_your_own_pair.py).
 
 # %%
 import itertools

@@ -5,7 +5,7 @@
 # of the input, and a command that was killed goes on where it was.
 #
 # The model of this page is trained in the first cell, on dates, as in [Train your own
-# pair](train_your_own_pair.md).
+# pair](../tutorials/train_your_own_pair.py).
 
 # %%
 import itertools
