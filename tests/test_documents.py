@@ -76,3 +76,9 @@ def test_every_extra_is_one_of_the_project():
     for listed, path in names(pattern):
         for extra in listed.split(","):
             assert extra in extras, f"{path}: [{extra}]"
+
+
+def test_every_test_that_a_document_names_exists():
+    for (name, test), path in names(r"(tests/[\w/]+\.py)::(\w+)"):
+        text = (ROOT / name).read_text("utf-8")
+        assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{path}: {name}::{test}"

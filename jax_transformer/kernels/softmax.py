@@ -47,6 +47,8 @@ def _softmax_jvp(
     primals: tuple[Float[Array, "*batch S"], Bool[Array, "*#batch 1"] | None],
     tangents: tuple[Float[Array, "*batch S"], Any],
 ) -> tuple[Float[Array, "*batch S"], Float[Array, "*batch S"]]:
+    # With e = exp(s) and w = e / sum(e): log w = s - log sum(e), and d log sum(e) = sum(w ds).
+    # So dw = w d log w = w (ds - sum(w ds)), which is p - w sum(p) for p = w ds.
     weights = softmax(*primals, kept)
     product = weights * tangents[0]
     return weights, product - weights * jnp.sum(product, axis=-1, keepdims=True)

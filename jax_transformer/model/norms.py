@@ -78,16 +78,22 @@ def _fused_norm_forward(
 def _fused_norm_backward(
     kind: Kind, epsilon: float, kept: tuple[Array | None, ...], gradient: Float[Array, "*batch D"]
 ) -> tuple[Float[Array, "*batch D"], Float[Array, " D"], Float[Array, " D"] | None]:
+    # With c = x - mean(x), q = sum(c²) / n, f = factor(q) and y = c f scale + bias, and with
+    # g = (gradient to y) scale, the gradient to c f:
+    #   to f:  sum(g c), because f multiplies every c of the row;
+    #   to q:  f'(q) sum(g c);
+    #   to c:  g f + (2 / n) c f'(q) sum(g c), because dq/dc = 2 c / n;
+    #   to x:  that minus its mean, because each x enters every c through the mean. The mean of the
+    #          second term is 0, since the c of a row add up to 0; that of g f is f mean(g).
     x, scale, bias, mean, square = kept
     factor, differentiate = jax.vjp(partial(_factor, epsilon=epsilon, kind=kind), square)
-    (slope,) = differentiate(jnp.ones_like(factor))
+    (slope,) = differentiate(jnp.ones_like(factor))  # f'(q)
     centred, wide = _widened(x) - mean, _widened(gradient)
-    scaled = wide * scale
-    # The square is the sum of centred² over the divisor: its gradient is 2 * centred / divisor.
-    through_square = slope * jnp.sum(scaled * centred, axis=-1, keepdims=True)
-    to_x = scaled * factor + centred * (2 / _divisor(kind, x.shape[-1]) * through_square)
+    to_normed = wide * scale
+    to_square = slope * jnp.sum(to_normed * centred, axis=-1, keepdims=True)
+    to_x = to_normed * factor + centred * (2 / _divisor(kind, x.shape[-1]) * to_square)
     if kind != "rms_norm":
-        to_x = to_x - factor * jnp.mean(scaled, axis=-1, keepdims=True)
+        to_x = to_x - factor * jnp.mean(to_normed, axis=-1, keepdims=True)
     rows = tuple(range(x.ndim - 1))
     to_scale = jnp.sum(wide * (centred * factor), axis=rows).astype(scale.dtype)
     to_bias = None if bias is None else jnp.sum(wide, axis=rows).astype(bias.dtype)

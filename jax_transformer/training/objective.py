@@ -263,6 +263,8 @@ def _derivative_of_losses(
     primals: tuple[Float[Array, "batch length vocab"]],
     tangents: tuple[Float[Array, "batch length vocab"]],
 ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+    # The loss is logsumexp(logits) - sum(target * logits), of the target's distribution: its
+    # derivative by a logit is softmax - target.
     (logits,), (tangent,) = primals, tangents
     vocabulary = logits.shape[-1]
     right = jnp.arange(vocabulary) == targets[..., None]
