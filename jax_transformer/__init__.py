@@ -15,6 +15,7 @@ The model is a function of its parameters, a nested dict of arrays:
 Decoding:
 
     generate                 greedy search, beam search or sampling; returns Hypotheses
+    GenerationConfig         its options: lengths, beam, penalties, rules on the tokens
     score                    log-probabilities of given targets; also cross_attention_weights
     init_cache, decode_step  one token at a time, with a Cache; also select_hypotheses
 
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr__`
     from jax_transformer.config import TransformerConfig as TransformerConfig
     from jax_transformer.decoding import Cache as Cache
+    from jax_transformer.decoding import GenerationConfig as GenerationConfig
     from jax_transformer.decoding import Hypotheses as Hypotheses
     from jax_transformer.decoding import cross_attention_weights as cross_attention_weights
     from jax_transformer.decoding import decode_step as decode_step
@@ -69,8 +71,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
 __version__ = "0.2.0"
 _NAMES_IN = {
     "config": "TransformerConfig",
-    "decoding": "Cache Hypotheses cross_attention_weights decode_step generate init_cache score "
-    "select_hypotheses",
+    "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
+    "init_cache score select_hypotheses",
     "errors": "InputError",
     "kernels.execution": "Execution",
     "model.tree": "parameter_shardings",

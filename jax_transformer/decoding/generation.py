@@ -1,5 +1,6 @@
 """`generate`: the public function for greedy search, beam search and sampling."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,16 +12,12 @@ from jaxtyping import Array, Float, Int32, Integer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.beam import beam_search
 from jax_transformer.decoding.cache import Cache, check_slots, new_cache, next_step
-from jax_transformer.decoding.generation_config import (
-    EarlyStopping,
-    GenerationConfig,
-    Scalar,
-)
+from jax_transformer.decoding.generation_config import EarlyStopping, GenerationConfig
 from jax_transformer.decoding.greedy import greedy_search
 from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty, batch_sizes
 from jax_transformer.decoding.rules import Rules, as_array, make_rules
 from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
 from jax_transformer.model import functional
@@ -61,10 +58,8 @@ def generate(
     params: Params | Sequence[Params],
     config: TransformerConfig | Sequence[TransformerConfig],
     src: Integer[Array | np.ndarray, "B S"],
+    generation: GenerationConfig | None = None,
     *,
-    max_new_tokens: int,
-    beam_size: int = 1,
-    length_penalty: Scalar = 0.0,
     src_mask: SourceMask | None = None,
     memory: Float[Array | np.ndarray, "B S D"] | None = None,
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
@@ -92,10 +87,8 @@ def generate(
             by the mean of its models' log-probabilities.
         config: The config of the model, or of each model; an ensemble has one vocabulary.
         src: Source ids [B, S].
-        max_new_tokens: A field of `GenerationConfig`. The result has L = P + `max_new_tokens`
-            positions.
-        beam_size: A field of `GenerationConfig`.
-        length_penalty: A field of `GenerationConfig`.
+        generation: The options, which `GenerationConfig` describes; None is those of `options`
+            alone. The result has L = P + `max_new_tokens` positions.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
         memory: What `encode` returned for `src` with a mask or positions of its own [B, S, D];
             None encodes `src` with `src_mask`, which is always that of the cross-attention, and so
@@ -108,7 +101,8 @@ def generate(
         key: Random key that switches sampling on: one, and the draws of a row depend on it and the
             row's index; or one for each row [B], on which alone its draws depend.
         execution: How the model is executed; the default suits a CPU.
-        **options: The other fields of `GenerationConfig`, which describes them all.
+        **options: Fields of `GenerationConfig`, in place of those of `generation`. Without
+            `generation`, `max_new_tokens` is required.
 
     Returns:
         K hypotheses for each source, best first.
@@ -120,7 +114,12 @@ def generate(
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
-    chosen = GenerationConfig(max_new_tokens, beam_size, length_penalty=length_penalty, **options)
+    if generation is None:
+        chosen = GenerationConfig(**options)
+    elif isinstance(generation, GenerationConfig):
+        chosen = dataclasses.replace(generation, **options)
+    else:
+        raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
     check_execution(execution)
     models = _models(params, config)
     params, configs = zip(*models, strict=True)

@@ -35,7 +35,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How targets are generated: the keyword arguments of `generate` with these names.
+    """How targets are generated: options of `generate`, made once or given as its keywords.
 
     If several rules apply to a token, the order is that of transformers: repetition penalty,
     n-grams, n-grams of the source, banned sequences and tokens, `min_new_tokens`, forced tokens,

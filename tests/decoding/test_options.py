@@ -1,5 +1,7 @@
 """What is refused, before any work; what a new value or a new shape compiles; numbers that fail."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from jax_transformer import InputError, generate
 from jax_transformer.decoding import GenerationConfig, generation
 from jax_transformer.model.checks import check_generates
-from tests.decoding.plain import quick_generate, random_model
+from tests.decoding.plain import assert_equal, quick_generate, random_model
 from tests.decoding.reversing import sources
 from tests.models import SOURCE_LENGTH, random_params, random_tokens, small_config, unchecked
 
@@ -123,6 +125,21 @@ def test_a_type_is_refused_under_jit(name, value):
 
     with unchecked(), pytest.raises(InputError, match=name):
         jax.jit(run)(value)
+
+
+def test_a_config_and_keywords_say_the_same():
+    config, params, src = random_model("vaswani2017")
+    made = GenerationConfig(4, beam_size=2, length_penalty=0.6)
+    found = [
+        generate(params, config, src, made),
+        generate(params, config, src, max_new_tokens=4, beam_size=2, length_penalty=0.6),
+        generate(params, config, src, replace(made, max_new_tokens=9), max_new_tokens=4),
+    ]
+    for other in found[1:]:
+        assert_equal(found[0], other)
+    for wrong in ({"max_new_tokens": 4}, 4):
+        with unchecked(), pytest.raises(InputError, match=r"^generation=.* must be a G"):
+            generate(params, config, src, wrong)
 
 
 def test_numbers_of_numpy_are_numbers():

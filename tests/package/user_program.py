@@ -15,6 +15,7 @@ from jax_transformer import (
     Batch,
     Cache,
     Execution,
+    GenerationConfig,
     Hypotheses,
     InputError,
     TransformerConfig,
@@ -59,8 +60,10 @@ Execution(compute_dtype="int8")  # type: ignore[arg-type]
 found = generate(params, config, src, max_new_tokens=9, beam_size=4, num_hypotheses=2)
 assert_type(found, Hypotheses)
 assert_type(found.scores, jax.Array)
-generate(params, config, src)  # type: ignore[call-arg]
-generate(params, config, src, max_new_tokens="9")  # type: ignore[arg-type]
+assert_type(generate(params, config, src, GenerationConfig(9, beam_size=4)), Hypotheses)
+generate(params, config, src, 9)  # type: ignore[arg-type]
+GenerationConfig()  # type: ignore[call-arg]
+GenerationConfig(max_new_tokens="9")  # type: ignore[arg-type]
 assert_type(score(params, config, src, found.tokens[:, 0]), jax.Array)
 assert_type(cross_attention_weights(params, config, src, tgt), jax.Array)
 cache = init_cache(params, config, memory, 9)
