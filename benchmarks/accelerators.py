@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks.compiled import GPU_CLOCK, Report, report
 from jax_transformer import TransformerConfig, generate
 from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.topologies import (
@@ -128,7 +129,7 @@ def compile_search(beam_size: int, topology: str) -> Report:
     """Compile a search of the base model, 2 + 2 layers, for one chip: 32 rows, 64 + 64 tokens."""
     config = configuration(Task("base", 2, "data=1", dropout=0.0))
     device = topology_devices(topology)[0]
-    execution = execution_on(device, "bfloat16", config.head_dim, dropped=False)
+    execution = execution_on(device, "bfloat16", config.head_dim, kind=SearchExecution)
 
     def run(params: Any, src: jax.Array) -> Any:
         options = {"beam_size": beam_size, "execution": execution}

@@ -39,6 +39,7 @@ from benchmarks.nn_transformer import (
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import TransformerConfig, generate, init_params
 from jax_transformer.kernels.attention_backend import choose_for, execution_on
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.runtime.devices import DEVICES
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.training import budget
@@ -137,7 +138,7 @@ def _our_steps(size: Size, dropout: float) -> Steps:
 def _our_generation(size: Size, beam_size: int) -> Steps:
     """Return what generates the same number of tokens for each row, and returns that of all."""
     config = model_config(size, dropout=0.0)
-    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, dropped=False)
+    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, kind=SearchExecution)
     params = init_params(jax.random.key(0), config)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     limits = {"max_new_tokens": size.length, "min_new_tokens": size.length - 1}  # and EOS, or not

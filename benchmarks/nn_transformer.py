@@ -12,11 +12,10 @@ import numpy as np
 
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert.layouts import torch_nn
-from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model import functional
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state, train_step, training_execution
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +91,7 @@ def prepared(prepare: Callable[..., Steps]) -> Callable[..., float]:
 def our_steps(size: Size, dropout: float, settings: TrainingConfig, steps: int) -> Steps:
     """Return what makes training steps as train.py does, on the first device."""
     config = model_config(size, dropout)
-    execution = execution_on(
-        jax.devices()[0], settings.compute_dtype, config.head_dim, dropped=dropout > 0
-    )
+    execution = training_execution(jax.devices()[0], config, settings)
     state, batch = init_state(config, settings), jax.device_put(draw_batch(size))
     losses: list[jax.Array] = []
 

@@ -10,6 +10,7 @@ The model is a function of its parameters, a nested dict of arrays:
     init_params              fresh parameters
     apply, encode, decode    logits; the memory of sources; logits from a memory
     Execution                how it is computed: dtype, attention, memory; an argument of each call
+    SearchExecution          the same, with what only a search needs
     Transformer              the Flax module behind these functions
 
 Decoding:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.decoding import select_hypotheses as select_hypotheses
     from jax_transformer.errors import InputError as InputError
     from jax_transformer.kernels.execution import Execution as Execution
+    from jax_transformer.kernels.execution import SearchExecution as SearchExecution
     from jax_transformer.model.transformer import Transformer as Transformer
     from jax_transformer.model.transformer import apply as apply
     from jax_transformer.model.transformer import decode as decode
@@ -74,7 +76,7 @@ _NAMES_IN = {
     "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
     "init_cache score select_hypotheses",
     "errors": "InputError",
-    "kernels.execution": "Execution",
+    "kernels.execution": "Execution SearchExecution",
     "model.tree": "parameter_shardings",
     "model.transformer": "Transformer apply decode encode init_params",
     "runtime.sharding": "make_mesh",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import generate
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
@@ -44,11 +44,15 @@ def batch(packed=False):
 
 
 def training(packed=False, **fields):
-    """Return a training step as a function of an execution and arrays, and the arrays."""
+    """Return a training step as a function of an execution and arrays, and the arrays.
+
+    `fields` are those of the execution too.
+    """
     settings = dataclasses.replace(SETTINGS, **fields)
 
     def program(execution, state, rows):
-        return train_step(state, rows, CONFIG, settings, execution)
+        own = dataclasses.replace(execution, **fields)
+        return train_step(state, rows, CONFIG, settings, own)
 
     return program, (init_state(CONFIG, settings), batch(packed))
 
@@ -136,7 +140,7 @@ def bits(array):
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", tiered(PROGRAMS, ["train, scan", "beam"]))
 def test_a_program_is_exported_for_a_platform_that_is_not_here(name, platform):
-    exported, _, leaves = export(name, Execution.for_platform(platform), PLATFORMS[platform])
+    exported, _, leaves = export(name, SearchExecution.for_platform(platform), PLATFORMS[platform])
     assert exported.platforms == PLATFORMS[platform]
     assert len(exported.in_avals) == len(leaves)
     with pytest.raises(ValueError, match="platform"):
@@ -145,7 +149,7 @@ def test_a_program_is_exported_for_a_platform_that_is_not_here(name, platform):
 
 @pytest.mark.parametrize("name", tiered(PROGRAMS, ["beam"]))
 def test_what_was_exported_for_a_cpu_computes_the_same_there(name):
-    exported, run, leaves = export(name, Execution(), ("cpu",))
+    exported, run, leaves = export(name, SearchExecution(), ("cpu",))
     found, expected = exported.call(leaves), run(leaves)
     assert len(found) == len(expected) > 0
     for ours, theirs in zip(found, expected, strict=True):
@@ -157,7 +161,7 @@ def test_what_was_exported_for_a_cpu_computes_the_same_there(name):
 def test_with_cudnns_attention_a_program_is_exported_for_cuda(name, monkeypatch):
     version = "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version"
     monkeypatch.setattr(version, lambda: 91000)  # the installed one's, where there is one
-    cudnn = Execution.for_platform("gpu", attention="cudnn")
+    cudnn = SearchExecution.for_platform("gpu", attention="cudnn")
     unchecked = [jax.export.DisabledSafetyCheck.custom_call(kernel) for kernel in CUDNN_KERNELS]
     exported, *_ = export(name, cudnn, ("cuda",), disabled_checks=unchecked)
     kernels = re.findall(r"custom_call @__cudnn\$fmha(\w+)", exported.mlir_module())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, apply, encode, generate
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import Execution, SearchExecution
 from tests.models import random_params, small_config, unchecked
 from tests.parity.ladder import error
 from tests.tiers import tiered_rows
@@ -55,7 +55,7 @@ def export(preset, name, sizes="b, s, t", constraints=(), platform="cpu", platfo
     config = make_config(preset)
     if config.decoder_attention == "self_over_memory":  # sources and targets of one length
         sizes = sizes.replace("t", "s")
-    run = jax.jit(partial(PROGRAMS[name], Execution.for_platform(platform), config))
+    run = jax.jit(partial(PROGRAMS[name], SearchExecution.for_platform(platform), config))
     batch, source, target = jax.export.symbolic_shape(sizes, constraints=constraints)
     exported = jax.export.export(run, platforms=platforms)(
         random_params(config),
@@ -115,6 +115,18 @@ def test_an_export_of_any_size_is_made_for_a_platform_that_is_not_here(preset, n
     _, exported = export(preset, name, platform=execution, platforms=(platform,))
     assert exported.platforms == (platform,)
     assert any("b" in str(size) for size in exported.out_avals[0].shape)
+
+
+def test_flash_attention_of_lengths_that_are_not_known_is_plain():
+    config = small_config(
+        "vaswani2017", num_encoder_layers=1, num_decoder_layers=1, max_length=2048
+    )
+    params, (src, tgt) = random_params(config), tokens(config, 3, 13, 11)
+    sizes = jax.export.symbolic_shape("b, s, t", constraints=["s <= 2048", "t <= 2048"])
+    shapes = [jax.ShapeDtypeStruct((sizes[0], length), np.int32) for length in sizes[1:]]
+    run = jax.jit(partial(logits_of, Execution(attention="flash"), config))
+    found = jax.export.export(run)(params, *shapes).call(params, src, tgt)
+    assert error(found, apply(params, config, src, tgt)) <= BOUND
 
 
 def test_positions_beyond_the_table_are_nan_where_no_constraint_bounds_the_length():

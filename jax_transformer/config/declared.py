@@ -108,7 +108,11 @@ def check_name(name: str, value: Any, declared: Mapping[str, Any], prefix: str =
 @functools.cache
 def declarations(settings: type) -> dict[str, Any]:
     """Return the declared type of every field of a dataclass by name."""
-    return inspect.get_annotations(settings, eval_str=True)  # also under typing.no_type_check
+    declared = {}
+    for base in reversed(settings.__mro__):
+        # `typing.get_type_hints` would give nothing under typing.no_type_check.
+        declared |= inspect.get_annotations(base, eval_str=True)
+    return declared
 
 
 def _path(declared: type, value: Any) -> Any:

@@ -4,7 +4,6 @@ Letters in shapes: B batch, N hypotheses of a source, L target positions, S sour
 D d_model, V target vocabulary.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import cache_layout
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.kernels.segments import dense
 from jax_transformer.model.checks import (
     check_cache,
+    check_execution,
     check_floats,
     check_ids,
     check_length,
@@ -68,7 +67,7 @@ def init_cache(
     src_mask: SourceMask | None = None,
     *,
     beam_size: int = 1,
-    execution: Execution = DEFAULT_EXECUTION,
+    execution: SearchExecution = DEFAULT_SEARCH_EXECUTION,
 ) -> Cache:
     """Return a cache for `max_new_tokens` positions, with the memory projected for every layer.
 
@@ -87,6 +86,7 @@ def init_cache(
     """
     for name, size in (("max_new_tokens", max_new_tokens), ("beam_size", beam_size)):
         check_whole_number(name, size, least=1)
+    check_execution(execution, SearchExecution)
     check_params(params, config, "decode")
     check_slots(config, memory, src_mask, max_new_tokens)
     if config.has_position_table:
@@ -113,12 +113,13 @@ def new_cache(
     max_new_tokens: int,
     src_mask: Bool[Array, "#B #H 1 #S"] | None,
     beam_size: int,
-    execution: Execution,
+    execution: SearchExecution,
 ) -> Cache:
     """Return what `init_cache` does; of what it refuses, only a cache that is too large."""
     check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize)
     slots = max_new_tokens * beam_size
-    layers = run_module(params, config, execution, memory, src_mask, slots, method="init_cache")
+    given = memory, src_mask, slots, execution.cache
+    layers = run_module(params, config, execution, *given, method="init_cache")
     return Cache(
         layers=layers,
         src_mask=src_mask,
@@ -133,7 +134,7 @@ def decode_step(
     cache: Cache,
     tokens: Tokens,
     *,
-    execution: Execution = DEFAULT_EXECUTION,
+    execution: SearchExecution = DEFAULT_SEARCH_EXECUTION,
 ) -> tuple[Logits, Cache]:
     """Return the logits of the token after each given token, and the cache with it written.
 
@@ -156,6 +157,7 @@ def decode_step(
             vocabulary.
     """
     _check_cache(cache)
+    check_execution(execution, SearchExecution)
     batch, count, length = cache.ancestors.shape
     traced = isinstance(cache.position, jax.core.Tracer)
     if not traced and cache.position >= length:
@@ -181,19 +183,17 @@ def next_step(
     config: TransformerConfig,
     cache: Cache,
     tokens: Int[Array, "B N"] | Float[Array, "B N D"],
-    execution: Execution,
+    execution: SearchExecution,
 ) -> tuple[Float[Array, "B N V"], Cache]:
     """Return what `decode_step` does, and refuse nothing."""
     batch, count, length = cache.ancestors.shape
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     visible = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
-    layout = cache_layout(cache.layers[0].memory_keys)
-    execution = dataclasses.replace(execution, product=execution.step_product, cache=layout)
     logits, layers = run_module(
         params,
         config,
-        execution,
+        execution.of_step,
         tokens,
         cache.layers,
         cache.position,

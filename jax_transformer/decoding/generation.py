@@ -18,7 +18,7 @@ from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty, batch
 from jax_transformer.decoding.rules import Rules, as_array, make_rules
 from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps, use_panels
 from jax_transformer.model import functional
 from jax_transformer.model.checks import (
@@ -65,7 +65,7 @@ def generate(
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
     key: Keys | None = None,
-    execution: Execution = DEFAULT_EXECUTION,
+    execution: SearchExecution = DEFAULT_SEARCH_EXECUTION,
     **options: Any,
 ) -> Hypotheses:
     """Return targets for a batch of sources: by greedy search, beam search or sampling.
@@ -120,7 +120,7 @@ def generate(
         chosen = dataclasses.replace(generation, **options)
     else:
         raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
-    check_execution(execution)
+    check_execution(execution, SearchExecution)
     models = _models(params, config)
     params, configs = zip(*models, strict=True)
     config = configs[0]
@@ -212,7 +212,7 @@ def search(
     beam_size: int,
     num_hypotheses: int,
     early_stopping: EarlyStopping,
-    execution: Execution,
+    execution: SearchExecution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Return what `generate` does for data that it has checked, and the step of each failed row.
 
@@ -268,7 +268,7 @@ def _arranged(
     memory: Float[Array, "B S D"] | None,
     target_length: int,
     beam_size: int,
-    execution: Execution,
+    execution: SearchExecution,
 ) -> tuple[ModelStep, Cache]:
     """Return one step of a model's search, and its cache before the first one."""
     src, src_mask = pad_source(config, src, src_mask, target_length)

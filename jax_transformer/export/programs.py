@@ -20,7 +20,7 @@ from jax_transformer.decoding.cache import Cache, new_cache, next_step
 from jax_transformer.decoding.generation import search
 from jax_transformer.decoding.hypotheses import LengthPenalty
 from jax_transformer.decoding.rules import as_array, make_rules
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
 from jax_transformer.model.transformer import Params, run_module
 
@@ -64,12 +64,12 @@ def export_programs(
             known += [f"{name} <= {config.max_length}" for name in "st" if name in names]
         return jax.export.symbolic_shape(", ".join(names), constraints=known)
 
-    def export(program: Program, *arguments: Any) -> jax.export.Exported:
+    def export(program: Program, *arguments: Any, **fields: str) -> jax.export.Exported:
 
         def run(arrays: Named, *others: Any) -> Any:
             tree = as_tree(arrays, params)
             forms = {
-                platform: partial(program, Execution.for_platform(name), config)
+                platform: partial(program, SearchExecution.for_platform(name, **fields), config)
                 for platform, name in PLATFORMS.items()
             }
             return jax.lax.platform_dependent(tree, *others, **forms)
@@ -81,10 +81,11 @@ def export_programs(
     # Sources are as long as targets where the decoder needs that.
     batch, count, target, source = of_sizes("bntt" if needs_equal_lengths(config) else "bnts")
     src = _ids(batch, source)
-    memory = jax.eval_shape(partial(_encode, Execution(), config), params, src)
+    memory = jax.eval_shape(partial(_encode, SearchExecution(), config), params, src)
     begun = src, memory, _ids(batch, count, target)
-    cache = jax.eval_shape(partial(_init_cache, Execution(), config), params, *begun)
-    programs["init_cache"] = export(lambda *given: named(_init_cache(*given)), *begun)
+    cache = jax.eval_shape(partial(_init_cache, SearchExecution(), config), params, *begun)
+    one_layout = {"cache": "split_heads"}  # of the caches of all platforms
+    programs["init_cache"] = export(lambda *given: named(_init_cache(*given)), *begun, **one_layout)
     programs["decode_step"] = export(partial(_decode_step, cache), named(cache), _ids(batch, count))
     batch, source, target = of_sizes("bst")
     for name, options in searches.items():
@@ -99,21 +100,19 @@ def _ids(*shape: Any) -> jax.ShapeDtypeStruct:
 
 
 def _encode(
-    execution: Execution, config: TransformerConfig, params: Params, src: Int32[Array, "B S"]
+    execution: SearchExecution, config: TransformerConfig, params: Params, src: Int32[Array, "B S"]
 ) -> Float[Array, "B S D"]:
     return run_module(params, config, execution, src, None, method="encode")
 
 
 def _init_cache(
-    execution: Execution,
+    execution: SearchExecution,
     config: TransformerConfig,
     params: Params,
     src: Int32[Array, "B S"],
     memory: Float[Array, "B S D"],
     ancestors: Int32[Array, "B N T"],
 ) -> Cache:
-    # All platforms keep a cache of one layout.
-    execution = dataclasses.replace(execution, cache="split_heads")
     _, count, length = ancestors.shape
     _, src_mask = pad_source(config, src, None, length)
     cache = new_cache(params, config, memory, length, src_mask, count, execution)
@@ -122,7 +121,7 @@ def _init_cache(
 
 def _decode_step(
     like: Cache,
-    execution: Execution,
+    execution: SearchExecution,
     config: TransformerConfig,
     params: Params,
     cache: Named,
@@ -134,7 +133,7 @@ def _decode_step(
 
 def _search(
     options: GenerationConfig,
-    execution: Execution,
+    execution: SearchExecution,
     config: TransformerConfig,
     params: Params,
     src: Int32[Array, "B S"],

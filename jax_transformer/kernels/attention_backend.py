@@ -1,11 +1,13 @@
 """Which implementation computes attention: a rule over facts known before a program is traced."""
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
-from jax_transformer.kernels.execution import Attention, Execution
+from jax_transformer.kernels.execution import SHORTEST_FLASH, Attention, Execution
+
+Kind = TypeVar("Kind", bound=Execution)
 
 LONGEST_FLASH_HEAD = 128  # the longest that was compiled for v5e in float32 and bfloat16
 
@@ -65,7 +67,7 @@ def _choose_on_tpu(dtype: str, head_dim: int, dropped: bool) -> Choice:
     if dropped:
         return Choice("plain", "attention weights are dropped; flash drops none")
     shorter = "shorter, with a mask of the caller's or with relative positions: plain"
-    return Choice("flash", f"from length {Execution.flash_length}; {shorter}")
+    return Choice("flash", f"from length {SHORTEST_FLASH}; {shorter}")
 
 
 def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Choice:
@@ -74,7 +76,19 @@ def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> 
     return choose(device.platform, capability, dtype, head_dim, dropped)
 
 
-def execution_on(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Execution:
-    """Return how a model is best executed on a device; arguments as `choose`."""
+def execution_on(
+    device: jax.Device,
+    dtype: str,
+    head_dim: int,
+    dropped: bool = False,
+    kind: type[Kind] = Execution,
+    **overrides: str | bool | None,
+) -> Kind:
+    """Return how a model is best executed on a device; arguments as `choose`.
+
+    Args:
+        kind: `Execution`, or `SearchExecution` for a search.
+        **overrides: Fields of that class.
+    """
     choice = choose_for(device, dtype, head_dim, dropped)
-    return Execution.for_platform(device.platform, attention=choice.implementation)
+    return kind.for_platform(device.platform, attention=choice.implementation, **overrides)

@@ -23,7 +23,7 @@ class LayerCache(NamedTuple):
 
     The N hypotheses of a source lie side by side: hypothesis n at position p is slot p * N + n.
     Unwritten slots are 0. All hypotheses share the memory's keys and values. The shapes are those
-    of `Execution.cache`: "split_heads" or "joined_heads".
+    of `SearchExecution.cache`: "split_heads" or "joined_heads".
 
     Attributes:
         keys: Keys of the target, in columns [B, H, K, slots], or in rows [B, slots, D].

@@ -8,10 +8,13 @@ figures are in docs/performance.md and docs/scaling.md.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from typing import Any, Literal, get_args, no_type_check
+from typing import Annotated, Any, Literal, Self, no_type_check
 
+from jax.export import is_symbolic_dim
+from msgspec import Meta
+
+from jax_transformer.config import LARGEST
+from jax_transformer.config.declared import check_fields
 from jax_transformer.errors import InputError
 
 Attention = Literal["plain", "cudnn", "flash"]
@@ -23,17 +26,44 @@ CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
 Exponentials = Literal["wide", "as_scores"]
 
+SHORTEST_FLASH = 512  # a shorter attention is faster by plain products on a TPU v5e
+
+# What suits each platform, as `jax.Device.platform` names it; the defaults suit a CPU.
+PLATFORM_FIELDS: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "gpu": {
+        "product": "batched",
+        "exponentials": "as_scores",
+        "norm": "fused",
+        "step_product": "batched",
+        "copied_kernels": False,
+    },
+    "tpu": {
+        "product": "batched",
+        "dropout_mask": "generated",
+        "exponentials": "as_scores",
+        "loss_parts": 4,
+        "norm": "fused",
+        "step_product": "padded",
+        "copied_kernels": False,
+        "wide_norms": True,
+        "cache": "joined_heads",
+        "top_k": "flattened",
+    },
+}
+
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Execution:
-    """How a model is executed. The defaults suit a CPU; see `for_platform`.
+    """How a forward pass and its gradient are executed. The defaults suit a CPU.
+
+    Frozen, hashable and checked on construction; `for_platform` makes what suits a device.
 
     Attributes:
         attention: "plain" computes all attention weights. "cudnn" runs NVIDIA's fused kernels,
             "flash" fused kernels for TPU where attention is long, see `attention_of`. These drop
-            no attention weights; `runtime.attention_backend` knows their limits.
-        flash_length: The length from which "flash" runs its kernels.
+            no attention weights; `kernels.attention_backend` knows their limits.
         product: A product of [batch, length, features] with a kernel: "flattened" joins batch and
             length first, which makes the gradient faster on a CPU; "batched" leaves them as they
             are, which saves a TPU the transposes. "wide_sums" joins them and adds up in at least
@@ -47,9 +77,9 @@ class Execution:
         exponentials: What the backward pass of plain attention keeps of a softmax: exponentials in
             at least float32 ("wide"), or rounded to the dtype of the scores ("as_scores"), which is
             half the memory where a TPU computes in half precision.
-        loss_parts: Parts of the target's length of whose logits the loss keeps one at a time: it
-            computes value and gradient of one part after the other, and nothing twice. A mesh that
-            divides more than the rows has one part.
+        loss_parts: Parts of the target's length. The loss keeps the logits of one part at a time:
+            it computes value and gradient of one part after the other, and nothing twice. A mesh
+            that divides more than the rows has one part.
         norm: "shifted" subtracts a row's first element before it takes the mean, so that the mean
             of equal numbers is exact. "fused" does not, and writes its gradient by hand: XLA for
             TPU then computes the sums of both inside the products next to the norm, and a training
@@ -61,6 +91,68 @@ class Execution:
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
             time of one layer. Dropout then draws other masks from the same key.
+    """
+
+    attention: Attention = "plain"
+    product: Product = "flattened"
+    dropout_mask: DropoutMask = "packed"
+    exponentials: Exponentials = "wide"
+    loss_parts: Annotated[int, Meta(ge=1, le=LARGEST)] = 1
+    norm: NormForm = "shifted"
+    compute_dtype: Literal["bfloat16"] | None = None
+    remat: Remat = "none"
+    scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __repr__(self) -> str:
+        """Return the fields that differ from the defaults: signatures show an `Execution`."""
+        named = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        shown = (f"{field.name}={value!r}" for field, value in named if value != field.default)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @classmethod
+    def for_platform(cls, platform: str, **overrides: str | bool | int | None) -> Self:
+        """Return what suits a platform, with fields replaced.
+
+        Args:
+            platform: "cpu", "gpu" or "tpu", as `jax.Device.platform` names it.
+            **overrides: Fields of this class.
+
+        Raises:
+            InputError: The platform is unknown, or a value is not one of its field's.
+        """
+        if platform not in PLATFORM_FIELDS:
+            known = ", ".join(PLATFORM_FIELDS)
+            raise InputError(f"platform={platform!r} is unknown; choose one of {known}")
+        own = {field.name for field in dataclasses.fields(cls)}
+        suits = {name: value for name, value in PLATFORM_FIELDS[platform].items() if name in own}
+        return cls(**suits | overrides)
+
+    def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
+        """Return how one attention is computed.
+
+        "flash" runs its kernels where there are at least `SHORTEST_FLASH`² scores for a row and a
+        head, and where the kernels can be told which query attends to which key. They are compiled
+        for known lengths alone: a program for any length computes plain attention.
+
+        Args:
+            by_segments: Whether the mask is one by segments, or none, and no bias is added.
+        """
+        if self.attention != "flash":
+            return self.attention
+        known = not (is_symbolic_dim(queries) or is_symbolic_dim(keys))
+        long = known and queries * keys >= SHORTEST_FLASH**2
+        return "flash" if by_segments and long else "plain"
+
+
+@no_type_check
+@dataclasses.dataclass(frozen=True, repr=False)
+class SearchExecution(Execution):
+    """How a search is executed: its forward passes, and what only a search needs.
+
+    Attributes:
         step_product: The products of a decoding step, as `product`.
         copied_kernels: Whether a search rearranges copies of the decoder's kernels before its
             loop. Without them, greedy search of four sources took 1.44 - 1.49 - 1.56 times the
@@ -81,16 +173,6 @@ class Execution:
             rows; each batch is compiled.
     """
 
-    attention: Attention = "plain"
-    flash_length: int = 512
-    product: Product = "flattened"
-    dropout_mask: DropoutMask = "packed"
-    exponentials: Exponentials = "wide"
-    loss_parts: int = 1
-    norm: NormForm = "shifted"
-    compute_dtype: Literal["bfloat16"] | None = None
-    remat: Remat = "none"
-    scan_layers: bool = False
     step_product: Product = "wide_sums"
     copied_kernels: bool = True
     wide_norms: bool = False
@@ -98,83 +180,12 @@ class Execution:
     top_k: TopK = "batched"
     smaller_batches: bool = False
 
-    def __repr__(self) -> str:
-        """Return the fields that differ from the defaults: signatures show an `Execution`."""
-        named = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
-        shown = (f"{field.name}={value!r}" for field, value in named if value != field.default)
-        return f"Execution({', '.join(shown)})"
-
-    def __post_init__(self) -> None:
-        for name, kinds in _kinds().items():
-            value = getattr(self, name)
-            if kinds[0] is int:
-                right, expected = type(value) is int and value >= 1, "a whole number from 1"
-            else:
-                right = any(type(value) is type(kind) and value == kind for kind in kinds)
-                expected = f"one of {', '.join(map(str, kinds))}"
-            if not right:
-                raise InputError(f"{name}={str(value)[:80]!r} must be {expected}")
-
-    @classmethod
-    def for_platform(cls, platform: str, **overrides: str | bool | int) -> Execution:
-        """Return what suits a platform, with fields replaced.
-
-        Args:
-            platform: "cpu", "gpu" or "tpu", as `jax.Device.platform` names it.
-            **overrides: Fields of this class.
-
-        Raises:
-            InputError: The platform is unknown.
-        """
-        fields = {
-            "cpu": {},
-            "gpu": {
-                "product": "batched",
-                "exponentials": "as_scores",
-                "norm": "fused",
-                "step_product": "batched",
-                "copied_kernels": False,
-            },
-            "tpu": {
-                "product": "batched",
-                "dropout_mask": "generated",
-                "exponentials": "as_scores",
-                "loss_parts": 4,
-                "norm": "fused",
-                "step_product": "padded",
-                "copied_kernels": False,
-                "wide_norms": True,
-                "cache": "joined_heads",
-                "top_k": "flattened",
-            },
-        }
-        if platform not in fields:
-            raise InputError(f"platform={platform!r} is unknown; choose one of {', '.join(fields)}")
-        return cls(**fields[platform] | overrides)
-
-    def attention_of(self, queries: int, keys: int, by_segments: bool) -> Attention:
-        """Return how one attention is computed.
-
-        "flash" runs its kernels where there are at least `flash_length`² scores for a row and a
-        head, and where the kernels can be told which query attends to which key.
-
-        Args:
-            by_segments: Whether the mask is one by segments, or none, and no bias is added.
-        """
-        if self.attention != "flash":
-            return self.attention
-        return "flash" if by_segments and queries * keys >= self.flash_length**2 else "plain"
-
-
-@functools.lru_cache
-def _kinds() -> dict[str, tuple[Any, ...]]:
-    """Return the values that each field may have, or (int,)."""
-    kinds = {}
-    for name, hint in inspect.get_annotations(Execution, eval_str=True).items():
-        values = [value for part in get_args(hint) for value in get_args(part) or (part,)]
-        values = [None if value is type(None) else value for value in values]
-        kinds[name] = tuple(values) or ((True, False) if hint is bool else (hint,))
-    return kinds
+    @property
+    def of_step(self) -> Execution:
+        """Return how the forward pass of a decoding step is executed."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Execution)}
+        return Execution(**own | {"product": self.step_product})
 
 
 DEFAULT_EXECUTION = Execution()
+DEFAULT_SEARCH_EXECUTION = SearchExecution()

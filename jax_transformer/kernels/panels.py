@@ -5,7 +5,7 @@ product to Eigen, which first copies the kernel, part by part, into an order tha
 processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels of
 few columns, cut once before the loop, need no copy. A program of half-precision parameters
 multiplies by the kernels themselves, and so does one for another platform, which has no use for
-copies (`Execution.copied_kernels`).
+copies (`SearchExecution.copied_kernels`).
 
 Panels and a transposed table are copies of parameters, so the largest parameters have neither.
 """
@@ -22,7 +22,7 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 
 Params = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class Panels(NamedTuple):
 
 
 def arrange_for_steps(
-    params: Params, config: TransformerConfig, execution: Execution, num_rows: int
+    params: Params, config: TransformerConfig, execution: SearchExecution, num_rows: int
 ) -> tuple[Params, TransformerConfig, Panels | None]:
     """Return the same model, arranged for the steps of a search, and the panels of its kernels."""
     panels = None

@@ -400,12 +400,13 @@ def _is_on_explicit_axes(leaf: Any) -> bool:
     return AxisType.Explicit in sharding.mesh.axis_types and jax.sharding.get_abstract_mesh().empty
 
 
-def check_execution(execution: Any) -> None:
-    """Refuse what is not an `Execution`, whose fields are checked where it is made."""
-    if not isinstance(execution, Execution):
+def check_execution(execution: Any, kind: type[Execution] = Execution) -> None:
+    """Refuse what is not an execution of a kind; its fields are checked where it is made."""
+    if not isinstance(execution, kind):
+        name = kind.__name__
         raise InputError(
-            f"execution={shorten(execution)} must be an Execution, for example "
-            'Execution.for_platform("cpu")'
+            f"execution={shorten(execution)} must be {'an' if name[0] == 'E' else 'a'} {name}, for "
+            f'example {name}.for_platform("cpu")'
         )
 
 

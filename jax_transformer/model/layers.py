@@ -25,13 +25,20 @@ from jax_transformer.kernels.cached_attention import (
     Keys,
     LayerCache,
     Values,
+    cache_layout,
     cached_keys,
     cached_values,
     empty_cache,
     write_slots,
 )
 from jax_transformer.kernels.dropout import dropout
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, DropoutMask, Execution, NormForm
+from jax_transformer.kernels.execution import (
+    DEFAULT_EXECUTION,
+    CacheLayout,
+    DropoutMask,
+    Execution,
+    NormForm,
+)
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
 from jax_transformer.kernels.segments import SegmentMask, dense
@@ -278,11 +285,12 @@ class MultiHeadAttention(nn.Module):
         return self.output(functional.merge_heads(heads))
 
 
-def keys_and_values(attention: MultiHeadAttention, x: Float[Array, "B L D"]) -> tuple[Keys, Values]:
-    """Return the keys and values of vectors, projected, as the cache holds them."""
+def keys_and_values(
+    attention: MultiHeadAttention, x: Float[Array, "B L D"], layout: CacheLayout
+) -> tuple[Keys, Values]:
+    """Return the keys and values of vectors, projected, as a cache of this layout holds them."""
     keys = attention.project(attention.key, x)
     values = attention.project(attention.value, x)
-    layout = attention.execution.cache
     return cached_keys(keys, layout), cached_values(values, layout)
 
 
@@ -434,10 +442,12 @@ class DecoderLayer(nn.Module):
         """Return what the cross-attention reads: the memory, normed where the config says so."""
         return self.memory_norm(memory) if self.config.memory_norm else memory
 
-    def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> LayerCache:
+    def init_cache(
+        self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
+    ) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
         memory = self.cross_attention_input(memory)
-        keys, values = keys_and_values(self.cross_attention, memory)
+        keys, values = keys_and_values(self.cross_attention, memory, layout)
         return empty_cache(keys, values, slots)
 
     def step(
@@ -457,7 +467,8 @@ class DecoderLayer(nn.Module):
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        new = keys_and_values(self.self_attention, self.self_attention_residual.sublayer_input(x))
+        target = self.self_attention_residual.sublayer_input(x)
+        new = keys_and_values(self.self_attention, target, cache_layout(cache.keys))
         cache = write_slots(cache, *new, position * x.shape[1])
         keys, values, memory_keys, memory_values = cache
         x = self.wire(

@@ -18,7 +18,13 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import Keys, cached_keys, cached_values
+from jax_transformer.kernels.cached_attention import (
+    Keys,
+    cache_layout,
+    cached_keys,
+    cached_values,
+)
+from jax_transformer.kernels.execution import CacheLayout
 from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import masks
 from jax_transformer.model.layers import DecoderLayer
@@ -62,14 +68,16 @@ class SelfOverMemoryLayer(DecoderLayer):
         )
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def init_cache(self, memory: Float[Array, "B S D"], slots: int) -> OverMemoryCache:
+    def init_cache(
+        self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
+    ) -> OverMemoryCache:
         """Return the cache: projections of the memory; `slots` of the targets are not needed."""
         first, second = self.self_attention, self.cross_attention
         return OverMemoryCache(
             memory,
             first.project(first.key, memory).swapaxes(2, 3),
             first.project(first.value, memory),
-            cached_keys(second.project(second.key, memory), self.execution.cache),
+            cached_keys(second.project(second.key, memory), layout),
         )
 
     def step(
@@ -102,7 +110,7 @@ class SelfOverMemoryLayer(DecoderLayer):
             lambda _: second.attend_to_cache(
                 x,
                 cache.memory_keys,
-                cached_values(second.project(second.value, value), self.execution.cache),
+                cached_values(second.project(second.value, value), cache_layout(cache.memory_keys)),
                 src_mask,
             ),
         )

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.cached_attention import LayerCache
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution, Remat
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
 from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
@@ -144,15 +144,20 @@ class Decoder(nn.Module):
         return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
 
     def init_cache(
-        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+        self,
+        memory: Float[Array, "B S D"],
+        src_mask: SourceMask | None,
+        slots: int,
+        layout: CacheLayout,
     ) -> DecoderCache:
         """Return what each layer keeps before the first token.
 
         Args:
             slots: Target positions times hypotheses of a source.
+            layout: How the arrays lie, as `SearchExecution.cache`.
         """
         memory = functional.clear_unattended(memory, src_mask)
-        return tuple(layer.init_cache(memory, slots) for layer in self.layers)
+        return tuple(layer.init_cache(memory, slots, layout) for layer in self.layers)
 
     def step(
         self,
@@ -267,10 +272,14 @@ class Transformer(nn.Module):
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
 
     def init_cache(
-        self, memory: Float[Array, "B S D"], src_mask: SourceMask | None, slots: int
+        self,
+        memory: Float[Array, "B S D"],
+        src_mask: SourceMask | None,
+        slots: int,
+        layout: CacheLayout,
     ) -> DecoderCache:
         """Return what each decoder layer keeps before the first token; see `Decoder.init_cache`."""
-        return self.decoder.init_cache(memory, src_mask, slots)
+        return self.decoder.init_cache(memory, src_mask, slots, layout)
 
     def step(
         self,

@@ -1,6 +1,5 @@
 """One optimizer step and one evaluation step: pure functions, and compiled for a mesh."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -86,7 +85,7 @@ def train_step(
     batch: Batch,
     config: TransformerConfig,
     training_config: TrainingConfig,
-    execution: Execution = DEFAULT_EXECUTION,
+    execution: Execution | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Return the state after one optimizer step on a batch, and the step's metrics.
 
@@ -97,10 +96,14 @@ def train_step(
     that stays at this level is accepted later. Frozen parameters have no gradient and stay as they
     are. The argument `state` is donated: do not use it afterwards.
 
+    Args:
+        execution: As `training_execution` returns it; None is that of a CPU.
+
     Raises:
         InputError: As `freeze.trained_names`, `check_batch` and `batch_loss`.
     """
     check_batch(batch)
+    execution = execution or training_execution(None, config, training_config)
     dropout_key = jax.random.fold_in(state.key, state.step)
     loss, gradients = _loss_and_gradients(
         state.params, batch, dropout_key, config, training_config, execution
@@ -207,17 +210,10 @@ def _loss_and_gradients(
     # A batch of padding alone has loss 0.
     count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
     smoothing = training_config.label_smoothing
-    execution = dataclasses.replace(
-        execution, remat=training_config.remat, scan_layers=training_config.scan_layers
-    )
-    half = training_config.compute_dtype == "bfloat16"
-    wide_gradients = half and training_config.gradient_dtype == "float32"
-    if wide_gradients:
-        execution = dataclasses.replace(execution, compute_dtype="bfloat16")
 
     def share(trained: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
         whole = merged(params, trained)
-        if not wide_gradients:
+        if execution.compute_dtype is None:
             whole = _cast(whole, config, training_config)
         total, _ = batch_loss(whole, part, config, smoothing, key, execution=execution)
         return total / count
@@ -306,13 +302,29 @@ def attention_choice(
     return choose_for(mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped)
 
 
+def training_execution(
+    device: jax.Device | None, config: TransformerConfig, training_config: TrainingConfig
+) -> Execution:
+    """Return how a training step is executed on a device; None is any CPU."""
+    dtype, wide = training_config.compute_dtype, training_config.gradient_dtype == "float32"
+    fields = {
+        "remat": training_config.remat,
+        "scan_layers": training_config.scan_layers,
+        # The kernels stay float32, and so do their gradients.
+        "compute_dtype": dtype if dtype == "bfloat16" and wide else None,
+    }
+    if device is None:
+        return Execution(**fields)
+    dropped = config.attention_dropout_rate > 0
+    return execution_on(device, dtype, config.head_dim, dropped, **fields)
+
+
 def sharded_train_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainStep:
     """Return `train_step` for a mesh, jitted; the state handed in is donated."""
     state = state_shardings(mesh, config, training_config)
-    device, dropped = mesh.devices.flat[0], config.attention_dropout_rate > 0
-    execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped)
+    execution = training_execution(mesh.devices.flat[0], config, training_config)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         with use_abstract_mesh(mesh.abstract_mesh):

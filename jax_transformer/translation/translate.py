@@ -1,6 +1,5 @@
 """Translation of a stream of lines, in batches of lines of similar length and of few shapes."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -18,7 +17,7 @@ from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.sampling import check_sampling
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.checks import check_execution, check_whole_number
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
@@ -94,7 +93,7 @@ def translate_windows(
     total: int | None = None,
     console: Console | None = None,
     mesh: Mesh | None = None,
-    execution: Execution | None = None,
+    execution: SearchExecution | None = None,
     ensemble: Sequence[TrainedModel] = (),
     **options: Any,
 ) -> Iterator[list[list[Translation]]]:
@@ -150,22 +149,22 @@ def translate_windows(
         lines = [line for line in lines if line is not None]
         sizes, total = [len(lines)], len(lines)
     mesh = mesh or make_mesh()
-    chooses = execution is None
-    if chooses:
+    leaving = execution  # in windows of much work
+    if execution is None:
         device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
-        execution = execution_on(device, dtype, config.head_dim, dropped=False)
-    check_execution(execution)
+        suited = partial(execution_on, device, dtype, config.head_dim)
+        may_leave = device.platform == "cpu" and row_shards(mesh) == 1
+        execution = suited(kind=SearchExecution)
+        leaving = suited(kind=SearchExecution, smaller_batches=may_leave)
+    check_execution(execution, SearchExecution)
     configs, params, *_ = zip(*(place(each, mesh) for each in (model, *ensemble)), strict=True)
     models = (params, configs) if ensemble else (params[0], config)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    may_leave = chooses and device.platform == "cpu" and row_shards(mesh) == 1
 
     def search_of(num_sources: int) -> Callable[..., Hypotheses]:
         """Return the search for the batches of a window."""
-        if not may_leave or num_sources * num_parameters < MUCH_WORK:
-            return partial(generate, *models, execution=execution)
-        leaving = dataclasses.replace(execution, smaller_batches=True)
-        return partial(generate, *models, execution=leaving)
+        much = num_sources * num_parameters >= MUCH_WORK
+        return partial(generate, *models, execution=leaving if much else execution)
 
     return _translate(
         model._replace(generation=chosen),

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int32
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
@@ -96,7 +96,7 @@ class Translator:
         dtype: Literal["float32", "bfloat16"] | None = None,
         max_length: int | None = None,
         mesh: Mesh | None = None,
-        execution: Execution | None = None,
+        execution: SearchExecution | None = None,
     ) -> None:
         self.mesh, self.execution = mesh or make_mesh(), execution
         several = isinstance(model, Sequence) and not isinstance(model, str | TrainedModel)

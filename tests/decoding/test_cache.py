@@ -17,7 +17,7 @@ from jax_transformer import (
     init_cache,
     select_hypotheses,
 )
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
+from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.model import masks
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
@@ -80,7 +80,7 @@ def uncached(config, params, src, tokens):
     return jax.lax.map(last, jnp.arange(LENGTH))
 
 
-def cached(config, params, src, tokens, execution=DEFAULT_EXECUTION):
+def cached(config, params, src, tokens, execution=DEFAULT_SEARCH_EXECUTION):
     """Return the logits after each of the tokens [L, B] or [L, B, N]."""
     memory, mask = remember(config, params, src)
     single = tokens.ndim == 2 + (config.token_embeddings == "none")
@@ -111,7 +111,7 @@ def test_every_step_is_the_uncached_model(preset, dtype):
 def test_joined_heads_are_split_heads(preset, beam_size, dtype):
     """Each of the presets decodes in another way."""
     config, params, src, tokens = setting(preset, dtype, beam_size)
-    tpu = Execution.for_platform("tpu")
+    tpu = SearchExecution.for_platform("tpu")
     compare = jax.jit(lambda *args: (cached(config, *args, tpu), cached(config, *args)))
     found, expected = compare(params, src, tokens)
     assert found.dtype == dtype
@@ -123,7 +123,7 @@ def test_a_step_reads_the_layout_off_the_cache():
     """As `init_cache` made it, whatever the step is told."""
     config, params, src, tokens = setting("vaswani2017", beam_size=1)
     memory, mask = remember(config, params, src)
-    tpu = Execution.for_platform("tpu")
+    tpu = SearchExecution.for_platform("tpu")
     cache = init_cache(params, config, memory, LENGTH, mask, execution=tpu)
     width = config.num_heads * config.head_dim
     assert cache.layers[0].keys.shape == (BATCH, LENGTH, width)

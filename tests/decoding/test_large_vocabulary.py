@@ -10,7 +10,7 @@ import pytest
 from jax_transformer import TransformerConfig, apply, encode, generate, init_cache, init_params
 from jax_transformer.decoding.cache import decode_step
 from jax_transformer.kernels import panels
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION
+from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION
 from jax_transformer.model import masks
 from tests.decoding.plain import random_model
 from tests.parity.ladder import bound, error
@@ -46,7 +46,7 @@ def test_a_step_without_copies_is_the_plain_one(dtype, rows, monkeypatch):
     monkeypatch.setattr(panels, "MOST_BYTES", 0)
     config, params, src = random_model("vaswani2017")
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
-    same, unchanged, cut = panels.arrange_for_steps(params, config, DEFAULT_EXECUTION, rows)
+    same, unchanged, cut = panels.arrange_for_steps(params, config, DEFAULT_SEARCH_EXECUTION, rows)
     assert (same is params, unchanged is config, cut) == (True, True, None)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
     memory, mask = encode(params, config, src[:rows]), masks.source_mask(src[:rows], config)

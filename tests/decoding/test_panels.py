@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import encode, generate, init_cache
 from jax_transformer.decoding.cache import decode_step
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import MOST_ROWS, cut_panels, use_panels
 from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config
@@ -62,7 +62,7 @@ def test_few_rows_are_multiplied_by_panels_and_computed_once(num_rows):
 def test_only_a_program_for_a_cpu_multiplies_by_panels(platform):
     config, params, src = random_model("vaswani2017", d_model=128, num_heads=4, d_ff=256)
     program = jax.jit(generate, static_argnames=("config", "max_new_tokens", "execution"))
-    execution = Execution.for_platform(platform)
+    execution = SearchExecution.for_platform(platform)
     text = program.lower(params, config, src[:3], max_new_tokens=5, execution=execution).as_text()
     products = re.findall(r"dot_general.*tensor<\dx3x128xf32>, tensor<\dx128x64xf32>", text)
     assert bool(products) == (platform == "cpu")

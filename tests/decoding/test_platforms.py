@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.products import linear
 from tests.decoding.plain import quick_generate, random_model
 from tests.parity.ladder import ROUNDED, bound, error
@@ -35,7 +35,7 @@ def test_a_search_finds_the_same_targets_by_the_forms_of_any_platform(case):
     config, params, src = random_model(preset, **ids)
     options = LONG_AND_VARIED | SEARCHES[name]
     found, expected = (
-        quick_generate(params, config, src, execution=Execution.for_platform(by), **options)
+        quick_generate(params, config, src, execution=SearchExecution.for_platform(by), **options)
         for by in (platform, "cpu")
     )
     np.testing.assert_array_equal(found.tokens, expected.tokens)
@@ -54,7 +54,7 @@ def test_padded_rows_change_no_product(count):
 
 def test_a_single_source_is_multiplied_as_eight_rows():
     config, params, src = random_model("vaswani2017")
-    tpu = Execution.for_platform("tpu")
+    tpu = SearchExecution.for_platform("tpu")
     program = quick_generate.lower(params, config, src[:1], max_new_tokens=5, execution=tpu)
     loop = program.as_text().partition("stablehlo.while")[2]
     kernels = rf"tensor<\d+x({config.d_model}|{config.d_ff}|{config.tgt_vocab_size})xf32>"

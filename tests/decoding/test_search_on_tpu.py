@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.compiled import parse, report, scheduled
 from jax_transformer import generate
 from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from tests.models import one_layer
@@ -59,7 +60,7 @@ class Search(NamedTuple):
 @pytest.fixture(scope="module", params=SEARCHES)
 def search(request):
     (device,) = topology_devices("v5e:1x1")
-    execution = execution_on(device, "bfloat16", CONFIG.head_dim, dropped=False)
+    execution = execution_on(device, "bfloat16", CONFIG.head_dim, kind=SearchExecution)
     options = SEARCHES[request.param]
 
     def run(params, src, key):

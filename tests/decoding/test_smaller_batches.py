@@ -11,13 +11,13 @@ from jax_transformer import generate
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import batch_sizes, extend_all
 from jax_transformer.decoding.rules import make_rules
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from tests.models import random_params, small_config
 from tests.parity.ladder import ROUNDED, error
 from tests.tiers import tiered
 
 BATCH, STEPS = 67, 20  # followed by batches of 33 and of 8
-SMALLER = Execution(smaller_batches=True)
+SMALLER = SearchExecution(smaller_batches=True)
 RANDOM = np.random.default_rng(5)
 SRC = RANDOM.integers(4, 37, (BATCH, 9))
 LIMITS = RANDOM.integers(1, STEPS + 1, BATCH)
@@ -58,10 +58,14 @@ def test_an_ensemble_and_draws(model):
     params, config = model
     both = [params, random_params(config, seed=8)], [config, config]
     limits = {"max_new_tokens": STEPS, "length_limits": LIMITS}
-    found = [generate(*both, SRC, **limits, execution=e).tokens for e in (Execution(), SMALLER)]
+    found = [
+        generate(*both, SRC, **limits, execution=e).tokens for e in (SearchExecution(), SMALLER)
+    ]
     assert np.array_equal(*found)
     drawn = {"key": jax.random.key(4), "temperature": 0.8, **limits}
-    found = [generate(*model, SRC, **drawn, execution=e).tokens for e in (Execution(), SMALLER)]
+    found = [
+        generate(*model, SRC, **drawn, execution=e).tokens for e in (SearchExecution(), SMALLER)
+    ]
     assert np.array_equal(*found)
 
 

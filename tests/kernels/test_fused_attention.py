@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from jax_transformer import apply
 from jax_transformer.errors import InputError
-from jax_transformer.kernels import fused_attention
+from jax_transformer.kernels import execution, fused_attention
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
@@ -29,7 +29,7 @@ from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered
 
-FLASH = Execution.for_platform("tpu", attention="flash", flash_length=1)
+FLASH = Execution.for_platform("tpu", attention="flash")
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def interpreted(monkeypatch):
         return attention(query, key, value, mask, scaled, interpret=True)
 
     monkeypatch.setattr(fused_attention, "flash_attention", by_xla)
+    monkeypatch.setattr(execution, "SHORTEST_FLASH", 1)
     return lengths
 
 
@@ -124,13 +125,13 @@ def test_blocks_are_as_a_tpu_needs_them(longest):
         assert blocks * block - length < 2 * blocks * fused_attention.LANES
 
 
-def logits_and_gradient(params, config, tokens, execution):
+def logits_and_gradient(params, config, tokens, by):
     @jax.jit
     def run(params):
         def logits(params):
             if isinstance(tokens, Batch):
-                return decode_packed(params, tokens, config, execution=execution)
-            return apply(params, config, *tokens, execution=execution)
+                return decode_packed(params, tokens, config, execution=by)
+            return apply(params, config, *tokens, execution=by)
 
         output, transpose = jax.vjp(logits, params)
         return output, *transpose(jnp.cos(output))
@@ -173,24 +174,24 @@ def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpr
     config = small_config("vaswani2017", num_encoder_layers=2, num_decoder_layers=2)
     params, tokens = random_params(config), random_tokens(config)
     for fields in ({"remat": "layers"}, {"scan_layers": True}):
-        execution = Execution.for_platform("tpu", attention="flash", flash_length=1, **fields)
+        other = Execution.for_platform("tpu", attention="flash", **fields)
 
-        def loss(params, execution=execution):
-            return jnp.sum(apply(params, config, *tokens, execution=execution))
+        def loss(params, other=other):
+            return jnp.sum(apply(params, config, *tokens, execution=other))
 
         jax.eval_shape(jax.grad(loss), params)
         assert {(13, 13), (11, 11), (11, 13)} == set(interpreted)
         interpreted.clear()
 
 
-def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted):
+def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted, monkeypatch):
     config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
     params, (src, tgt) = random_params(config), random_tokens(config)
     own = (src != config.pad_id)[:, None, None, :]
     jax.eval_shape(lambda: apply(params, config, src, tgt, own, execution=FLASH))
     assert interpreted == [(11, 11)]  # that of the targets alone has the default mask
-    twelve = Execution.for_platform("tpu", attention="flash", flash_length=12)
-    jax.eval_shape(lambda: apply(params, config, src, tgt, execution=twelve))
+    monkeypatch.setattr(execution, "SHORTEST_FLASH", 12)
+    jax.eval_shape(lambda: apply(params, config, src, tgt, execution=FLASH))
     assert interpreted[1:] == [(13, 13)]  # 11 x 13 are fewer scores than 12 x 12
 
 

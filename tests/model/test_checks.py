@@ -22,7 +22,7 @@ from jax_transformer import (
     select_hypotheses,
 )
 from jax_transformer.decoding import score
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import Execution, SearchExecution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.text.batches import Batch, make_batch
@@ -181,17 +181,28 @@ def test_a_mask_by_segments_is_read_as_the_same_boolean_mask(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attention": "flesh"}, "attention='flesh' must be one of plain, cudnn, flash"),
-        ({"remat": "layer"}, "remat='layer' must be one of none, layers, dots"),
-        ({"compute_dtype": "float8"}, "compute_dtype='float8' must be one of bfloat16, None"),
-        ({"loss_parts": 0}, "loss_parts='0' must be a whole number from 1"),
-        ({"scan_layers": 1}, "scan_layers='1' must be one of True, False"),
+        ({"attention": "flesh"}, "attention='flesh' must be one of 'cudnn', 'flash', 'plain'"),
+        ({"remat": "layer"}, "remat='layer' must be one of 'dots', 'layers', 'none'"),
+        ({"compute_dtype": "float8"}, "compute_dtype='float8' must be 'bfloat16' or None"),
+        (
+            {"loss_parts": 0},
+            "loss_parts=0 must be a whole number, at least 1 and at most 2147483647",
+        ),
+        ({"scan_layers": 1}, "scan_layers=1 must be True or False"),
+        ({"cache": "rows"}, "cache='rows' must be one of 'joined_heads', 'split_heads'"),
     ],
 )
 def test_an_unknown_form_of_execution_is_refused(fields, message):
     with pytest.raises(InputError) as refusal:
-        Execution(**fields)
+        SearchExecution(**fields)
     assert str(refusal.value) == message
+
+
+def test_an_execution_takes_the_numbers_that_a_config_takes():
+    assert type(Execution(loss_parts=np.int64(2)).loss_parts) is int
+    same = SearchExecution(loss_parts=np.int64(2), scan_layers=np.True_, remat="dots")
+    assert repr(same) == "SearchExecution(loss_parts=2, remat='dots', scan_layers=True)"
+    assert hash(same) == hash(SearchExecution(loss_parts=2, scan_layers=True, remat="dots"))
 
 
 def test_an_id_of_64_bits_outside_of_the_table_gives_nan():
@@ -207,9 +218,13 @@ WRONG_CALLS = {
         lambda: apply(PARAMS, SMALL, SRC, TGT, execution=None),
         "execution=None must be an Execution, for example Execution.for_platform",
     ),
+    "an execution of no search": (
+        lambda: init_cache(PARAMS, SMALL, MEMORY, 3, execution=Execution()),
+        r"execution=Execution\(\) must be a SearchExecution",
+    ),
     "an execution by its fields": (
         lambda: generate(PARAMS, SMALL, SRC, max_new_tokens=3, execution={"remat": "none"}),
-        r"execution={'remat': 'none'} must be an Execution",
+        r"execution={'remat': 'none'} must be a SearchExecution, for example SearchExecution.for_p",
     ),
     "swapped arguments": (
         lambda: apply(SMALL, PARAMS, SRC, TGT),

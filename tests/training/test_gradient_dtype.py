@@ -7,10 +7,9 @@ import optax
 import pytest
 
 from jax_transformer.kernels import products
-from jax_transformer.kernels.execution import Execution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import _loss_and_gradients
+from jax_transformer.training.step import _loss_and_gradients, training_execution
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.measure import error
 
@@ -21,7 +20,8 @@ def loss_and_gradients(**fields):
     src, tgt = random_tokens(CONFIG)
     batch = Batch(src, tgt[:, :-1], tgt[:, 1:])
     settings = TrainingConfig(**fields)
-    arguments = jax.random.key(0), CONFIG, settings, Execution.for_platform("tpu")
+    execution = training_execution(None, CONFIG, settings)
+    arguments = jax.random.key(0), CONFIG, settings, execution
     params = jax.tree.map(jnp.asarray, random_params(CONFIG))
     return _loss_and_gradients(params, batch, *arguments)
 

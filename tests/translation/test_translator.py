@@ -10,7 +10,7 @@ import pytest
 
 from jax_transformer import InputError, Translator
 from jax_transformer.decoding import cross_attention_weights, score
-from jax_transformer.kernels.execution import Execution
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
 from tests.models import tiny_model, unchecked
@@ -102,7 +102,7 @@ def test_dtype_and_execution(model):
     assert half("abba").hypotheses
     with unchecked(), pytest.raises(InputError, match="dtype='int8' must be 'float32' or"):
         Translator(model, dtype="int8")
-    joined = Translator(model, execution=Execution(cache="joined_heads"))
+    joined = Translator(model, execution=SearchExecution(cache="joined_heads"))
     assert joined("abba").text == Translator(model)("abba").text
 
 
