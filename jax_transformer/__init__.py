@@ -93,9 +93,9 @@ __all__ = list(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from jax_transformer.errors import extras_named
+    from jax_transformer.errors import naming_the_extra
 
-    with extras_named(f"{__name__}.{name}"):
+    with naming_the_extra(f"{__name__}.{name}"):
         module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
     return getattr(module, name)
 

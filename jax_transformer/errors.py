@@ -55,7 +55,7 @@ def one_line(message: str, most: int = 500) -> str:
 
 
 @contextlib.contextmanager
-def extras_named(user: str) -> Iterator[None]:
+def naming_the_extra(user: str) -> Iterator[None]:
     """Say what to install where an import fails; `user` is what needs the library."""
     try:
         yield

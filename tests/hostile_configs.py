@@ -36,7 +36,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.translation import model_folder
 from tests.models import random_params, small_config, tiny_model
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT

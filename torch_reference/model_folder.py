@@ -6,9 +6,8 @@ from safetensors.torch import load_file
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE, model_folder_of
-from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.reading import file_digest, json_digest, read_json
 from torch_reference.model import Transformer
 
 

@@ -11,9 +11,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.runs.checkpoints import check_one_run, read_step, steps_in
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
-from jax_transformer.storage.faults import check_path
 from jax_transformer.storage.folder import CHECKPOINTS
-from jax_transformer.storage.writing import WRITING
+from jax_transformer.storage.writing import WRITING, check_path
 from jax_transformer.translation.model_folder import check_free, write
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_transformer.commands.command_line import call
-from jax_transformer.errors import EXTRA_OF, InputError, extras_named, shorten
+from jax_transformer.errors import EXTRA_OF, InputError, naming_the_extra, shorten
 from jax_transformer.runs.signals import interruptible
 from jax_transformer.runtime.host_memory import use_one_heap
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.pop("FORCE_COLOR", None)
     use_one_heap()  # before `interruptible` starts a thread
     try:
-        with interruptible(), extras_named(name):
+        with interruptible(), naming_the_extra(name):
             check_arguments(arguments)
             check_working_folder()
             if not arguments or arguments[0] in ("-h", "--help"):

@@ -38,9 +38,8 @@ from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
-from jax_transformer.storage.faults import check_path
 from jax_transformer.storage.folder import SETTINGS_FILE
-from jax_transformer.storage.writing import replace_file
+from jax_transformer.storage.writing import check_path, replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training

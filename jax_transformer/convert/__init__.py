@@ -26,7 +26,7 @@ from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, to
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
 from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
-from jax_transformer.errors import InputError, extras_named, shorten
+from jax_transformer.errors import InputError, naming_the_extra, shorten
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
@@ -129,7 +129,7 @@ def to_torch(
     """
     options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}
     arrays, _ = to_tensors(params, config, get_layout(layout), **options)
-    with extras_named("convert.to_torch"):
+    with naming_the_extra("convert.to_torch"):
         tensors = {id(array): as_torch(array) for array in arrays.values()}
     return {name: tensors[id(array)] for name, array in arrays.items()}
 

@@ -27,9 +27,8 @@ from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.table import flatten
 from jax_transformer.convert.transfer import to_params, to_tensors
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
-from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.reading import errors_naming, read_json
 from jax_transformer.storage.weights import shards
 from jax_transformer.storage.weights.arrays import FLOATS, as_jax, as_numpy
 from jax_transformer.storage.writing import json_bytes
@@ -329,7 +328,7 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
         raise InputError(
             f"{directory} already holds {_few(taken)}; choose another folder or allow overwriting"
         )
-    with faults_named(directory, "cannot be written", OSError):
+    with errors_naming(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
     check_writable(directory, names)
     if stale := shards.stale_files(directory, names):

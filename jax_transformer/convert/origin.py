@@ -14,9 +14,14 @@ import msgspec
 
 from jax_transformer.convert.families import get_family
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
-from jax_transformer.storage.reading import MAX_CARRIED, parse_json, read_bytes, read_json
+from jax_transformer.storage.reading import (
+    MAX_CARRIED,
+    errors_naming,
+    parse_json,
+    read_bytes,
+    read_json,
+)
 from jax_transformer.storage.weights.shards import weight_files
 from jax_transformer.storage.writing import json_bytes
 
@@ -73,7 +78,7 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
 
         elsewhere.update(tokenizer_names(folder, family.tokenizer))
     files, left, carried = {}, [], 0
-    with faults_named(folder, "cannot be read", OSError):
+    with errors_naming(folder, "cannot be read", OSError):
         for path in sorted(folder.iterdir()):
             if path.name in elsewhere:
                 continue

@@ -24,8 +24,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.places import attention_places, run
 from jax_transformer.porting.record import Batch, Masks, Record
 from jax_transformer.porting.suggest import together
-from jax_transformer.storage.faults import exists_already
-from jax_transformer.storage.writing import replace_file
+from jax_transformer.storage.writing import exists_already, replace_file
 
 if TYPE_CHECKING:
     from jax_transformer.porting.compare import BlockError, Comparison

@@ -39,7 +39,7 @@ from jax_transformer.runs.state import (
     start_files,
 )
 from jax_transformer.runtime import distributed
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.storage.writing import lock
 from jax_transformer.training.step import state_shapes, state_shardings
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.runs.state import check_equal
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters, encode_lines, encode_text

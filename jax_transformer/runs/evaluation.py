@@ -15,8 +15,8 @@ from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.run_model import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import MODEL
+from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.translation import alignment_plot, model_folder, scores
@@ -117,5 +117,5 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
         if len(panel.lines) > 1:
             panel.legend(frameon=False)
     panels[-1].set_xlabel("step")
-    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+    with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
         figure.savefig(scratch)

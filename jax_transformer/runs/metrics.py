@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.storage.faults import faults_named
-from jax_transformer.storage.reading import MAX_RECORDS, read_bytes
+from jax_transformer.storage.reading import MAX_RECORDS, errors_naming, read_bytes
 from jax_transformer.storage.writing import replace_file
 
 METRICS_FILE = "metrics.jsonl"
@@ -46,7 +45,7 @@ class MetricsLog:
     def write(self, step: int, **values: float | int) -> None:
         """Append one report; the file has it when this returns."""
         if self._file is not None:
-            with faults_named(self._path, "cannot be written", OSError):
+            with errors_naming(self._path, "cannot be written", OSError):
                 self._file.write(_line({"step": step} | values))
                 self._file.flush()
         if self._events is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from jax_transformer.errors import InputError
 from jax_transformer.runs.checkpoints import HALF_WRITTEN, locked
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
-from jax_transformer.storage.faults import check_path, faults_named
 from jax_transformer.storage.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -17,7 +16,8 @@ from jax_transformer.storage.folder import (
     SETTINGS_FILE,
     check_writable,
 )
-from jax_transformer.storage.writing import WRITING
+from jax_transformer.storage.reading import errors_naming
+from jax_transformer.storage.writing import WRITING, check_path
 
 
 def check_output(directory: Path, overwrite: bool) -> None:
@@ -38,7 +38,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
         if not is_finished:
             fault = "is not the output of a finished run and so is not overwritten"
             raise InputError(f"{directory}: {fault}; name another output, or delete it")
-    with faults_named(directory, "cannot be written; name another output", OSError):
+    with errors_naming(directory, "cannot be written; name another output", OSError):
         check_writable(directory / MODEL, ())
 
 
@@ -51,7 +51,7 @@ def claimed(directory: Path, check: Callable[[], None], new: bool = False) -> It
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     missing = [directory, directory.parent] if new else missing
-    with faults_named(directory, "cannot be written; name another output", OSError):
+    with errors_naming(directory, "cannot be written; name another output", OSError):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         check()

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import exists_already, faults_named
-from jax_transformer.storage.writing import WRITING, locked, to_disk
+from jax_transformer.storage.reading import errors_naming
+from jax_transformer.storage.writing import WRITING, exists_already, locked, to_disk
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -45,7 +45,7 @@ def check_free(folder: Path, overwrite: bool) -> None:
 
 def check_writable(folder: Path, names: Collection[str]) -> None:
     """Refuse a folder that `staged` cannot write; changes nothing on the disk."""
-    with faults_named(folder, "cannot be written; name another folder", OSError):
+    with errors_naming(folder, "cannot be written; name another folder", OSError):
         if os.path.lexists(folder):
             if folder.is_symlink() or not folder.is_dir() or os.path.ismount(folder):
                 raise InputError(
@@ -75,7 +75,7 @@ def staged(folder: Path) -> Iterator[Path]:
         InputError: The folder cannot be written, or another process is writing it.
     """
     folder = folder.absolute()
-    with faults_named(folder, "cannot be written", OSError):
+    with errors_naming(folder, "cannot be written", OSError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _hidden_folder(folder) as hidden:
             new = hidden / NEW

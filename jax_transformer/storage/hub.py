@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from jax_transformer.errors import InputError, extras_named, one_line
+from jax_transformer.errors import InputError, naming_the_extra, one_line
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 SETTINGS = ("*.json", "*.model", "*.spm", "*.txt")  # configs and the files of tokenizers
@@ -25,7 +25,7 @@ def local_folder(model: str | Path) -> Path:
     path, model = Path(model), str(model)
     if path.parent.exists() or not HUB_ID.fullmatch(model):
         return path
-    with extras_named(f"{model} is no folder here, and the Hugging Face hub"):
+    with naming_the_extra(f"{model} is no folder here, and the Hugging Face hub"):
         import huggingface_hub
     try:
         try:

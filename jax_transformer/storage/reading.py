@@ -5,6 +5,8 @@ FIFO does not block, a device has no end that is waited for, and a file that gro
 Links are followed.
 """
 
+import contextlib
+import hashlib
 import io
 import json
 import math
@@ -12,11 +14,11 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jax_transformer.errors import InputError, one_line, shorten
-from jax_transformer.storage.faults import faults_named
 
 # Most bytes of a file, by its kind. Each is a multiple of the largest real file that is known.
 MAX_SIZE = 2**20  # settings and descriptions: an index of 10,000 shards, 250 language codes
@@ -32,6 +34,20 @@ _FLAGS = os.O_RDONLY | sum(
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes it, or a half of a pair
 
 
+@contextlib.contextmanager
+def errors_naming(
+    path: Path, fault: str, *kinds: type[Exception], error: type[InputError] = InputError
+) -> Iterator[None]:
+    """Turn errors of these kinds, whose messages name no file, into an input error."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as cause:
+        reason = f": {cause.strerror}" if isinstance(cause, OSError) else ""
+        raise error(f"{path} {fault} ({type(cause).__name__}{reason})") from cause
+
+
 def open_regular(
     path: str | os.PathLike[str],
     fault: str,
@@ -41,7 +57,7 @@ def open_regular(
 ) -> io.BufferedReader:
     """Open a regular file for reading bytes; its fault may be "cannot be read"."""
     path = Path(path)
-    with faults_named(path, fault, OSError, ValueError, error=error):
+    with errors_naming(path, fault, OSError, ValueError, error=error):
         descriptor = os.open(path, _FLAGS)
         try:
             status = os.fstat(descriptor)
@@ -55,7 +71,7 @@ def open_regular(
 
 def read_bytes(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE) -> bytes:
     """Return the content of a regular file of at most `largest` bytes, even if it grows."""
-    with open_regular(path, fault, largest) as file, faults_named(Path(path), fault, OSError):
+    with open_regular(path, fault, largest) as file, errors_naming(Path(path), fault, OSError):
         expected = os.fstat(file.fileno()).st_size + 1
         content = file.read(expected)
         if len(content) == expected:  # it grows, or it is a file of /proc, whose size is 0
@@ -68,7 +84,7 @@ def read_bytes(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE
 def read_text(path: str | os.PathLike[str], fault: str, largest: int = MAX_SIZE) -> str:
     """Return the UTF-8 text of a regular file, without a byte-order mark at its start."""
     content = read_bytes(path, fault, largest)
-    with faults_named(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
+    with errors_naming(Path(path), f"{fault}: it is not UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig")
 
 
@@ -104,6 +120,17 @@ def parse_json(content: str | bytes, name: str | os.PathLike[str]) -> dict[str, 
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold a JSON object")
     return values
+
+
+def json_digest(content: Any) -> str:
+    """Return the sha256 of JSON content, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path, largest: int | None = None) -> str:
+    """Return the sha256 of a regular file."""
+    with open_regular(path, "cannot be read", largest) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def with_tuples(value: Any) -> Any:

@@ -13,9 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import errors_naming
 
 WRITING = ".writing."  # before the name of a file or folder that is not whole yet
+
+
+def exists_already(path: Path, kind: str = "output") -> InputError:
+    """Return the error for a path that would be overwritten; `kind` is what is written."""
+    remedy = f"name another {kind} or overwrite it (--overwrite)"
+    return InputError(f"{path}: exists already; {remedy}")
+
+
+def check_path(path: Path, suffix: str = "") -> None:
+    """Refuse a name that the disk cannot hold, also with the suffix that a writer adds to it."""
+    parents = path.absolute().parents
+    ancestor = next((parent for parent in parents if os.path.lexists(parent)), path)
+    with errors_naming(path, "cannot be written; name another output", OSError, ValueError):
+        for name in (*path.parent.parts, path.name + suffix):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(ancestor / name)
 
 
 def json_bytes(values: Mapping[str, Any]) -> bytes:
@@ -30,7 +46,7 @@ def replace_file(path: Path, content: bytes) -> None:
         InputError: The file cannot be written, or another process is writing it; the old file is
             as it was.
     """
-    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+    with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
         scratch.write_bytes(content)
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import json_digest
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import errors_naming, json_digest
 from jax_transformer.text.text_files import (
     FAULT,
     LONGEST_LINE,
@@ -283,7 +282,7 @@ def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    with faults_named(path, FAULT, OSError):
+    with errors_naming(path, FAULT, OSError):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
@@ -294,7 +293,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def _read_facts(path: Path) -> FileFacts:
     before = _size_and_time(path)
-    with open_text(path) as file, faults_named(path, FAULT, OSError):
+    with open_text(path) as file, errors_naming(path, FAULT, OSError):
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         lines = sum(1 for _ in read_lines(file, str(path)))

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.storage.writing import to_disk
 from jax_transformer.text.corpus import INDEX_TYPE, NOTHING, Corpus, Counts, FileArray, Part, again
 from jax_transformer.text.duplicates import repeated_pairs

@@ -27,8 +27,7 @@ from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import json_digest
-from jax_transformer.storage.reading import read_bytes
+from jax_transformer.storage.reading import json_digest, read_bytes
 from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.corpus import shuffled_numbers

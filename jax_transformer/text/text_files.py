@@ -15,8 +15,7 @@ from typing import Any
 from tokenizers import Regex, normalizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
-from jax_transformer.storage.reading import open_regular
+from jax_transformer.storage.reading import errors_naming, open_regular
 
 MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no text, with which parallel zstd programs start a file (RFC 8878, section 3.1.2)
@@ -53,7 +52,7 @@ def check_no_tmx(path: str | os.PathLike[str]) -> None:
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits."""
-    with faults_named(Path(path), FAULT, OSError):
+    with errors_naming(Path(path), FAULT, OSError):
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return open_text(path)
         return Path(path).open("rb")
@@ -98,7 +97,7 @@ def read_lines(
     A line of more than `longest` bytes is None; it is read to its end after that.
     """
     stream = _unpacked(file, name)
-    with faults_named(Path(name), FAULT, OSError):
+    with errors_naming(Path(name), FAULT, OSError):
         while line := stream.readline(longest + 1):
             is_whole = len(line) <= longest or line.endswith(b"\n")
             yield line.removesuffix(b"\n") if is_whole else None
@@ -146,7 +145,7 @@ def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
     The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
     compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
     """
-    with faults_named(Path(name), FAULT, OSError):
+    with errors_naming(Path(name), FAULT, OSError):
         start = file.peek(max(map(len, MAGICS)))
     for magic, kind in MAGICS.items():
         if start.startswith(magic):

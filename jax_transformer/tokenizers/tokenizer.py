@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
 from jax_transformer.tokenizers.segmenters import LineError, Segmenter

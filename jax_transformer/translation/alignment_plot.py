@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import check_path, exists_already, faults_named
-from jax_transformer.storage.writing import staged_file
+from jax_transformer.storage.reading import errors_naming
+from jax_transformer.storage.writing import check_path, exists_already, staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
 
@@ -117,5 +117,5 @@ def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = F
         panel.set_yticks(range(len(cut.target)), cut.target, parse_math=False)
         panel.set(xlabel="source", ylabel="translation")
     figure.colorbar(image, ax=panels, label="cross-attention weight, mean over layers and heads")
-    with faults_named(path, "cannot be written", OSError), staged_file(path) as scratch:
+    with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
         figure.savefig(scratch)

@@ -6,7 +6,7 @@ The library sentencex (the extra [sentences]) finds their ends by rules, without
 import re
 from itertools import accumulate, pairwise
 
-from jax_transformer.errors import InputError, check_installed, extras_named, shorten
+from jax_transformer.errors import InputError, check_installed, naming_the_extra, shorten
 from jax_transformer.tokenizers.segmenters import library_faults
 
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
@@ -24,7 +24,7 @@ def check_split(language: str | None, num_hypotheses: int = 1, alignments: bool 
         raise InputError(f"{named} joins the best translations: set num_hypotheses=1")
     if alignments:
         raise InputError(f"{named}: alignments are of whole lines; leave one of the two out")
-    with extras_named("split_sentences"):
+    with naming_the_extra("split_sentences"):
         check_installed("sentencex")
 
 

@@ -29,7 +29,6 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_attention, check_params, check_whole_number
 from jax_transformer.model.transformer import Params
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.digests import file_digest, json_digest
 from jax_transformer.storage.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -39,7 +38,14 @@ from jax_transformer.storage.folder import (
     model_folder_of,
     staged,
 )
-from jax_transformer.storage.reading import MAX_TOKENIZER, read_bytes, read_json, with_tuples
+from jax_transformer.storage.reading import (
+    MAX_TOKENIZER,
+    file_digest,
+    json_digest,
+    read_bytes,
+    read_json,
+    with_tuples,
+)
 from jax_transformer.storage.weights.arrays import as_jax
 from jax_transformer.tokenizers import (
     Tokenizer,

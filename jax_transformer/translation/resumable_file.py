@@ -17,9 +17,8 @@ from typing import IO, Annotated, Any
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.faults import check_path, exists_already, faults_named
-from jax_transformer.storage.reading import read_json
-from jax_transformer.storage.writing import WRITING, lock, replace_file
+from jax_transformer.storage.reading import errors_naming, read_json
+from jax_transformer.storage.writing import WRITING, check_path, exists_already, lock, replace_file
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
@@ -127,7 +126,7 @@ def resumable_file(
     check_output(path, resume=resume, overwrite=overwrite)
     part_path, state_path = _part_of(path), _state_of(path)
     resume = resume and os.path.lexists(part_path)
-    with faults_named(path, "cannot be written", OSError), _locked(part_path) as part:
+    with errors_naming(path, "cannot be written", OSError), _locked(part_path) as part:
         state = _State(0, 0, "", overwrite, dict(facts))
         if resume and os.path.lexists(state_path):  # else killed before the first commit
             state = _read_state(state_path)

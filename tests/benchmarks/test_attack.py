@@ -17,7 +17,7 @@ from benchmarks.attack.outcomes import (
     tree_digest,
 )
 from jax_transformer.errors import InputError
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from tests import planted_faults
 
 pytestmark = pytest.mark.exhaustive
@@ -128,7 +128,7 @@ def test_the_cause_names_the_last_line_of_the_library():
         json_digest(object())
     found = place_of(inside.value)
     assert re.fullmatch(
-        r"TypeError at jax_transformer/storage/digests.py:\d+ in json_digest", found
+        r"TypeError at jax_transformer/storage/reading.py:\d+ in json_digest", found
     )
 
 

@@ -19,7 +19,7 @@ from jax_transformer.runs.loop import read_nonfinite
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.runs.run_model import read_tokenizer
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.digests import file_digest
+from jax_transformer.storage.reading import file_digest
 from jax_transformer.storage.weights.shards import read_weights
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.parallel_text import TextFiles, read_text

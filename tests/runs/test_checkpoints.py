@@ -22,7 +22,7 @@ from jax_transformer.runs.checkpoints import (
     verified,
 )
 from jax_transformer.runs.state import check_same
-from jax_transformer.storage.digests import json_digest
+from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers import train_byte_pair
 from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.storage.faults import faults_named
-from jax_transformer.storage.reading import open_regular
+from jax_transformer.storage.reading import errors_naming, open_regular
 from jax_transformer.storage.weights import safetensors_file, torch_file
 from jax_transformer.storage.weights.arrays import as_numpy
 from jax_transformer.storage.weights.checks import (
@@ -105,7 +104,7 @@ def write(
     storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
     arrays = {name: storable[id(tensor)] for name, tensor in tensors.items()}  # ties stay
     with (
-        faults_named(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
+        errors_naming(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
         staged_file(path) as temporary,
     ):
         if _is_safetensors(path):

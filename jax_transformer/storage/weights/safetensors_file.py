@@ -18,8 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jax_transformer.errors import one_line
-from jax_transformer.storage.digests import json_digest
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import errors_naming, json_digest
 from jax_transformer.storage.weights.checks import (
     DTYPES,
     MAX_HEADER,
@@ -36,7 +35,7 @@ def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
     metadata, entries = _read_header(path, file)
     digests = _stored_digests(path, metadata, entries)
     arrays = {}
-    with faults_named(path, "changed while it was read", ValueError, error=WeightFileError):
+    with errors_naming(path, "changed while it was read", ValueError, error=WeightFileError):
         for name, (dtype, shape) in entries.items():  # a file is mapped at the risk of a SIGBUS
             arrays[name] = np.fromfile(file, dtype, math.prod(shape)).reshape(shape)
             if digests and digests[name] != _tensor_digest(name, arrays[name]):

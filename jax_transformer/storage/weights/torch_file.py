@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from jax_transformer.errors import shorten
-from jax_transformer.storage.faults import faults_named
+from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 from jax_transformer.storage.weights.checks import (
     MAX_HEADER,
@@ -92,7 +92,7 @@ def _load(
     torch, size = _import_torch(path), os.fstat(file.fileno()).st_size
     # On damaged files zipfile and torch raise a dozen kinds of errors, and torch advises to switch
     # its protection off.
-    with faults_named(
+    with errors_naming(
         path, "is damaged or no file of torch.save", Exception, error=WeightFileError
     ):
         _check_globals(path, _check_archive(path, file, size, longest), allowed, remedy)

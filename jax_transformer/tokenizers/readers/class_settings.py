@@ -10,9 +10,8 @@ import msgspec
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage.faults import faults_named
 from jax_transformer.storage.folder import CONFIG_FILE
-from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.reading import errors_naming, read_json
 from jax_transformer.tokenizers.languages import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -91,7 +90,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         listed = EXTRA if extra_tokens(values) else ()  # with flags, which the other file lacks
         values |= {key: value for key, value in special.items() if key not in listed}
     fault = "is damaged; copy it again"
-    with faults_named(folder / TOKENIZER_CONFIG, fault, msgspec.ValidationError):
+    with errors_naming(folder / TOKENIZER_CONFIG, fault, msgspec.ValidationError):
         msgspec.convert(values, _TokenizerConfig)
         msgspec.convert(added, dict[str, Annotated[int, msgspec.Meta(ge=0)]])
     if added and "added_tokens_decoder" not in values:
