@@ -1,8 +1,8 @@
 """A layout, and the config that belongs to it, as a TOML file that a person can read and edit.
 
 `--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout. Its
-[[rows]] have the attributes of `Row`, its [[buffers]] those of `PositionTable` or `FixedBuffer`,
-its [config] the fields of a config, after a "preset" or not; docs/layouts.md shows one.
+[[rows]] have the attributes of `Row` ("parameters" are its paths), its [[buffers]] those of
+`PositionTable` or `FixedBuffer`, its [config] the fields of a config, after a "preset" or not.
 
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
@@ -23,10 +23,10 @@ from jax_transformer.convert.buffers import FixedBuffer, PositionTable
 from jax_transformer.convert.table import (
     WORD,
     Buffer,
+    Join,
     Layout,
     Operation,
     Row,
-    Stack,
     check_possible,
 )
 from jax_transformer.errors import InputError, one_line, shorten
@@ -62,7 +62,7 @@ class _Row(_Table):
     parameters: Name | Annotated[tuple[Name, ...], Meta(max_length=MAX_ROWS)]
     operation: Literal["transpose"] | None = None
     shape: tuple[int | str, ...] = ()
-    stack: Stack = "rows"
+    stack: Join = "rows"
     zeros: bool = False
     when: tuple[Name, bool | int | float | str] | None = None
 
@@ -163,10 +163,9 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
     for row in layout.rows:
         operation = "transpose" if row.operation.transposed else None
         shape = row.operation.shape
-        rows.append(
-            _Row(row.foreign, row.parameters, operation, shape, row.stack, row.zeros, row.when)
-        )
-    buffers = [_table_of_buffer(buffer) for buffer in layout.buffers]
+        parameters = row.paths if len(row.paths) > 1 else row.paths[0]
+        rows.append(_Row(row.foreign, parameters, operation, shape, row.stack, row.zeros, row.when))
+    buffers = [_table_of_buffer(buffer.foreign, buffer.value) for buffer in layout.buffers]
     fields = None
     if config is not None:  # None has no word in TOML, and is the default wherever it is possible
         values = config.to_dict().items()
@@ -174,15 +173,12 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
     return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers)
 
 
-def _table_of_buffer(buffer: Buffer) -> _Buffer:
-    value = buffer.value
+def _table_of_buffer(name: str, value: object) -> _Buffer:
     if type(value) is FixedBuffer:
-        return _Buffer(
-            buffer.foreign, value.kind, value.shape, dtype=value.dtype, values=value.values
-        )
+        return _Buffer(name, value.kind, value.shape, dtype=value.dtype, values=value.values)
     if type(value) is not PositionTable:
-        raise InputError(f"the buffer {buffer.foreign!r} is computed by a function")
-    return _Buffer(buffer.foreign, "position_table", value.shape, value.length)
+        raise InputError(f"the buffer {name!r} is computed by a function")
+    return _Buffer(name, "position_table", value.shape, value.length)
 
 
 def _parse(text: str) -> LayoutFile:

@@ -10,13 +10,13 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.report import MOST_LINES, Report, group_layers, nearest
-from jax_transformer.convert.table import Buffer, Layout, Pair, name_pattern
+from jax_transformer.convert.table import BoundRow, Buffer, Layout, name_pattern
 from jax_transformer.model.tree import LAYER, find_parameter, parameter_shapes
 
 
 def compare_names(
     named: Mapping[str, Any],
-    pairs: Sequence[Pair],
+    rows: Sequence[BoundRow],
     computed: Sequence[Buffer],
     layout: Layout,
     config: TransformerConfig,
@@ -24,12 +24,12 @@ def compare_names(
 ) -> None:
     """Report the names that a layout expects and nobody gave, and those that nobody expects."""
     copies: dict[tuple[str, ...], list[str]] = {}
-    for pair in pairs:
-        if not pair.zeros:
-            copies.setdefault(pair.paths, []).append(pair.foreign)
+    for row in rows:
+        if not row.zeros:
+            copies.setdefault(row.paths, []).append(row.foreign)
     missing = [names[0] for names in copies.values() if not any(name in named for name in names)]
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
-    expected = {pair.foreign for pair in pairs} | {buffer.foreign for buffer in computed}
+    expected = {row.foreign for row in rows} | {buffer.foreign for buffer in computed}
     unexpected = [name for name in named if name not in expected]
     report.hint = _prefix_hint(named, unexpected, missing)
     add_names(report, "missing", missing, unexpected)
@@ -78,9 +78,8 @@ def why_unexpected(name: str, layout: Layout, config: TransformerConfig) -> str:
     shapes = parameter_shapes(config)
     inside = f"{layout.scope}/" if layout.scope else ""
     for row in layout.rows:
-        if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
-            continue
-        if match := name_pattern(row.foreign).fullmatch(name):
+        match = name_pattern(row.foreign).fullmatch(name)
+        if match and row.applies_to(config):
             for path in (path.format(**match.groupdict()) for path in row.paths):
                 if f"{inside}{path}" not in shapes and find_parameter(f"{inside}{path}"):
                     return f"is {path}, which the config lacks{_remedy(f'{inside}{path}', config)}"

@@ -23,13 +23,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.tree import LAYER, PARAMETERS, Shape, parameter_shapes
 
 Tree = Mapping[str, Any]
-Stack = Literal["rows", "columns", "heads"]
-STACK_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have an axis of their own
+Join = Literal["rows", "columns", "heads"]
+JOIN_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have an axis of their own
 
 # Numbers of a config that a foreign shape may name.
 SIZES = tuple("d_model num_heads head_dim d_ff src_vocab_size tgt_vocab_size max_length".split())
 WORD = re.compile(r"\{(\w+)\}")
-KEY = "[^/]+"  # of a nested dict; a word in the braces of a path stands for one
+KEY = "[^/]+"  # of a nested dict; in a path, a word in braces stands for one key
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -40,7 +40,7 @@ class Operation:
     Attributes:
         transposed: Whether the two axes change places.
         shape: The foreign shape, where reshaping is needed. Each entry is a length, the name of
-            a config field, as "num_heads", or -1 for the one length that follows from the others.
+            a config field, for example "num_heads", or -1 for the one length that follows.
     """
 
     transposed: bool = False
@@ -87,30 +87,32 @@ class Row:
     of them, and those that are present must be equal.
 
     Attributes:
-        foreign: Name of the foreign tensor, as "encoder.layers.{i}.self_attn.out_proj.weight".
-        parameters: Path of the parameter, as "encoder/layers_{i}/self_attention/output/kernel";
-            several paths where the foreign tensor stacks several parameters.
+        foreign: Name of the foreign tensor, for example "encoder.layers.{i}.linear1.weight".
+        paths: Path of the parameter, for example "encoder/layers_{i}/self_attention/output/kernel";
+            several paths if the foreign tensor stacks several parameters. A tuple when constructed.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
         zeros: Whether an absent foreign tensor means zeros.
-        when: A field of the config and its value, without which the row is skipped, as
-            ("output_projection", "tied"); None for a row of every config.
+        when: A field of the config and its value, without which the row is skipped, for
+            example ("output_projection", "tied"); None for a row of every config.
         stack: How several parameters are stacked: "rows" along the first axis, [3 D, D] of three
-            torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x  kernel;
+            torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x @ kernel;
             "heads" along the first axis head by head: head 0 of each parameter, then head 1 of
             each, and so on.
     """
 
     foreign: str
-    parameters: str | tuple[str, ...]
+    paths: str | tuple[str, ...]
     operation: Operation = identity
     zeros: bool = False
     when: tuple[str, Any] | None = None
-    stack: Stack = "rows"
+    stack: Join = "rows"
 
     def __post_init__(self) -> None:
+        paths = (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
+        object.__setattr__(self, "paths", paths)
         stack = f"{self.foreign!r}: stack={self.stack!r}"
-        if self.stack not in STACK_AXES:
-            raise InputError(f"{stack} must be one of {', '.join(STACK_AXES)}")
+        if self.stack not in JOIN_AXES:
+            raise InputError(f"{stack} must be one of {', '.join(JOIN_AXES)}")
         if self.stack != "rows" and len(self.paths) == 1:
             raise InputError(f"{stack} needs several parameters, not one")
         for path in self.paths:
@@ -126,15 +128,14 @@ class Row:
         if not self.paths:
             raise InputError(f"{self.foreign!r} must hold at least one parameter")
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths, one or several."""
-        return (self.parameters,) if isinstance(self.parameters, str) else self.parameters
+    def applies_to(self, config: TransformerConfig) -> bool:
+        """Whether the config has the value that `when` names."""
+        return self.when is None or getattr(config, self.when[0]) == self.when[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A foreign buffer that is computed and not learned, as a position table.
+    """A foreign buffer that is computed and not learned, for example a position table.
 
     `to_params` compares it with the computed value; `to_tensors` writes the computed value.
 
@@ -146,6 +147,11 @@ class Buffer:
 
     foreign: str
     value: Callable[[TransformerConfig], np.ndarray]
+
+    def known_shape(self, config: TransformerConfig) -> Shape | None:
+        """Return the shape without computing the value; None if only the value shows it."""
+        lengths = getattr(self.value, "lengths", None)
+        return None if lengths is None else lengths(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +175,8 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-    """A row applied to one model: a foreign tensor and the parameters that it holds."""
+class BoundRow:
+    """A row applied to one config: a foreign tensor and the parameters that it holds."""
 
     foreign: str
     paths: tuple[str, ...]
@@ -178,7 +184,7 @@ class Pair:
     shapes: tuple[Shape, ...]  # of the parameters
     parts: tuple[Shape, ...]  # of the foreign tensor, one for each parameter
     zeros: bool = False
-    stack: Stack = "rows"
+    stack: Join = "rows"
     num_heads: int = 1  # that the parts of a stack by "heads" have
 
     def __post_init__(self) -> None:
@@ -211,13 +217,13 @@ class Pair:
             return "reshaped"
         return "transposed" if self.operation.transposed else "mapped"
 
-    def is_written_as(self, other: Pair) -> bool:
+    def is_written_as(self, other: BoundRow) -> bool:
         """Whether the same parameters give the same foreign tensor in both pairs."""
         return (self.operation, self.stack) == (other.operation, other.stack)
 
     def read(self, foreign: np.ndarray) -> list[np.ndarray]:
         """Return the parameters in a foreign tensor, as views of it where strides allow it."""
-        axis = STACK_AXES[self.stack]
+        axis = JOIN_AXES[self.stack]
         ends = np.cumsum([self._by_head(part)[axis] for part in self.parts])[:-1]
         stacked = np.split(foreign.reshape(self._by_head(self.shape)), ends, axis)
         return [
@@ -233,7 +239,7 @@ class Pair:
         ]
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts, STACK_AXES[self.stack]).reshape(self.shape)
+        return np.concatenate(parts, JOIN_AXES[self.stack]).reshape(self.shape)
 
     def _by_head(self, shape: Shape) -> Shape:
         """Return the shape with an axis for the heads in front, where the stack is by heads."""
@@ -242,12 +248,12 @@ class Pair:
         return (self.num_heads, shape[0] // self.num_heads, *shape[1:])
 
 
-def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
-    """Return the layout's rows for this config: one pair for each foreign tensor."""
+def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
+    """Return the layout's rows for this config: one for each foreign tensor."""
     shapes = parameter_shapes(config, layout.scope)
-    pairs: dict[str, Pair] = {}
+    bound: dict[str, BoundRow] = {}
     for row in layout.rows:
-        if row.when is not None and getattr(config, row.when[0]) != row.when[1]:
+        if not row.applies_to(config):
             continue
         pattern = name_pattern(row.paths[0], KEY)
         matches = [match for path in shapes if (match := pattern.fullmatch(path))]
@@ -256,7 +262,7 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
         for match in matches:
             words = match.groupdict()
             foreign = row.foreign.format(**words)
-            if foreign in pairs:
+            if foreign in bound:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
             paths = tuple(path.format(**words) for path in row.paths)
             if absent := [path for path in paths if path not in shapes]:
@@ -268,15 +274,15 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[Pair, ...]:
             lengths = tuple(shapes[path] for path in paths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
             stack = (row.zeros, row.stack, config.num_heads)
-            pairs[foreign] = Pair(foreign, paths, row.operation, lengths, parts, *stack)
-    covered = {path for pair in pairs.values() for path in pair.paths}
+            bound[foreign] = BoundRow(foreign, paths, row.operation, lengths, parts, *stack)
+    covered = {path for row in bound.values() for path in row.paths}
     bare = [LAYER.sub("layers_{i}", path) for path in shapes if path not in covered]
     if bare:
         raise InputError(
             f"layout {layout.name!r} has no row for {', '.join(dict.fromkeys(bare))}; add rows, or "
             "set the fields of the config by which the model lacks them, such as output_bias=False"
         )
-    return tuple(pairs.values())
+    return tuple(bound.values())
 
 
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import Buffer, Layout, Pair, Tree, expand, flatten, nest
+from jax_transformer.convert.table import BoundRow, Buffer, Layout, Tree, expand, flatten, nest
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.tree import LAYER, STACKS, Shape, parameter_shapes
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
@@ -27,8 +27,7 @@ from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, p
 COMPUTED_TOLERANCE = 1e-3
 NUMBER = re.compile(r"[0-9]+")
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-# Fields that change neither the parameters nor what they compute at the positions both can hold:
-# weights may be trained on with another dropout or read with a longer position table.
+# Fields that change neither the parameters nor what they compute at the positions that both hold.
 FREE_FIELDS = (
     "max_length",
     "dropout",
@@ -38,8 +37,8 @@ FREE_FIELDS = (
     "embedding_dropout",
     "initialization",
 )
-# A computed table may have this many numbers (some 100 MB while it is computed), and more where the
-# parameters are larger: so many times theirs.
+# A computed table may have so many numbers (some 100 MB while it is computed), or so many times as
+# many as the parameters.
 FREE_NUMBERS = 2**22
 FREE_SHARE = 4
 
@@ -53,7 +52,7 @@ def check_config(
     saved: Mapping[str, Any],
     origin: str = "the config saved with the weights",
 ) -> None:
-    """Refuse a config that contradicts the config saved with the tensors; shapes tell no heads."""
+    """Refuse a config that contradicts the one saved with the tensors; shapes do not show heads."""
     now, explicit = config.to_dict(), config.explicit()
     differing = [
         f"{name}={now.get(name, 'no such field')!r} (saved: {value!r})"
@@ -99,56 +98,56 @@ def to_params(
             than the tensors hold.
     """
     check_state_dict(tensors)
-    check = _Check(Report(layout.name), dtype, allow_nonfinite)
-    report = check.report
+    report = Report(layout.name)
+    check = _Check(report, dtype, allow_nonfinite)
     named = _strip(tensors, strip_prefixes, report)
     for name in [name for name in layout.unused if name in named]:
         report.add("not read", name, "has no meaning in the model")
         del named[name]
     config = _within(config, layout, named, "tensors", report)
-    pairs = expand(layout, config)
+    rows = expand(layout, config)
     computed = layout.buffers if buffers else ()
-    compare_names(named, pairs, computed, layout, config, report)
+    compare_names(named, rows, computed, layout, config, report)
 
     arrays: dict[str, np.ndarray] = {}
-    owners: dict[tuple[str, ...], Pair] = {}  # the tensor from which parameters are read
-    for pair in (pair for pair in pairs if pair.foreign in named):
-        array = check(pair.foreign, named[pair.foreign], pair.shape)
+    owners: dict[tuple[str, ...], BoundRow] = {}  # the tensor from which parameters are read
+    for row in (row for row in rows if row.foreign in named):
+        array = check(row.foreign, named[row.foreign], row.shape)
         if array is None:
             continue
-        arrays[pair.foreign] = array
-        owner = owners.setdefault(pair.paths, pair)
-        if owner is pair:
-            report.add(pair.kind, pair.foreign, f"{', '.join(pair.paths)} {_text(array)}")
+        arrays[row.foreign] = array
+        owner = owners.setdefault(row.paths, row)
+        if owner is row:
+            report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(array)}")
         else:
-            _compare_copies(pair, owner, arrays, report)
-    _find_untied([pair.foreign for pair in owners.values()], arrays, report)
+            _compare_copies(row, owner, arrays, report)
+    _find_untied([row.foreign for row in owners.values()], arrays, report)
     for buffer in computed:
         if buffer.foreign in named:
             _compare_computed(buffer, named[buffer.foreign], config, report)
     if report.faults:
         raise ConversionError(report)
 
-    absent = [pair for pair in pairs if pair.zeros and pair.foreign not in named]
-    claimed = sum(math.prod(shape) for pair in absent for shape in pair.shapes)
-    if claimed > (size := sum(array.size for array in arrays.values())):
+    absent = [row for row in rows if row.zeros and row.foreign not in named]
+    zeros = sum(math.prod(shape) for row in absent for shape in row.shapes)
+    if zeros > (size := sum(array.size for array in arrays.values())):
         raise InputError(
-            f"{absent[0].foreign!r} is absent: {claimed:,} numbers would be zeros, but the tensors "
+            f"{absent[0].foreign!r} is absent: {zeros:,} numbers would be zeros, but the tensors "
             f"hold only {size:,}"
         )
     named.clear()
     if consume:
         tensors.clear()
-    arrays = {pair.foreign: arrays[pair.foreign] for pair in owners.values()}
+    arrays = {row.foreign: arrays[row.foreign] for row in owners.values()}
     leaves = {}
-    for pair in absent:
-        report.add("zeros", pair.foreign, "is absent")
+    for row in absent:
+        report.add("zeros", row.foreign, "is absent")
         kind = arrays[next(iter(arrays))].dtype
-        for path, shape in zip(pair.paths, pair.shapes, strict=True):
+        for path, shape in zip(row.paths, row.shapes, strict=True):
             leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
-    for pair in owners.values():
-        array = arrays.pop(pair.foreign)
-        for path, view in zip(pair.paths, pair.read(array), strict=True):
+    for row in owners.values():
+        array = arrays.pop(row.foreign)
+        for path, view in zip(row.paths, row.read(array), strict=True):
             leaves[path] = leaf(check.convert(view))
     return nest(leaves), report
 
@@ -178,26 +177,26 @@ def to_tensors(
             fault.
         InputError: A computed buffer would be far larger than the parameters.
     """
-    check = _Check(Report(layout.name), dtype, allow_nonfinite)
-    report = check.report
+    report = Report(layout.name)
+    check = _Check(report, dtype, allow_nonfinite)
     leaves = flatten(params)
     config = _within(config, layout, leaves, "parameters", report)
-    pairs = expand(layout, config)
+    rows = expand(layout, config)
     shapes = parameter_shapes(config, layout.scope)
     add_names(report, "missing", [path for path in shapes if path not in leaves], leaves)
     add_names(report, "unexpected", [path for path in leaves if path not in shapes], shapes)
     arrays = {p: check(p, leaves[p], shape) for p, shape in shapes.items() if p in leaves}
-    for pair in pairs:
-        parts = [arrays[path] for path in pair.paths if arrays.get(path) is not None]
+    for row in rows:
+        parts = [arrays[path] for path in row.paths if arrays.get(path) is not None]
         kinds = {str(part.dtype) for part in parts}
         if dtype is None and len(kinds) > 1:
-            report.add("wrong dtype", pair.foreign, f"would stack {' and '.join(sorted(kinds))}")
+            report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
     if report.faults:
         raise ConversionError(report)
     computed = layout.buffers if buffers else ()
     size = sum(array.size for array in arrays.values())
     for buffer in computed:
-        shape = _claimed_shape(buffer, config)
+        shape = buffer.known_shape(config)
         if shape is not None and math.prod(shape) > max(FREE_NUMBERS, FREE_SHARE * size):
             raise InputError(
                 f"{buffer.foreign!r} of max_length={config.max_length} would have the shape "
@@ -205,17 +204,17 @@ def to_tensors(
             )
 
     tensors: dict[str, np.ndarray] = {}
-    owners: dict[tuple[str, ...], Pair] = {}
-    for pair in pairs:
-        owner = owners.setdefault(pair.paths, pair)
-        if owner is not pair and owner.is_written_as(pair):
-            tensors[pair.foreign] = tensors[owner.foreign]
-            report.add("tied", pair.foreign, f"to {owner.foreign}")
+    owners: dict[tuple[str, ...], BoundRow] = {}
+    for row in rows:
+        owner = owners.setdefault(row.paths, row)
+        if owner is not row and owner.is_written_as(row):
+            tensors[row.foreign] = tensors[owner.foreign]
+            report.add("tied", row.foreign, f"to {owner.foreign}")
         else:
-            tensor = pair.write([check.convert(arrays[path]) for path in pair.paths])
+            tensor = row.write([check.convert(arrays[path]) for path in row.paths])
             tensor = np.array(tensor, order="C") if copy else tensor
-            tensors[pair.foreign] = tensor
-            report.add(pair.kind, pair.foreign, f"{', '.join(pair.paths)} {_text(tensor)}")
+            tensors[row.foreign] = tensor
+            report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
     for buffer in computed:
         value = buffer.value(config)
@@ -236,7 +235,7 @@ def _within(
         field = f"num_{stack}_layers"
         claimed = getattr(config, field)
         if scope_layer or (layout.scope and layout.scope != stack):
-            # Of a stack that the layout does not convert, only the layer of its scope is needed.
+            # A stack that the layout does not convert needs only the layer of the scope.
             fields[field] = min(claimed, 1 + int(scope_layer[1]) if scope_layer else 1)
             continue
         if claimed > most > 0:  # of 0 layers, the missing names say more
@@ -246,15 +245,7 @@ def _within(
     return dataclasses.replace(config, **fields)
 
 
-def _claimed_shape(buffer: Buffer, config: TransformerConfig) -> Shape | None:
-    """Return the shape of a buffer without computing it; None where it cannot say."""
-    lengths = getattr(buffer.value, "lengths", None)
-    return None if lengths is None else lengths(config)
-
-
 class _Check:
-    """The checks of every tensor, in both directions."""
-
     def __init__(self, report: Report, dtype: str | None, allow_nonfinite: bool) -> None:
         self.report = report
         self.allow_nonfinite = allow_nonfinite
@@ -287,7 +278,6 @@ class _Check:
         return array
 
     def convert(self, array: np.ndarray) -> np.ndarray:
-        """Return the array in the type to convert to."""
         if self.dtype is None or array.dtype == self.dtype:
             return array
         with np.errstate(over="ignore"):
@@ -335,7 +325,6 @@ def check_state_dict(tensors: Mapping[str, Any]) -> None:
 
 
 def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) -> dict[str, Any]:
-    """Return the tensors without the prefixes of their names."""
     if isinstance(prefixes, str):
         raise InputError(f"strip_prefixes={prefixes!r} must be a sequence of prefixes")
     named: dict[str, Any] = {}
@@ -352,20 +341,19 @@ def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) 
 
 
 def _compare_copies(
-    pair: Pair, owner: Pair, arrays: Mapping[str, np.ndarray], report: Report
+    row: BoundRow, owner: BoundRow, arrays: Mapping[str, np.ndarray], report: Report
 ) -> None:
-    """Report whether a tied copy has the bits of the tensor that it is tied to."""
-    copy, original = arrays[pair.foreign], arrays[owner.foreign]
+    copy, original = arrays[row.foreign], arrays[owner.foreign]
     same_memory = copy.ctypes.data == original.ctypes.data and copy.strides == original.strides
-    if same_memory and pair.is_written_as(owner):
-        report.add("tied", pair.foreign, f"to {owner.foreign}")
+    if same_memory and row.is_written_as(owner):
+        report.add("tied", row.foreign, f"to {owner.foreign}")
     elif copy.dtype == original.dtype and all(
         np.array_equal(_bits(a), _bits(b))
-        for a, b in zip(pair.read(copy), owner.read(original), strict=True)
+        for a, b in zip(row.read(copy), owner.read(original), strict=True)
     ):
-        report.add("tied", pair.foreign, f"to {owner.foreign}, an equal copy of its own")
+        report.add("tied", row.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
-        report.add("not tied", pair.foreign, f"differs from {owner.foreign}, its tied copy")
+        report.add("not tied", row.foreign, f"differs from {owner.foreign}, its tied copy")
 
 
 def _find_untied(names: Sequence[str], arrays: Mapping[str, np.ndarray], report: Report) -> None:
@@ -388,7 +376,7 @@ def _compare_computed(
         return
     # What a config claims must not take memory: the shape shows the fault as well. Where it is not
     # known without computing, one row too many shows it.
-    expected = _claimed_shape(buffer, config)
+    expected = buffer.known_shape(config)
     if expected is None:
         rows = min(config.max_length, 1 + max(stored.shape, default=0))
         config = dataclasses.replace(config, max_length=rows)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Layout, Operation, Row, Stack, expand
+from jax_transformer.convert.table import Join, Layout, Operation, Row, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.places import common_module
@@ -204,7 +204,7 @@ def _exchanged(row: Row, before: str, one: str, other: str) -> Row:
     names = {one: other, other: one}
     pattern = re.compile(f"^({before})({re.escape(one)}|{re.escape(other)})(?=/)")
     paths = tuple(pattern.sub(lambda match: match[1] + names[match[2]], path) for path in row.paths)
-    return dataclasses.replace(row, parameters=paths)
+    return dataclasses.replace(row, paths=paths)
 
 
 def _row_changes(hypothesis: Hypothesis, layer: str | None) -> Iterator[Change]:
@@ -248,6 +248,6 @@ def _turned(row: Row) -> Row:
     return dataclasses.replace(row, operation=turned)
 
 
-def _restacked(row: Row, order: tuple[int, ...], stack: Stack) -> Row:
+def _restacked(row: Row, order: tuple[int, ...], stack: Join) -> Row:
     parameters = tuple(row.paths[index] for index in order)
-    return dataclasses.replace(row, parameters=parameters, stack=stack)
+    return dataclasses.replace(row, paths=parameters, stack=stack)

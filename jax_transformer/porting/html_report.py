@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import LAYER, Layout, Pair, expand
+from jax_transformer.convert.table import LAYER, BoundRow, Layout, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.places import attention_places, run
 from jax_transformer.porting.record import Batch, Masks, Record
@@ -281,9 +281,9 @@ def weights_section(config: TransformerConfig, layout: Layout) -> str:
     return _section("Weights that went where", lead, *content)
 
 
-def grouped(pairs: Sequence[Pair]) -> list[tuple[tuple[str, ...], list[Pair]]]:
+def grouped(pairs: Sequence[BoundRow]) -> list[tuple[tuple[str, ...], list[BoundRow]]]:
     """Return the pairs that differ in their layer only, with their paths, as layers_{i}/norm."""
-    groups: dict[tuple, list[Pair]] = {}
+    groups: dict[tuple, list[BoundRow]] = {}
     for pair in pairs:
         paths = tuple(LAYER.sub("layers_{i}", path) for path in pair.paths)
         foreign = pair.foreign if paths == pair.paths else re.sub(r"\d+", "#", pair.foreign)
@@ -292,7 +292,7 @@ def grouped(pairs: Sequence[Pair]) -> list[tuple[tuple[str, ...], list[Pair]]]:
     return [(key[0], group) for key, group in groups.items()]
 
 
-def operation(pair: Pair) -> str:
+def operation(pair: BoundRow) -> str:
     """Return in words how the parameters of a pair are read from its foreign tensor."""
     changes = ["transposed"] if pair.operation.transposed else []
     changes += ["reshaped"] if pair.operation.shape else []

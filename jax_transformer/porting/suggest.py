@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.table import Layout, Pair, Row
+from jax_transformer.convert.table import BoundRow, Layout, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
@@ -217,7 +217,7 @@ def together(paths: Sequence[str]) -> str:
     return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)
 
 
-def described(row: Row | Pair) -> str:
+def described(row: Row | BoundRow) -> str:
     """Return how parameters become their tensor: "transposed to [4, -1]", "transposed by rows"."""
     changes = ["transposed"] if row.operation.transposed else []
     changes += [f"to {list(row.operation.shape)}"] if row.operation.shape else []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax_transformer import InputError, convert, porting
 from jax_transformer.convert import Buffer, ConversionError, Layout, Operation, Row, transpose
 from jax_transformer.convert.layouts.reference import LAYOUT
-from jax_transformer.convert.table import Pair, check_possible, expand
+from jax_transformer.convert.table import BoundRow, check_possible, expand
 from jax_transformer.model.tree import parameter_shapes
 from tests.convert.tools import same_bits
 from tests.models import random_params, small_config
@@ -100,7 +100,7 @@ def test_a_stack_and_its_parts_give_the_same_bits(stack, transposed, sizes, axes
         parts = [(heads * size, *axes) for size in sizes]
     shapes = tuple(part[::-1] if transposed else part for part in parts)
     paths = tuple(map(str, range(len(sizes))))
-    pair = Pair("x", paths, Operation(transposed), shapes, tuple(parts), False, stack, heads)
+    pair = BoundRow("x", paths, Operation(transposed), shapes, tuple(parts), False, stack, heads)
     random = np.random.default_rng(0)
     foreign = np.array(random.normal(size=pair.shape), order="F" if order else "C")
     parameters = pair.read(foreign)

@@ -10,7 +10,7 @@ import torch
 
 from jax_transformer import TransformerConfig, convert
 from jax_transformer.convert import Layout, Operation, Row, transpose
-from jax_transformer.convert.table import Pair, expand
+from jax_transformer.convert.table import BoundRow, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import BlockError, Comparison, compare_record
 from jax_transformer.porting.html_report import (
@@ -71,7 +71,7 @@ def case(**wrong):
         if row.foreign.startswith("model.net.decoder") and name in norms:
             leaf = row.paths[0].rpartition("/")[2]
             path = f"decoder/layers_{{i}}/{norms[name]}_residual/norm/{leaf}"
-            row = dataclasses.replace(row, parameters=path)
+            row = dataclasses.replace(row, paths=path)
         rows.append(row)
     layout = dataclasses.replace(likely, rows=tuple(rows))
     params = convert.from_torch(module.state_dict(), config, layout)
@@ -235,7 +235,7 @@ def test_operations_are_told_in_words():
     def words(operation_, paths=("a",), stack="rows"):
         parts = ((4, 4),) * len(paths)
         return operation(
-            Pair("x", tuple(paths), operation_, parts, parts, stack=stack, num_heads=2)
+            BoundRow("x", tuple(paths), operation_, parts, parts, stack=stack, num_heads=2)
         )
 
     assert words(Operation()) == "as it is"

@@ -77,7 +77,7 @@ def test_torch_nn_itself_unmasks_a_wrong_layout():
         if len(row.paths) == 1:
             return row
         query, key, value = row.paths
-        return dataclasses.replace(row, parameters=(key, query, value))
+        return dataclasses.replace(row, paths=(key, query, value))
 
     wrong = dataclasses.replace(right, rows=tuple(map(exchange, right.rows)))
     result = verify.verify(module.state_dict(), config, wrong)

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 SCALES = ("embedding_scale", "position_offset", "output_scale", "attention_scale")
 UNTOLD = (*FREE_FIELDS, *SCALES, "pad_id", "bos_id", "eos_id")
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
-SIDES = {
-    "source": re.compile(r"src|source|enc|inp", re.IGNORECASE),
-    "target": re.compile(r"tgt|trg|target|dec|out", re.IGNORECASE),
-}
+SOURCE = re.compile(r"src|source|enc|inp", re.IGNORECASE)
+TARGET = re.compile(r"tgt|trg|target|dec|out", re.IGNORECASE)
 POSITIONS = get_args(inspect.get_annotations(TransformerConfig, eval_str=True)["positions"])
 SINUSOIDS = tuple(kind for kind in POSITIONS if kind.startswith("sinusoidal"))
 
@@ -54,8 +52,13 @@ class _Part(NamedTuple):
     tensor: torch.Tensor
 
     def owner(self, kind: type[nn.Module]) -> nn.Module | None:
-        """Return the first module of a class that has the parameter."""
         return next((owner for owner in self.owners if isinstance(owner, kind)), None)
+
+    @property
+    def side(self) -> int:
+        """0 where the names name the source alone, 2 for the target, and 1 otherwise."""
+        named = [any(map(words.search, self.names)) for words in (SOURCE, TARGET)]
+        return 1 + named[1] - named[0]
 
 
 def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
@@ -115,21 +118,18 @@ def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
 
     if not isinstance(module, nn.Module):
         raise InputError(f"a {type(module).__name__} is no torch.nn.Module")
-    bodies = {
-        name: part for name, part in module.named_modules() if isinstance(part, nn.Transformer)
-    }
+    bodies = [pair for pair in module.named_modules() if isinstance(pair[1], nn.Transformer)]
     if len(bodies) != 1:
-        named = ", ".join(list(bodies)[:5]) or "none"
+        named = ", ".join(name for name, _ in bodies[:5]) or "none"
         raise InputError(
             f"{type(module).__name__} must hold one torch.nn.Transformer, but holds "
             f"{len(bodies)}: {named}"
         )
-    ((name, body),) = bodies.items()
+    name, body = bodies[0]
     return f"{name}." if name else "", body
 
 
 def _parts(module: nn.Module, prefix: str) -> list[_Part]:
-    """Return the parameters that are no part of the torch.nn.Transformer."""
     inside = {id(t) for name, t in module.named_parameters() if name.startswith(prefix)}
     parts: dict[int, _Part] = {}
     for owner_name, owner in module.named_modules(remove_duplicate=False):
@@ -142,7 +142,7 @@ def _parts(module: nn.Module, prefix: str) -> list[_Part]:
 
 
 def _tables(parts: Sequence[_Part], d_model: int) -> tuple[list[_Part], list[_Part]]:
-    """Return the tables of tokens and the learned tables of positions."""
+    """Return the tables of tokens and the learned tables of positions, the source's first."""
     from torch import nn
 
     tables, positions = [], []
@@ -161,25 +161,15 @@ def _tables(parts: Sequence[_Part], d_model: int) -> tuple[list[_Part], list[_Pa
         elif embedding:
             tables.append(part)
     if len(tables) > 2:
-        listed = ", ".join(part.names[0] for part in tables)
         raise InputError(
-            f"{listed} are {len(tables)} tables of tokens; the model has two at most (a table of "
-            "positions is known by 'pos' in its name)"
+            f"{_listed(tables)} are {len(tables)} tables of tokens; the model has two at most (a "
+            "table of positions is known by 'pos' in its name)"
         )
-    return _by_side(tables), _by_side(positions)
+    return sorted(tables, key=lambda part: part.side), sorted(positions, key=lambda part: part.side)
 
 
-def _by_side(tables: list[_Part]) -> list[_Part]:
-    """Return two tables with the source's first, where their names tell."""
-    sides = [_side(part) for part in tables]
-    swapped = sides in (["target", "source"], ["target", None], [None, "source"])
-    return tables[::-1] if swapped else tables
-
-
-def _side(part: _Part) -> str | None:
-    """Return the side that the names of a table name, where they name only one."""
-    named = {side for side, words in SIDES.items() if any(map(words.search, part.names))}
-    return named.pop() if len(named) == 1 else None
+def _listed(parts: Sequence[_Part]) -> str:
+    return ", ".join(part.names[0] for part in parts)
 
 
 def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | None:
@@ -196,14 +186,14 @@ def _head(parts: Sequence[_Part], tables: list[_Part], d_model: int) -> _Part | 
     ]
     tied = [part for part in heads if part in tables]
     sizes = {len(part.tensor) for part in tables}
-    fitting = tied or [part for part in heads if not sizes or len(part.tensor) in sizes]
-    if len(fitting) > 1:
-        listed = ", ".join(part.names[0] for part in fitting)
+    possible = tied or [part for part in heads if not sizes or len(part.tensor) in sizes]
+    if len(possible) > 1:
+        listed = _listed(possible)
         raise InputError(f"{listed} could each be the output projection; the model has one")
-    if not fitting:
+    if not possible:
         return None
-    head = fitting[0]
-    if len(tables) == 2 and not any(map(_side, tables)):
+    head = possible[0]
+    if len(tables) == 2 and all(part.side == 1 for part in tables):
         first, second = tables
         if first is head or (second is not head and len(second.tensor) != len(head.tensor)):
             tables.reverse()
@@ -217,9 +207,8 @@ def _tokens(
     from torch import nn
 
     names = ("source_embedding", "target_embedding") if len(tables) == 2 else ("token_embedding",)
-    rows = [
-        Row(part.names[0], f"{name}/embedding") for part, name in zip(tables, names, strict=False)
-    ]
+    named = zip(tables, names, strict=False)
+    rows = [Row(part.names[0], f"{name}/embedding") for part, name in named]
     fields: dict[str, Any] = {"token_embeddings": ("none", "shared", "separate")[len(tables)]}
     sizes = [len(part.tensor) for part in tables or [head] if part]
     if sizes:
@@ -240,8 +229,7 @@ def _tokens(
     if not tied:
         rows.append(Row(head.names[0], "output_projection/kernel", transpose))
     bias = head.owner(nn.Linear).bias
-    names = (part.names[0] for part in parts if part.tensor is bias)
-    rows += [Row(name, "output_projection/bias") for name in names]
+    rows += [Row(p.names[0], "output_projection/bias") for p in parts if p.tensor is bias]
     fields |= {"output_projection": "tied" if tied else "linear", "output_bias": bias is not None}
     return fields, rows
 
@@ -250,8 +238,7 @@ def _axes(shape: tuple[int, ...], d_model: int) -> tuple[int | str, ...] | None:
     """Return the axes of a table of positions [.., L, .., d_model]; None if it has none."""
     if len(shape) < 2 or shape[-1] != d_model or sum(n != 1 for n in shape[:-1]) > 1:
         return None
-    rows = [index for index, length in enumerate(shape[:-1]) if length != 1]
-    place = rows[0] if rows else len(shape) - 2
+    place = next((i for i, length in enumerate(shape[:-1]) if length != 1), len(shape) - 2)
     return (*(1 if i != place else "length" for i in range(len(shape) - 1)), "d_model")
 
 
@@ -262,42 +249,38 @@ def _learned_positions(
     if not positions:
         return {}, []
     if len(positions) != 2:
-        listed = ", ".join(part.names[0] for part in positions)
         raise InputError(
-            f"{listed}: {len(positions)} learned table(s) of positions; the model has one for the "
-            "source and one for the target, and none that both share"
+            f"{_listed(positions)}: {len(positions)} learned table(s) of positions; the model has "
+            "one for the source and one for the target, and none that both share"
         )
-    tables, lengths = [], []
+    rows, lengths = [], []
     for side, part in zip(("source", "target"), positions, strict=True):
-        shape = tuple(part.tensor.shape)
-        axes = _axes(shape, d_model)
-        lengths.append(shape[axes.index("length")])
+        axes = _axes(tuple(part.tensor.shape), d_model)
+        lengths.append(part.tensor.shape[axes.index("length")])
         foreign = tuple(-1 if axis == "length" else axis for axis in axes) if len(axes) > 2 else ()
-        path = f"{side}_positions/embedding"
-        tables.append(Row(part.names[0], path, Operation(shape=foreign)))
+        rows.append(Row(part.names[0], f"{side}_positions/embedding", Operation(shape=foreign)))
     if lengths[0] != lengths[1]:
         raise InputError(
             f"{positions[0].names[0]} has {lengths[0]} positions and {positions[1].names[0]} has "
             f"{lengths[1]}; the model has one max_length for both"
         )
     max_length = lengths[0] - fields.get("position_offset", 0)
-    return {"positions": "learned", "max_length": max_length}, tables
+    return {"positions": "learned", "max_length": max_length}, rows
 
 
 def _buffers(
     module: nn.Module, d_model: int, fields: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Buffer]]:
     """Return the fields of the sinusoids that a module holds, and the buffers that it saves."""
-    saved, buffers = module.state_dict(), []
+    saved, buffers, lengths = module.state_dict(), [], []
     kinds: dict[str, str] = {}
-    lengths = []
-    added = fields.get("positions") != "none"
     for name, tensor in _constants(module):
         array = as_numpy(tensor)
-        axes = _axes(array.shape, d_model) if added and array.dtype.name in FLOATS else None
-        kind = _sinusoid(array, axes, d_model) if axes else None
+        axes = None
+        if fields.get("positions") != "none" and array.dtype.name in FLOATS:
+            axes = _axes(array.shape, d_model)
         value: Any = _constant(array)
-        if kind is not None:
+        if axes and (kind := _sinusoid(array, axes, d_model)):
             value = PositionTable(axes, array.shape[axes.index("length")])
             kinds.setdefault(kind, name)
             lengths.append(value.length)
@@ -316,13 +299,12 @@ def _buffers(
 
 
 def _constant(array: np.ndarray) -> Callable[[TransformerConfig], np.ndarray]:
-    """Return the value of a buffer that depends on nothing, such as a causal mask."""
-    copy = array.copy()
+    copy = array.copy()  # of what depends on nothing, such as a causal mask
     return lambda config: copy
 
 
 def _constants(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the buffers of a module, and the tensors that are plain attributes of it."""
+    """Yield the buffers, and the tensors that are plain attributes."""
     import torch
 
     yield from module.named_buffers(remove_duplicate=False)
@@ -347,20 +329,18 @@ def _sinusoid(array: np.ndarray, axes: tuple[int | str, ...], d_model: int) -> s
 
 
 def _config(
-    body: Mapping[str, Any], module_fields: Mapping[str, Any], fields: Mapping[str, Any]
+    body: dict[str, Any], module_fields: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> TransformerConfig:
-    """Return the config of a body and the parts around it, with the fields of the caller."""
     around = ("embedding_scale", "embedding_dropout")  # of the body alone, "none"
-    values = {
-        **body,
-        **{name: getattr(TransformerConfig, name) for name in around},
-        **module_fields,
-    }
+    values = body | {name: getattr(TransformerConfig, name) for name in around} | module_fields
     positions = values["positions"]
-    free = {*UNTOLD} - ({"max_length"} if positions == "learned" else set())
+    free = {*UNTOLD}
     # What `forward` may do or leave undone, whatever parts the module has.
     choices = {("positions", value) for value in POSITIONS if positions == "none"}
-    choices |= {("positions", "none")} if positions != "learned" else set()
+    if positions == "learned":
+        free.remove("max_length")
+    else:
+        choices.add(("positions", "none"))
     if values["output_projection"] == "none":
         choices.add(("output_projection", "tied"))
     for name, value in fields.items():
@@ -372,13 +352,12 @@ def _config(
 
 def _with_copies(module: nn.Module, layout: Layout, config: TransformerConfig) -> Layout:
     """Return the layout with a row for every other name of a parameter, as tied copies have."""
-    pairs = {pair.foreign: pair for pair in expand(layout, config)}
+    rows = {row.foreign: row for row in expand(layout, config)}
     tensors = dict(module.named_parameters(remove_duplicate=False))
-    owners = {id(tensors[name]): pair for name, pair in pairs.items() if name in tensors}
-    rows = []
-    for name, tensor in tensors.items():
-        if name not in pairs and id(tensor) in owners:
-            pair = owners[id(tensor)]
-            paths = pair.paths if len(pair.paths) > 1 else pair.paths[0]
-            rows.append(Row(name, paths, pair.operation))
-    return dataclasses.replace(layout, rows=(*layout.rows, *rows))
+    owners = {id(tensors[name]): row for name, row in rows.items() if name in tensors}
+    copies = (
+        Row(name, owner.paths, owner.operation)
+        for name, tensor in tensors.items()
+        if name not in rows and (owner := owners.get(id(tensor)))
+    )
+    return dataclasses.replace(layout, rows=(*layout.rows, *copies))

@@ -269,7 +269,7 @@ def test_a_field_that_contradicts_the_module_is_refused():
 
 
 def foreign_of(layout, path):
-    return [row.foreign for row in layout.rows if row.parameters == path]
+    return [row.foreign for row in layout.rows if row.paths == (path,)]
 
 
 def test_two_tables_of_one_size_are_told_apart_by_the_tied_head():
