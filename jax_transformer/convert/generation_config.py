@@ -21,7 +21,7 @@ from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
 
 GENERATION_FILE = "generation_config.json"
-# Values at which an option of `generate` changes nothing; so does None.
+# Values at which an option of `generate` changes nothing; so do None and ().
 USUAL = {"beam_size": 1, "num_hypotheses": 1, "early_stopping": "never"}
 USUAL |= {"allow_padding": False, "renormalize": False}
 REMEDY = "--ignore-generation-config ignores the file's generation defaults"
@@ -137,11 +137,9 @@ class _Reader:
         self.token_id = Annotated[int, Meta(ge=0, lt=config.tgt_vocab_size)]
 
     def refusal(self, key: str, fault: str) -> InputError:
-        """Return the error for the value of a key."""
         return InputError(f"{self.name}: {key}={shorten(self.values[key])} {fault}; {REMEDY}")
 
     def value(self, key: str, declared: Any, default: Any) -> Any:
-        """Return the value of a key as its type is declared."""
         if (value := self.values.get(key)) is None:
             return default
         try:
@@ -150,7 +148,6 @@ class _Reader:
             raise InputError(f"{self.name}: {error}; {REMEDY}") from error
 
     def count(self, key: str, default: int | None, least: int = 0) -> int | None:
-        """Return a whole number of at least `least`."""
         return self.value(key, Annotated[int, Meta(ge=least)], default)
 
     def tokens(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +71,17 @@ def from_huggingface(
     else:
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
     family = _family_of(values)
-    _check_architecture(values, family)
+    names = values.get("architectures")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if names and all(name.endswith(_OTHER_CLASSES) for name in names):
+        raise InputError(
+            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
+            f"use the folder of a {family.architecture}"
+        )
     if family.full_name is not None:
-        tensors = _by_full_names(tensors, family.full_name)
+        full = {name: family.full_name(name) for name in tensors}
+        # A tensor that has both names is left for the conversion to refuse.
+        tensors = {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
     tied = family.is_tied(tensors) if family.is_tied else None
     config = config_from_json(family, values, tied)
     # transformers computes buffers again: a file may hold all of them, some or none.
@@ -95,17 +103,6 @@ def from_huggingface(
     return config, params
 
 
-def _check_architecture(values: Mapping[str, Any], family: Family) -> None:
-    """Refuse a model that has other parts than an encoder-decoder with an output, by its class."""
-    names = values.get("architectures")
-    names = [str(name) for name in names] if isinstance(names, list) else []
-    if names and all(name.endswith(_OTHER_CLASSES) for name in names):
-        raise InputError(
-            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
-            f"use the folder of a {family.architecture}"
-        )
-
-
 def _rounding(tables: Sequence[np.ndarray]) -> str:
     """Return the type of half precision that position tables were once saved in, or "none".
 
@@ -118,13 +115,6 @@ def _rounding(tables: Sequence[np.ndarray]) -> str:
             if all(np.array_equal(table, table.astype(np.dtype(half))) for table in tables):
                 return half
     return "none"
-
-
-def _by_full_names(tensors: Mapping[str, Any], full_name: Callable[[str], str]) -> dict[str, Any]:
-    """Return the tensors of a family's base class by the names of its whole class."""
-    full = {name: full_name(name) for name in tensors}
-    # A tensor that has both names is left for the conversion to refuse.
-    return {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
 
 
 def load_folder(
@@ -154,21 +144,12 @@ def load_folder(
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
-    if absent := _ids_without_tokens(config, tokenizer):
+    segmenter, ids = tokenizer.target.segmenter, range(config.tgt_vocab_size)
+    if absent := [i for i in ids if i >= segmenter.size or segmenter.token(i) is None]:
         banned = {*generation.get("banned_tokens", ()), *absent}
         generation["banned_tokens"] = tuple(sorted(banned))
     config, params = from_huggingface(folder)  # the weights decide a part of the config
     return config, params, tokenizer, generation
-
-
-def _ids_without_tokens(config: TransformerConfig, tokenizer: Tokenizer) -> list[int]:
-    """Return the rows of the target's table that no token has, which no search may generate."""
-    segmenter = tokenizer.target.segmenter
-    return [
-        token_id
-        for token_id in range(config.tgt_vocab_size)
-        if token_id >= segmenter.size or segmenter.token(token_id) is None
-    ]
 
 
 def load_tokenizer(
@@ -195,11 +176,11 @@ def load_tokenizer(
 
     tokenizer = read_class(folder, config, family.tokenizer)
     for name in ("pad_id", "eos_id"):
-        size, wanted = getattr(tokenizer, name), getattr(config, name)
-        if size != wanted:
+        token_id, wanted = getattr(tokenizer, name), getattr(config, name)
+        if token_id != wanted:
             raise InputError(
-                f"{folder}: the tokenizer has {name}={size}, but config.json says {wanted}; use "
-                "the tokenizer that the model was trained with"
+                f"{folder}: the tokenizer has {name}={token_id}, but config.json says {wanted}; "
+                "use the tokenizer that the model was trained with"
             )
     if tokenizer.languages is not None and target_lang is None:
         generation = {} if ignore_generation_config else read_generation_config(folder)[0]
@@ -233,7 +214,7 @@ def to_huggingface(
             of this config.
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
         origin: The folder that the model comes from, as `origin.read_origin` returns it.
-        max_shard_size: Most bytes of the tensors in one file, as a number or as "5GB". Larger
+        max_shard_size: Most bytes of the tensors in one file: a number, or text like "5GB". Larger
             weights become shards; a larger tensor has a shard of its own.
 
     Raises:
@@ -322,7 +303,6 @@ def _tokenizer_files(
 
 
 def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
-    """Refuse a folder that cannot be written; changes nothing on the disk."""
     taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(
@@ -344,7 +324,6 @@ def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> Non
 
 
 def _few(names: Sequence[str]) -> str:
-    """Return names for a message: a model may have many shards."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -378,7 +357,6 @@ def read_model_config(path: Path) -> TransformerConfig:
 
 
 def _family_of(values: Mapping[str, Any]) -> Family:
-    """Return the family that a config.json names."""
     try:
         return get_family(values.get("model_type"))
     except InputError as error:
@@ -393,10 +371,10 @@ def _family_for(config: TransformerConfig) -> Family:
             config_to_json(family, config)
         except InputError as error:
             reasons[name] = str(error)
-    fitting = [name for name in FAMILIES if name not in reasons]
-    if not fitting:
+    families = [name for name in FAMILIES if name not in reasons]
+    if not families:
         raise InputError("; ".join(reasons.values()))
-    if len(fitting) > 1:
-        names = ", ".join(fitting)
+    if len(families) > 1:
+        names = ", ".join(families)
         raise InputError(f"several families have this config: choose one by family= from {names}")
-    return FAMILIES[fitting[0]]
+    return FAMILIES[families[0]]

@@ -93,5 +93,4 @@ def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[
 
 
 def _code(languages: Languages, token_id: object) -> str | None:
-    """Return the code of an id; None if no code has it."""
     return next((code for code, i in languages.ids.items() if i == token_id), None)

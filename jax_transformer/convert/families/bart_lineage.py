@@ -10,7 +10,13 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.families.family import ACTIVATIONS, Family, generation
+from jax_transformer.convert.families.family import (
+    ACTIVATIONS,
+    ENCODER_DECODER,
+    Family,
+    flag,
+    generation,
+)
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
 from jax_transformer.model.tree import STACKS
@@ -35,29 +41,28 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
 }
 WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     "activation_function": ACTIVATIONS,
-    "scale_embedding": {
-        True: {"embedding_scale": "sqrt_d_model"},
-        False: {"embedding_scale": "none"},
-    },
+    "scale_embedding": flag("embedding_scale", "sqrt_d_model", "none"),
 }
-FIXED: Mapping[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (True,),
-    "is_decoder": (False,),
-    "tie_word_embeddings": (True,),
-}
+FIXED: Mapping[str, tuple[Any, ...]] = ENCODER_DECODER | {"tie_word_embeddings": (True,)}
 # Layerdrop skips whole layers in training, by chance.
 TRAINING_ONLY: Mapping[str, float] = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 # Without a start id, mBART and PLBart generate from BOS. In training, transformers moves the last
 # token of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token
 # is the config's `bos_id`.
 START_FROM_BOS = {"decoder_start_token_id": lambda values: values.get("bos_token_id")}
-# What most classes of configurations take an absent key for.
+
+
+def sizes(layers: int, heads: int, d_ff: int) -> dict[str, int]:
+    """Return the keys of config.json for stacks of equal sizes."""
+    keys = {"layers": layers, "attention_heads": heads, "ffn_dim": d_ff}
+    return {f"{stack}_{key}": size for stack in STACKS for key, size in keys.items()}
+
+
+# What an absent key means in most classes of configurations.
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 50_265,
     "d_model": 1024,
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 12),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4096),
+    **sizes(12, 16, 4096),
     "max_position_embeddings": 1024,
     "activation_function": "gelu",
     "scale_embedding": False,
@@ -124,20 +129,14 @@ def layout(
 
 def stack_rows(prefix: str) -> list[Row]:
     """Return the rows of the stacks by the names of fairseq, which transformers kept."""
-    rows = []
+    rows, feed_forward = [], ("fc1", "fc2", "final_layer_norm")
     attentions = {"self_attention": ("self_attn", "self_attn_layer_norm")}
     for stack, side in zip(STACKS, ("source", "target"), strict=True):
         foreign = f"{prefix}{stack}"
         rows += [
             Row(f"{foreign}.embed_positions.weight", f"{side}_positions/embedding"),
             *norm(f"{foreign}.layernorm_embedding", f"{side}_embedding_norm"),
-            *layer_rows(
-                f"{foreign}.layers",
-                stack,
-                attentions,
-                PROJECTIONS,
-                ("fc1", "fc2", "final_layer_norm"),
-            ),
+            *layer_rows(f"{foreign}.layers", stack, attentions, PROJECTIONS, feed_forward),
             *norm(f"{foreign}.layer_norm", f"{stack}/norm"),
         ]
         attentions["cross_attention"] = ("encoder_attn", "encoder_attn_layer_norm")

@@ -9,10 +9,8 @@ FAMILY = bart_lineage.family(
     defaults={
         "vocab_size": 8008,
         "d_model": 2560,
-        "encoder_layers": 2,
+        **bart_lineage.sizes(2, 32, 10_240),
         "decoder_layers": 24,
-        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 32),
-        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 10_240),
         "max_position_embeddings": 128,
         "pad_token_id": 0,
         "decoder_start_token_id": 1,

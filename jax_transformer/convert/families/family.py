@@ -21,6 +21,12 @@ ACTIVATIONS = {
     "silu": {"activation": "silu"},
     "swish": {"activation": "silu"},
 }
+ENCODER_DECODER = {"is_encoder_decoder": (True,), "is_decoder": (False,)}  # a part of `fixed`
+
+
+def flag(field: str, true: Any, false: Any) -> dict[bool, dict[str, Any]]:
+    """Return the words of a key that is true or false and sets one field."""
+    return {True: {field: true}, False: {field: false}}
 
 
 @dataclass(frozen=True)

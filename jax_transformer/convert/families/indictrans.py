@@ -5,7 +5,11 @@ norm of the embeddings, a table for each side, and names of its own in config.js
 """
 
 from jax_transformer.convert.families import bart_lineage, m2m_100
-from jax_transformer.convert.families.family import generation_without_forced_end
+from jax_transformer.convert.families.family import (
+    ENCODER_DECODER,
+    flag,
+    generation_without_forced_end,
+)
 
 _WIDTHS = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), "d_model")
 _LENGTHS = dict.fromkeys(("max_source_positions", "max_target_positions"), "max_length")
@@ -21,18 +25,11 @@ FAMILY = bart_lineage.family(
         "decoder_vocab_size": "tgt_vocab_size",
         **_WIDTHS,
         **_LENGTHS,
-        **{
-            key: field
-            for key, field in bart_lineage.FIELDS.items()
-            if field not in ("d_model", "max_length")
-        },
+        **{k: v for k, v in bart_lineage.FIELDS.items() if v not in ("d_model", "max_length")},
     },
     words={
         **bart_lineage.WORDS,
-        "layernorm_embedding": {
-            True: {"embedding_norm": True},
-            False: {"embedding_norm": False},
-        },
+        "layernorm_embedding": flag("embedding_norm", True, False),
         # As the published models; without this key the class norms after each addition.
         "encoder_normalize_before": {True: {}},
         "decoder_normalize_before": {True: {}},
@@ -41,13 +38,11 @@ FAMILY = bart_lineage.family(
             False: {"token_embeddings": "separate", "output_projection": "linear"},
         },
     },
-    fixed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
+    fixed=ENCODER_DECODER,
     defaults={
         **dict.fromkeys(_WIDTHS, 512),
         **dict.fromkeys(_LENGTHS, 210),
-        **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
-        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8),
-        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048),
+        **bart_lineage.sizes(6, 8, 2048),
         "activation_function": "relu",
         "scale_embedding": True,
         **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before"), False),

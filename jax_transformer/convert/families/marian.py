@@ -1,10 +1,10 @@
-"""MarianMTModel: translation models of Marian, as opus-mt (Junczys-Dowmunt et al. 2018)."""
+"""MarianMTModel: the models of Marian, for example opus-mt (Junczys-Dowmunt et al. 2018)."""
 
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
-from jax_transformer.convert.families.family import generation
+from jax_transformer.convert.families.family import flag, generation
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
@@ -25,10 +25,7 @@ FAMILY = bart_lineage.family(
     },
     words={
         **bart_lineage.WORDS,
-        "share_encoder_decoder_embeddings": {
-            True: {"token_embeddings": "shared"},
-            False: {"token_embeddings": "separate"},
-        },
+        "share_encoder_decoder_embeddings": flag("token_embeddings", "shared", "separate"),
     },
     defaults={
         "vocab_size": 58_101,

@@ -9,9 +9,7 @@ FAMILY = bart_lineage.family(
     defaults={
         "vocab_size": 50_005,
         "d_model": 768,
-        **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
-        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 12),
-        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072),
+        **bart_lineage.sizes(6, 12, 3072),
         "scale_embedding": True,
         "attention_dropout": 0.1,
         "bos_token_id": 0,

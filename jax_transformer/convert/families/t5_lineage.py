@@ -3,14 +3,16 @@
 They share the names of their weights and all keys of config.json but `scale_decoder_outputs`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.convert.families.family import (
     ACTIVATIONS,
+    ENCODER_DECODER,
     Family,
+    flag,
     generation_without_forced_end,
 )
 from jax_transformer.convert.table import Layout, Row, transpose
@@ -48,13 +50,9 @@ WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
         # In spite of its name: the approximation by tanh.
         "gated-gelu": {"activation": "gelu_tanh", "gated_feed_forward": True},
     },
-    "tie_word_embeddings": {
-        True: {"output_projection": "tied"},
-        False: {"output_projection": "linear"},
-    },
+    "tie_word_embeddings": flag("output_projection", "tied", "linear"),
 }
-FIXED: Mapping[str, tuple[Any, ...]] = {"is_encoder_decoder": (True,), "is_decoder": (False,)}
-# What most classes of configurations take an absent key for.
+# What an absent key means in most classes of configurations.
 DEFAULTS: Mapping[str, Any] = {
     "d_model": 512,
     "d_kv": 64,
@@ -85,13 +83,8 @@ MULTILINGUAL: Mapping[str, Any] = {
 # Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
 # config.json of older versions has no such key; there, an untied model has no factor.
 SCALED: Mapping[str, Mapping[str, Any]] = {
-    "words": {
-        **WORDS,
-        "scale_decoder_outputs": {
-            True: {"output_scale": "inverse_sqrt_d_model"},
-            False: {"output_scale": "none"},
-        },
-    },
+    "words": WORDS
+    | {"scale_decoder_outputs": flag("output_scale", "inverse_sqrt_d_model", "none")},
     "computed": {
         **COMPUTED,
         "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
@@ -100,15 +93,14 @@ SCALED: Mapping[str, Mapping[str, Any]] = {
 
 
 def layout(name: str) -> Layout:
-    """Return the names and shapes of a family's weights, of which each config has a part."""
+    """Return the names and shapes of a family's weights; each config has a part of them."""
+    attentions = [("self_attention", "SelfAttention"), ("cross_attention", "EncDecAttention")]
     rows = (
         *(Row(table, "token_embedding/embedding") for table in TABLES),
         Row(HEAD, "token_embedding/embedding", when=("output_projection", "tied")),
         Row(HEAD, "output_projection/kernel", transpose),
-        *_stack("encoder", {"self_attention": "SelfAttention"}),
-        *_stack(
-            "decoder", {"self_attention": "SelfAttention", "cross_attention": "EncDecAttention"}
-        ),
+        *_stack("encoder", attentions[:1]),
+        *_stack("decoder", attentions),
     )
     # Old versions of T5 had this table and did not use it.
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -138,7 +130,7 @@ def family(
         "generation": generation_without_forced_end,
         "fields": FIELDS,
         "words": WORDS,
-        "fixed": FIXED,
+        "fixed": ENCODER_DECODER,
         "defaults": DEFAULTS | defaults,
         "computed": COMPUTED,
         "is_tied": is_tied,
@@ -147,8 +139,8 @@ def family(
     return Family(model_type, architecture, preset, **(usual | others))
 
 
-def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
-    """Return the rows of a stack, given the foreign name of each attention."""
+def _stack(stack: str, attentions: Sequence[tuple[str, str]]) -> list[Row]:
+    """Return the rows of a stack, given our name and the foreign name of each attention."""
     foreign, path = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
     bias = "layer.0.SelfAttention.relative_attention_bias.weight"
     rows = [
@@ -156,13 +148,12 @@ def _stack(stack: str, attentions: Mapping[str, str]) -> list[Row]:
         Row(f"{stack}.block.{{i}}.{bias}", f"{path}/relative_attention_bias/embedding"),
         Row(f"{stack}.final_layer_norm.weight", f"{stack}/norm/scale"),
     ]
-    for number, (block, name) in enumerate(attentions.items()):
+    for number, (block, name) in enumerate(attentions):
         for projection in ("query", "key", "value", "output"):
             tensor = f"{foreign}.{number}.{name}.{projection[0]}.weight"
             rows.append(Row(tensor, f"{path}/{block}/{projection}/kernel", transpose))
-        rows.append(
-            Row(f"{foreign}.{number}.layer_norm.weight", f"{path}/{block}_residual/norm/scale")
-        )
+        norm = f"{foreign}.{number}.layer_norm.weight"
+        rows.append(Row(norm, f"{path}/{block}_residual/norm/scale"))
     foreign, path = f"{foreign}.{len(attentions)}", f"{path}/feed_forward"
     for name, block, gated in (
         ("wi", "inner", False),

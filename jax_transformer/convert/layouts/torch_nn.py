@@ -197,7 +197,6 @@ def _attention(foreign: str, path: str) -> list[Row]:
 
 
 def _stack(stack: str, foreign: str, path: str) -> list[Row]:
-    """Return the rows of a stack whose names begin with `foreign` and `path`."""
     foreign_layer, layer = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
     blocks = ["self_attention", "cross_attention", "feed_forward"]
     if stack == "encoder":
@@ -216,7 +215,6 @@ def _stack(stack: str, foreign: str, path: str) -> list[Row]:
 
 
 def _wrong_class(module: nn.Module) -> str:
-    """Return the message for a module that is no torch.nn.Transformer or stack."""
     from torch import nn
 
     message = f"{type(module).__name__} is no torch.nn.Transformer or stack of one"
@@ -271,7 +269,6 @@ def _module_fields(part: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _activation(activation: object) -> str:
-    """Return the config's name of a torch activation."""
     from torch import nn
 
     function, approximate = activation, getattr(activation, "approximate", "none")
