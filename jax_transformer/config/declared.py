@@ -1,7 +1,7 @@
 """Dataclasses whose fields are declared with types and ranges, and the one check of their values.
 
-A field is declared as `Annotated[int, Meta(ge=1)]`, as `Literal` choices, as a tuple of these, as a
-path, or with `| None`. Values may come from Python, from JSON or YAML, or as text from flags.
+A field is `Annotated[int, Meta(ge=1)]`, `Literal` choices, a tuple of these or a path, each perhaps
+with `| None`. Values may come from Python, from JSON or YAML, or as text from flags.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
 
     Args:
         declared: The type, with its range.
-        text: Whether a text may stand for a number or for None, as in a flag.
+        text: Whether a text may stand for a number or for None: flags are text.
     """
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if text and plain == "None" and type(None) in get_args(declared):

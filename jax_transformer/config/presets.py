@@ -92,7 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dropout_placement": "norm",
         "initialization": "torch_default",
     },
-    # Components printed beside a torch.nn.Transformer; what they leave open follows that module.
+    # Components printed with a torch.nn.Transformer; what they leave open follows that module.
     "bias_free_qkv": {
         "embedding_dropout": "none",
         "qkv_bias": False,

@@ -25,8 +25,8 @@ class PositionTable:
     """The sinusoids of a config in another program's shape: a `Buffer.value`.
 
     Attributes:
-        shape: The axes of the buffer: "length", then "d_model", and any axes of length 1, as
-            (1, "length", "d_model") for a table that is added to a batch [B, L, D].
+        shape: The axes of the buffer: "length", then "d_model", and any axes of length 1, for
+            example (1, "length", "d_model") for a table that is added to a batch [B, L, D].
         length: Rows of the table; None is `max_length + position_offset` of the config.
     """
 
@@ -112,7 +112,7 @@ class FixedBuffer:
 
 
 def fixed_buffer(array: np.ndarray) -> FixedBuffer | None:
-    """Return what computes an array bit for bit; None where it is no range and no triangle."""
+    """Return what computes an array bit for bit; None if it is neither a range nor a triangle."""
     if array.dtype.name not in DTYPES or not 0 < array.size <= MOST_NUMBERS:
         return None
     flat = array.reshape(-1)

@@ -213,7 +213,7 @@ def to_huggingface(
         family: Model type of the family; None is the origin's, or the only family that has models
             of this config.
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
-        origin: The folder that the model comes from, as `origin.read_origin` returns it.
+        origin: The folder that the model comes from; `origin.read_origin` returns it.
         max_shard_size: Most bytes of the tensors in one file: a number, or text like "5GB". Larger
             weights become shards; a larger tensor has a shard of its own.
 
@@ -221,7 +221,7 @@ def to_huggingface(
         InputError: A file exists, or other weights that could be read in the place of the new
             ones; the parent folder does not; no family has this config (names the fields), several
             have it and `family` is None; the family's class does not read this kind of tokenizer;
-            the origin is of another family or vocabulary; `max_shard_size` is no size; or the
+            the origin is of another family or vocabulary; `max_shard_size` is not a size; or the
             parameters are not those of the config. Nothing is written then.
     """
     directory = Path(directory)
@@ -290,7 +290,7 @@ def _config_of(
 def _tokenizer_files(
     family: Family, tokenizer: Tokenizer, config: TransformerConfig
 ) -> dict[str, bytes]:
-    """Return the file that transformers needs beside a tokenizer's own files."""
+    """Return the file that transformers needs besides the tokenizer's own files."""
     from jax_transformer.tokenizers.readers.classes import written_config
 
     settings = family.tokenizer and written_config(tokenizer, config, family.tokenizer)

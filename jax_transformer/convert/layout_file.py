@@ -139,8 +139,8 @@ def write_layout(
         path: A file whose name ends in .toml. A link at this path is replaced, never followed.
 
     Raises:
-        InputError: The file exists, its folder does not, or TOML has no form for a part of the
-            layout: a buffer that is computed by a function.
+        InputError: The file exists, its folder does not, or TOML cannot hold a part of the layout,
+            for example a buffer that a function computes.
     """
     import tomli_w
 
@@ -167,7 +167,7 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
         rows.append(_Row(row.foreign, parameters, operation, shape, row.stack, row.zeros, row.when))
     buffers = [_table_of_buffer(buffer.foreign, buffer.value) for buffer in layout.buffers]
     fields = None
-    if config is not None:  # None has no word in TOML, and is the default wherever it is possible
+    if config is not None:  # TOML cannot hold None, which is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
     return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers)

@@ -1,7 +1,6 @@
-"""What a Hugging Face folder holds besides the model, kept so that it can be written back.
+"""What a Hugging Face folder holds besides the model: a trained model carries it in one file.
 
-A model that was read from such a folder, trained on and saved by this library carries its origin in
-one file, `huggingface_origin.json`.
+The file is `huggingface_origin.json`; `to_huggingface` writes its content back.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from jax_transformer.storage.writing import json_bytes
 ORIGIN_FILE = "huggingface_origin.json"
 MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file
 MAX_ORIGIN = 2**26  # bytes of `ORIGIN_FILE`: 4/3 of them, and the content of config.json
-# Ends of the names of weights, which would be stale beside other weights, and of their indices.
+# Ends of the names of weights and of their indices: with other weights they would be stale.
 WEIGHTS = tuple(
     ".bin .ckpt .gguf .h5 .index.json .mlmodel .msgpack .npz .onnx "
     ".onnx_data .ot .pb .pt .pth .safetensors .tflite".split()
@@ -65,10 +64,10 @@ class Origin:
 
 
 def read_origin(folder: Path) -> tuple[Origin, list[str]]:
-    """Return the origin that is a Hugging Face folder, and the names of what it leaves out.
+    """Return the origin of a Hugging Face folder, and the names of what it leaves out.
 
-    These are other weights, folders, files of more than 16 MiB, what is no regular file, and what
-    would make more than 32 MiB together.
+    It leaves out other weights, folders, special files, files of more than 16 MiB, and what would
+    make more than 32 MiB together.
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))

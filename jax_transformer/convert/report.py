@@ -24,7 +24,7 @@ FAULTS = (
 LONGEST_NAME = 200  # characters of a name that a message shows
 MOST_LINES = 18  # faults that a message shows; the report holds them all
 CANDIDATES = 2000  # names among which the nearest is looked for
-LAYER_NUMBERS = 4  # numbers of a name of which one may be that of the layer
+LAYER_NUMBERS = 4  # the layer's number is looked for among the first of a name
 NUMBER = re.compile(r"(?<![0-9])[0-9]{1,6}(?![0-9])")
 Template = tuple[str, str] | tuple[str]  # what precedes and follows the layer's number
 
@@ -54,7 +54,7 @@ class Report:
     Attributes:
         layout: Name of the layout.
         entries: What was done with each tensor, or what is wrong with it.
-        hint: One remedy for many faults, as a prefix to strip.
+        hint: One remedy for many faults, for example a prefix to strip.
     """
 
     layout: str
@@ -87,8 +87,8 @@ class Report:
 class ConversionError(InputError):
     """Tensors that do not fit their layout. Nothing was converted.
 
-    The message shows the first faults of each kind and counts the others. Names that differ in the
-    number of the layer alone are one line, with numbers as in "layers.{0..5}.norm.weight".
+    The message shows the first faults of each kind and counts the others. Names that differ only in
+    the number of the layer are one line, for example "layers.{0..5}.norm.weight".
     """
 
     def __init__(self, report: Report) -> None:
@@ -117,9 +117,9 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
-    """Return names in groups that differ in the layer's number alone, by what is around the number.
+    """Return names in groups that differ only in the layer's number, by the text around it.
 
-    Which number of a name is the layer's is not known: the one that gives the fewest groups.
+    The layer's number is taken to be the one that gives the fewest groups.
     """
     best: dict[Template, list[str]] = {(name,): [name] for name in names}
     numbers = [list(itertools.islice(NUMBER.finditer(name), LAYER_NUMBERS)) for name in names]
@@ -137,7 +137,7 @@ def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
 
 
 def _alike(entries: Sequence[Entry]) -> list[tuple[Template, list[Entry]]]:
-    """Return entries of one kind in groups that a message shows as one line each."""
+    """Return entries of one kind in groups; a message shows each as one line."""
     templates = group_layers([entry.name for entry in entries])
     template_of = {name: template for template, names in templates.items() for name in names}
     groups: dict[tuple[Template, str], list[Entry]] = {}

@@ -1,8 +1,7 @@
 """The rule language: a layout is a table of rows, and both directions are read from it.
 
 A foreign tensor belongs to another program and is known by its name. A parameter belongs to this
-library and is known by its path: the keys of the nested dict, joined by slashes. `transfer` moves
-tensors through a layout.
+library and is known by its path: the keys of the nested dict, joined by slashes.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ class Row:
     """A foreign tensor and the parameter that it holds.
 
     A word in braces stands for one name or number, the same on both sides. A row applies to every
-    parameter whose path it matches; it is skipped where the config has no such parameter. Several
-    rows for one parameter are tied copies: `to_tensors` writes all of them, `to_params` needs one
-    of them, and those that are present must be equal.
+    parameter of the config whose path it matches, perhaps to none. Several rows for one parameter
+    are tied copies: `to_tensors` writes all of them, `to_params` needs one of them, and those that
+    are present must be equal.
 
     Attributes:
         foreign: Name of the foreign tensor, for example "encoder.layers.{i}.linear1.weight".

@@ -1,7 +1,7 @@
 """Tensors through a layout, both ways: every fault is found before anything is converted.
 
-A config may come from a file that nobody checked. Nothing of a size that it claims is built before
-it was compared with the tensors: reading it costs no more time and memory than they do.
+A config may come from a file that nobody checked. Nothing of the size that it claims is built
+before it was compared with the tensors: reading costs no more time and memory than they do.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ def to_params(
             begins with them.
         buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
         leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
-        consume: Whether `tensors`, a dict, is emptied when it has no fault, so that each tensor
-            is freed after its conversion, and the model is not held in memory twice.
+        consume: Whether `tensors`, a dict without a fault, is emptied, so that the model is not
+            held in memory twice.
 
     Returns:
         The parameters as a nested dict of new arrays, and the report.
 
     Raises:
         ConversionError: The tensors do not fit; its report lists every fault.
-        InputError: `tensors` is no mapping of names to tensors, or more numbers would be zeros
-            than the tensors hold.
+        InputError: `tensors` does not map names to tensors, or more numbers would be zeros than
+            the tensors hold.
     """
     check_state_dict(tensors)
     report = Report(layout.name)
@@ -166,7 +166,7 @@ def to_tensors(
 
     Args:
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
-            read-only views of any strides, which a file can hold as well.
+            read-only views of any strides.
 
     Returns:
         Numpy arrays by foreign name, new and C-contiguous with `copy`, and the report. Tied copies
@@ -389,7 +389,7 @@ def _compare_computed(
         report.add("wrong dtype", buffer.foreign, f"{stored.dtype}, expected real numbers")
         return
     exact, computed = stored.astype(np.float64), buffer.value(config).astype(np.float64)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity, as in a mask
+    with np.errstate(invalid="ignore"):  # infinity minus infinity, for example in a mask
         error = np.abs(np.where(exact == computed, 0, exact - computed))
     index = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     halves = (stored.dtype.name, config.position_rounding)

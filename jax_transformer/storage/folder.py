@@ -126,7 +126,7 @@ def _hidden(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _hidden_folder(folder: Path) -> Iterator[Path]:
-    """Create and lock the hidden folder beside a folder, empty; remove it in the end."""
+    """Create and lock the empty hidden folder of a folder; remove it in the end."""
     hidden, descriptor = _hidden(folder), None
     while descriptor is None:
         hidden.mkdir(exist_ok=True)
@@ -149,7 +149,7 @@ def _hidden_folder(folder: Path) -> Iterator[Path]:
 
 
 def _link_or_copy(path: Path, target: Path) -> None:
-    """Give a file a second name; copy it on a disk that has no hard links."""
+    """Give a file a second name; copy it on a disk without hard links."""
     try:
         os.link(path, target, follow_symlinks=False)
     except OSError:

@@ -14,13 +14,13 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that th
 def local_folder(model: str | Path) -> Path:
     """Return the folder of a model: a path, or that of a name such as Helsinki-NLP/opus-mt-en-de.
 
-    A path in a folder that exists here is no name of the hub. What the hub's cache holds is used
-    without the network. Otherwise what a model needs is downloaded: settings, tokenizer, and
-    weights in one format.
+    If the folder around a path exists, it is a path and not a name of the hub. What the hub's cache
+    holds is used without the network. Otherwise what a model needs is downloaded: settings,
+    tokenizer, and weights in one format.
 
     Raises:
         ModuleNotFoundError: huggingface_hub is not installed.
-        InputError: The hub cannot be reached, or has no such model with weights.
+        InputError: The hub cannot be reached, or does not have the model with weights.
     """
     path, model = Path(model), str(model)
     if path.parent.exists() or not HUB_ID.fullmatch(model):

@@ -1,8 +1,7 @@
 """The one way to read a file that a user names: a regular file of a bounded size.
 
 A file is opened once, without waiting, and everything is checked and read on that descriptor: a
-FIFO does not block, a device has no end that is waited for, and a file that grows is not followed.
-Links are followed.
+FIFO does not block, a device is not read, and a growing file is not followed. Links are followed.
 """
 
 import contextlib

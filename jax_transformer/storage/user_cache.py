@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def user_cache() -> Path | None:
-    """Return the folder by the XDG Base Directory Specification; None where the user has no home.
+    """Return the folder by the XDG Base Directory Specification; None without a home folder.
 
     The specification ignores a relative XDG_CACHE_HOME.
     """

@@ -37,8 +37,6 @@ def to_yaml(settings: Mapping[str, Any]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader without tags, merges, dates, large aliases and names that occur twice."""
-
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._values: dict[yaml.Node, int] = {}  # of a node, with those of its aliases
@@ -70,13 +68,12 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
-        """Refuse half a pair of surrogates, which is no text that can be written again."""
         value = super().construct_scalar(node)
-        value.encode()
+        value.encode()  # refuses half a pair of surrogates, which cannot be written again
         return value
 
     def number(self, node: yaml.ScalarNode) -> Any:
-        """Return a number; base 60, as 1:30, is text as in YAML 1.2."""
+        """Return a number; base 60 (1:30) is text, as in YAML 1.2."""
         if ":" in node.value:
             return self.construct_scalar(node)
         if len(node.value) > LONGEST_NUMBER:

@@ -1,4 +1,4 @@
-"""Batches of a few fixed shapes, each of which needs one compilation; ragged ids as one array."""
+"""Batches of a few fixed shapes (each needs one compilation); ragged ids as one array."""
 
 import concurrent.futures
 import operator
@@ -47,7 +47,7 @@ def pad(
         src = jax_transformer.pad([[5, 6, 2], [7, 2]], config.pad_id)
 
     Args:
-        rows: Ids, as `tokenizer.encode_source(lines)` returns them; their lengths may differ.
+        rows: Ids, for example of `tokenizer.encode_source(lines)`; their lengths may differ.
         pad_id: `config.pad_id`.
         length: Length of the array; None is that of the longest row. `jax.jit` compiles each
             length anew, so few lengths are better than many.
@@ -56,8 +56,7 @@ def pad(
         Ids [batch, length].
 
     Raises:
-        InputError: A row is no sequence of whole numbers, an id does not fit in 32 bits, or a row
-            is longer than `length`.
+        InputError: A row is not a sequence of whole numbers of 32 bits, or is longer than `length`.
     """
     try:
         longest = max(map(len, rows), default=0)
@@ -117,7 +116,7 @@ def training_batches(corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch
 
 
 def _read_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
-    """Yield the items, of which a thread makes the next `count`."""
+    """Yield the items; a thread makes the next `count` in advance."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         coming = deque(thread.submit(next, items, None) for _ in range(count))
         try:

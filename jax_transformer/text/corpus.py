@@ -71,14 +71,13 @@ NOTHING = Counts(0, 0, 0, Counter(), Counter())
 
 
 class FileArray:
-    """An array in a file, of which slices are read when they are needed; threads may share it.
+    """An array in a file; slices are read when they are needed, and threads may share it.
 
     `os.pread` and not a memory map: a file that is truncated while it is open would end the
     process, and mapped pages would count as memory of the process.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, count: int) -> None:
-        """Open the file and check its size."""
         self.dtype = dtype
         with open_regular(path, f"cannot be read; {again(path.parent)}") as file:
             self._descriptor = os.dup(file.fileno())
@@ -146,7 +145,6 @@ class Corpus:
         pad_id: int = 0,
         weights: Sequence[float] = (1.0,),
     ) -> None:
-        """Take the parts."""
         self.parts, self.weights = tuple(parts), tuple(weights)
         self.src_vocab_size, self.tgt_vocab_size = src_vocab_size, tgt_vocab_size
         self.pad_id = pad_id
@@ -161,8 +159,7 @@ class Corpus:
         return cls(parts, first.src_vocab_size, first.tgt_vocab_size, first.pad_id, weights)
 
     def __len__(self) -> int:
-        """Return the number of pairs of an epoch."""
-        return int(self._ends[-1])
+        return int(self._ends[-1])  # pairs of an epoch
 
     @property
     def counts(self) -> Counts:
@@ -237,7 +234,7 @@ def packed_part(
     seed: int = 0,
     dtype: np.dtype | None = None,
 ) -> Part:
-    """Return pairs of ids in memory, of which `sources` are those of the source, and count them."""
+    """Return pairs of ids in memory, and count them; `sources` of a pair's ids are its source."""
     ids = np.concatenate(pairs or [np.zeros(0, dtype)])
     sizes = np.array([len(pair) for pair in pairs], np.int64)
     index = np.zeros(len(pairs), INDEX_TYPE)

@@ -45,7 +45,7 @@ USUAL_READING = Reading()
 class Block(NamedTuple):
     r"""Lines of a parallel text that follow each other, as bytes without "\n".
 
-    A line above `LONGEST_LINE` bytes is None. A .tsv file has no targets: its lines are sources.
+    A line above `LONGEST_LINE` bytes is None. The lines of a .tsv file are sources without targets.
     """
 
     first: int  # number of the first pair in the whole text, from 0
@@ -138,7 +138,7 @@ class TextFiles:
     """
 
     sources: tuple[Path, ...]
-    targets: tuple[Path, ...] = ()  # for each source file that is no .tsv file, its translations
+    targets: tuple[Path, ...] = ()  # the translations of each source file that is not .tsv
     facts: tuple[FileFacts, ...] = ()  # of the sources, then of the targets; see `with_facts`
     reading: Reading = USUAL_READING
 
@@ -165,14 +165,14 @@ class TextFiles:
 
     @property
     def sha256(self) -> str:
-        """Digest of the files, by their facts, and of how they are read, as 64 hex digits."""
+        """Digest of the files and of how they are read, as 64 hex digits."""
         return json_digest([[fact.sha256 for fact in self.facts], *self.reading])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
-        """Yield the lines in blocks, each of which ends after `pairs` pairs or with a file.
+        """Yield the lines in blocks; a block ends after `pairs` pairs or with its file.
 
-        In memory are the lines of one block, none of them above `LONGEST_LINE` bytes. Files that
-        have changed since their facts were read are refused.
+        One block is in memory at a time, without lines above `LONGEST_LINE` bytes. Files that have
+        changed since their facts were read are refused.
         """
         first = 0
         for files in self.aligned():
@@ -235,7 +235,7 @@ def read_text(
 
 
 def has_text(pair: tuple[str, str] | BadLine | None) -> bool:
-    """Return whether a pair is not too long, has no bad line and neither of its sides is blank."""
+    """Return whether a pair has two sides, neither blank: it is neither overlong nor a bad line."""
     return isinstance(pair, tuple) and not any(map(is_blank, pair))
 
 

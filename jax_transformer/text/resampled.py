@@ -24,7 +24,6 @@ class ResampledCorpus(Corpus):
     """
 
     def __init__(self, corpus: Corpus, merges: BPEDropout, seed: int, epoch: int) -> None:
-        """Resample a corpus for an epoch."""
         vocabularies = corpus.src_vocab_size, corpus.tgt_vocab_size
         super().__init__(corpus.parts, *vocabularies, corpus.pad_id, corpus.weights)
         self._merges, self._entropy = merges, (seed, epoch)

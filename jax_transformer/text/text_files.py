@@ -30,7 +30,6 @@ class BadLine(InputError):
     """A line that cannot be used; its place is the file, its number from 1 and perhaps a byte."""
 
     def __init__(self, place: str, fault: str) -> None:
-        """Name the line and what is wrong."""
         super().__init__(f"{place}: {fault}, or set bad_lines to 'skip'")
         self.place = place
 
@@ -75,7 +74,7 @@ def decode_lines(
     Args:
         file: The file, open for reading bytes.
         longest: Most bytes of a line.
-        bad: Takes the numbers of bad lines, from 1, each of which gives ""; None refuses the first.
+        bad: Takes the numbers of bad lines, from 1; each gives "". None refuses the first.
     """
     for number, line in enumerate(read_lines(file, name, longest), start=1):
         try:
@@ -142,8 +141,8 @@ def _is_seen(character: str) -> bool:
 def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
     """Return the bytes of the text: of the file itself, or decompressed as they are read.
 
-    The first bytes, not the name, tell a file of gzip, xz or zstd. A file may consist of several
-    compressed parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
+    The first bytes, not the name, show gzip, xz or zstd. A file may consist of several compressed
+    parts (members of gzip, streams of xz, frames of zstd) and zeros between them.
     """
     with errors_naming(Path(name), FAULT, OSError):
         start = file.peek(max(map(len, MAGICS)))
@@ -164,7 +163,6 @@ class _Decompressed(io.RawIOBase):
         self._text = memoryview(b"")  # was decompressed and not yet read
 
     def readable(self) -> bool:
-        """Return True: the stream is for reading."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:

@@ -26,17 +26,16 @@ class BPEDropout:
 
     At each step each possible merge of a word is dropped with probability `rate`; of the others
     the one with the lowest rank is made, the leftmost of equals. A word is finished when every
-    possible merge was dropped or none is left. A dropped merge is possible again at the next
-    step. That is algorithm 1 and, but for one merge at a step where a pair occurs twice in a
-    word, subword-nmt. The `tokenizers` library gives other probabilities to some words: its queue
-    also contains merges whose symbols are gone.
+    possible merge was dropped or none is left; a rate of 1 leaves characters. A dropped merge is
+    possible again at the next step. This is algorithm 1. subword-nmt makes all merges of a pair
+    that occurs twice in one step; the queue of the `tokenizers` library also contains merges whose
+    symbols are gone, which changes the probabilities of some words.
 
     The subwords are a function of the line, the rate and the entropy alone: not of the process,
     the platform or the lines before.
     """
 
     def __init__(self, tokenizer: Tokenizer, rate: float) -> None:
-        """Read the merges of a tokenizer of this library; a rate of 1 leaves characters."""
         if tokenizer.kind != BYTE_PAIR:
             raise InputError(
                 f"BPE-dropout works on a {BYTE_PAIR} tokenizer, not on {tokenizer.kind}; set its "
@@ -166,7 +165,6 @@ class BPEDropout:
 
 
 def _symbols(tokenizer: Tokenizer, vocab: dict[str, int]) -> set[str]:
-    """Return the characters of the vocabulary that are a word by themselves."""
     characters = {character for token in vocab for character in token} - {" "}
     return {character for character in characters if len(words(tokenizer, 2 * character)) == 2}
 

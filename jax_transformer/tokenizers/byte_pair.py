@@ -21,7 +21,7 @@ BYTE_PAIR = "byte_pair"  # the kind
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, in this order
 BYTE_PAIR_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259, of UTF-8
-# Characters that nobody sees, but for those that change what others look like.
+# Invisible characters, except those that change what others look like.
 SEEN = r"\p{Join_Control}\p{Variation_Selector}\p{L}\x{E0020}-\x{E007F}"  # tags of emoji
 UNSEEN = rf"[\p{{Default_Ignorable_Code_Point}}&&[^{SEEN}]]"
 UNKNOWN_CHARACTER = "\ufffd"  # the text of <unk>
@@ -35,13 +35,12 @@ def train_byte_pair(
         tokenizer = train_byte_pair([*german_lines, *english_lines], vocab_size=6000)
         rows = tokenizer.encode_source(["ein Haus"])  # lists of ids, with EOS
 
-    A word includes the space before it and a punctuation mark is a word by itself, so that "Haus."
-    and " Haus" share a token. Decoding returns the line in Unicode normal form C with single spaces
-    and no character that nobody sees. One that the training text lacks becomes one `<unk>`. A line
-    may contain the text of a special token, whose characters are encoded as ordinary text.
+    A word includes the space before it, and a punctuation mark is a word by itself: "Haus." and
+    " Haus" share a token. Decoding returns the line in Unicode normal form C, with single spaces
+    and without invisible characters. A character that the training text lacks becomes one `<unk>`.
+    The text of a special token in a line is encoded as ordinary text.
 
-    The same lines give the same vocabulary. It is smaller than `vocab_size` if the text has no
-    pairs left to merge.
+    The same lines give the same vocabulary. It is smaller than `vocab_size` if no pairs are left.
 
     Args:
         lines: Text of both sides of a model that shares its vocabulary, or of one side.
@@ -98,7 +97,7 @@ def parse_byte_pair(content: str | bytes, name: str) -> Tokenizer:
 
 
 def words(tokenizer: Tokenizer, text: str) -> list[str]:
-    """Return the words of a text, each of which is encoded by itself; spaces begin a word."""
+    """Return the words of a text; each is encoded by itself, and a space begins one."""
     pieces = tokenizer.source.segmenter.library.pre_tokenizer.pre_tokenize_str(text)
     return [word for word, _ in pieces]
 

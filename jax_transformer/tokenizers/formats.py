@@ -61,7 +61,7 @@ READERS: dict[str, Reader] = {
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what identifies a tokenizer beside its files, ready for JSON."""
+    """Return what identifies a tokenizer besides its files, ready for JSON."""
     return {"kind": tokenizer.kind, "files": sorted(tokenizer.contents), **tokenizer.settings}
 
 

@@ -14,7 +14,7 @@ SHOWN = 6  # codes in a message
 class Languages:
     """The language codes of a tokenizer."""
 
-    ids: dict[str, int]  # of each code, as {"de_DE": 250003}
+    ids: dict[str, int]  # of each code, for example {"de_DE": 250003}
     # Where the code of a line's language is: "before" the text, which EOS ends (mBART-50, M2M100,
     # NLLB), or "after" the EOS (mBART, legacy NLLB).
     placement: Literal["before", "after"]

@@ -1,9 +1,8 @@
 """The two libraries that split text into the pieces of a vocabulary: tokenizers, sentencepiece.
 
-sentencepiece stays beside tokenizers because the latter normalises some text differently: of a
-letter with two combining marks, or a ligature with one (U+FB01 U+0301), it loses marks; it drops
-U+0085; and it takes a control token that the text spells, for example "</s>" in full width, for the
-token.
+sentencepiece is needed because tokenizers normalises some text differently: it loses marks of a
+letter with two combining marks, or of a ligature with one (U+FB01 U+0301); it drops U+0085; and it
+takes text that spells a control token, for example "</s>" in full width, for the token.
 """
 
 import itertools
@@ -26,7 +25,6 @@ class LineError(InputError):
     """A line, named by its index among the lines to encode, cannot be a source of a model."""
 
     def __init__(self, row: int, fault: str) -> None:
-        """Name the line and what is wrong."""
         super().__init__(f"line {row + 1} {fault}")
         self.row, self.fault = row, fault
 
@@ -94,8 +92,8 @@ class LibrarySegmenter:
 class SentencePieceSegmenter:
     """A sentencepiece model whose pieces have the ids of another vocabulary.
 
-    Added tokens in a line, as `</s>`, become their ids, as in transformers. By the rule "marian" a
-    text may begin with a language code such as `>>fra<<`, which is one token.
+    Added tokens in a line (for example `</s>`) become their ids, as in transformers. By the rule
+    "marian" a text may begin with a language code (for example `>>fra<<`), which is one token.
     """
 
     special_ids: Set[int] = frozenset()
@@ -117,7 +115,7 @@ class SentencePieceSegmenter:
             added: The ids of tokens that are found in a line before it is split into pieces.
             ordinary: Those of `added` that decoding does not leave out.
             unk_id: Id of pieces that `ids` lacks.
-            rule: How pieces are joined: as by the class of this family in transformers.
+            rule: How pieces are joined: by the class of this family in transformers.
             is_source: Whether a language code that the vocabulary lacks is refused.
         """
         self.model, self.ids, self._unk_id, self.rule = model, {**ids, **added}, unk_id, rule
@@ -134,15 +132,13 @@ class SentencePieceSegmenter:
         rows = [self._parts(row, line) for row, line in enumerate(lines)]
         texts = [part for parts in rows for part in parts if isinstance(part, str)]
         pieces = iter(self.model.encode(texts, out_type=str))
-        encoded = []
-        for parts in rows:
-            ids: list[int] = []
+        encoded: list[list[int]] = [[] for _ in rows]
+        for ids, parts in zip(encoded, rows, strict=True):
             for part in parts:
                 if isinstance(part, str):
                     ids += (self.ids.get(piece, self._unk_id) for piece in next(pieces))
                 else:
                     ids.append(part)
-            encoded.append(ids)
         return encoded
 
     def _parts(self, row: int, line: str) -> list[int | str]:
@@ -170,7 +166,7 @@ class SentencePieceSegmenter:
         if self.rule == "mbart":  # MBartTokenizer uses the library tokenizers
             first, *others = [self._tokens.get(token_id, "") for token_id in ids] or [""]
             return first.replace(MARK, "") + "".join(others).replace(MARK, " ")
-        # An id that no token has, as the made-up words of M2M100, is "<unk>".
+        # An id that no token has (M2M100 has made-up words) is "<unk>".
         parts = [
             self.joiner.decode_pieces([self._tokens[token_id] for token_id in part])
             if has_token
@@ -192,7 +188,6 @@ class SentencePieceSegmenter:
         return self._tokens.get(self._unk_id, "<unk>")
 
     def _known_codes(self) -> str:
-        """Return the language codes of the vocabulary for a message."""
         codes = [token for token in self.ids if language_code(token) == (token, "")]
         more = len(codes) - MOST_CODES
         shown = ", ".join(codes[:MOST_CODES]) or "no language codes"

@@ -19,8 +19,8 @@ from jax_transformer.tokenizers.segmenters import LineError, Segmenter
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
 AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
 # The settings of all kinds, and what an absent one means: the special ids; the ids before (prefix)
-# and after (suffix) the text of each line, or the languages that decide them; the size of the
-# model's tables, if it is not that of the tokenizer; and from "class_name" on what the readers use.
+# and after (suffix) each line, or the languages that decide them; the size of the model's tables
+# where it is not the tokenizer's; and from "class_name" on what the readers use.
 DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(SPECIAL_IDS),
     **{key: [] for key in AFFIXES},
@@ -58,14 +58,14 @@ class Side:
 class Tokenizer:
     """Text to the ids of a source or a target, and the ids of a target to text.
 
-    Special tokens in a line, as `</s>`, become special ids, as in transformers, except in the byte
-    pairs that this library trains. Source and target have one vocabulary or two; the special ids
-    are the same in both. A reader for each format builds a tokenizer: see `readers`.
+    Special tokens in a line (for example `</s>`) become special ids, as in transformers, except in
+    the byte pairs that this library trains. Source and target have one vocabulary or two, with the
+    same special ids.
 
     Attributes:
         kind: The format of its files, a name in `formats.READERS`.
         contents: The content of its files by name.
-        settings: What its reader needs beside the files, ready for JSON.
+        settings: What its reader needs besides the files, ready for JSON.
         pad_id: Id of padding.
         bos_id: Id that the decoder reads before the first token of a target (BOS).
         eos_id: Id that ends every target (EOS).
@@ -211,8 +211,9 @@ class Tokenizer:
 
     def without_padding(self, ids: list[int]) -> list[int]:
         """Return ids without padding that the text spells: no model has learned what it means."""
-        is_padding_alone = self.pad_id not in (self.eos_id, self.unk_id)
-        return [i for i in ids if i != self.pad_id] if is_padding_alone else ids
+        if self.pad_id in (self.eos_id, self.unk_id):
+            return ids
+        return [i for i in ids if i != self.pad_id]
 
     def decode(self, ids: Sequence[int] | Integer[Array | np.ndarray, "length"]) -> str:
         """Return the text of a target [length], without special tokens.
@@ -241,6 +242,6 @@ class Tokenizer:
             else hashlib.sha256(content).hexdigest()
             for name, content in self.contents.items()
         }
-        if self.kind == "byte_pair":  # whose digest earlier versions have written into checkpoints
+        if self.kind == "byte_pair":  # one file says everything
             return json_digest(files["tokenizer.json"])
         return json_digest({"kind": self.kind, "settings": self.settings, "files": files})

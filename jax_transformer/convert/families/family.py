@@ -33,9 +33,8 @@ def flag(field: str, true: Any, false: Any) -> dict[bool, dict[str, Any]]:
 class Family:
     """A model family of Hugging Face transformers.
 
-    A key of config.json that none of the attributes names is not read: it belongs to generation,
-    training or bookkeeping, or the class in transformers does not read it either. A key without a
-    default must be present; the families here have all defaults of their classes.
+    A key of config.json that no attribute names is not read: it belongs to generation, training or
+    bookkeeping, or transformers does not read it either. A key without a default must be present.
 
     Attributes:
         model_type: The value of "model_type" in config.json; the layout has the same name.
@@ -47,8 +46,8 @@ class Family:
             values set the same fields, the last is written.
         fixed: Keys that must have one of these values; the first is written, and is what an
             absent key means.
-        training_only: Keys that act on training in transformers and are not applied here, with
-            the value without effect, which is written. `notes` names those with another value.
+        training_only: Keys that act on training in transformers but not here, with the value
+            without effect, which is written. `notes` names those with another value.
         defaults: What an absent key means, as the class in transformers defines it.
         computed: Keys that follow from other keys where they are absent or null: the function
             gets the values of config.json with the defaults.
@@ -58,10 +57,10 @@ class Family:
         saves_buffers: Whether the class saves the layout's buffers.
         uses_stored_positions: Whether the class uses a position table as the file has it, rounded
             where the file is in half precision.
-        full_name: Returns the layout's name of a tensor, given its name in the base class, such as
-            BartModel, which has no output; other names stay. None where the names are the same.
-        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. Where
-            it is given, it decides, and not "tie_word_embeddings" of config.json.
+        full_name: Returns the layout's name of a tensor, given its name in the base class (for
+            example BartModel, without an output); other names stay. None if the names are the same.
+        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. It
+            decides before "tie_word_embeddings" of config.json.
     """
 
     model_type: str

@@ -1,7 +1,7 @@
 """IndicTransForConditionalGeneration: IndicTrans2, languages of India (Gala et al. 2023).
 
-Its class is code beside the published weights, not in transformers: the layers of M2M100 with a
-norm of the embeddings, a table for each side, and names of its own in config.json.
+Its class is code that comes with the published weights: the layers of M2M100 with a norm of the
+embeddings, a table for each side, and other names in config.json.
 """
 
 from jax_transformer.convert.families import bart_lineage, m2m_100

@@ -81,7 +81,7 @@ MULTILINGUAL: Mapping[str, Any] = {
     "decoder_start_token_id": 0,
 }
 # Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
-# config.json of older versions has no such key; there, an untied model has no factor.
+# config.json of older versions lacks this key; there, an untied model has no factor.
 SCALED: Mapping[str, Mapping[str, Any]] = {
     "words": WORDS
     | {"scale_decoder_outputs": flag("output_scale", "inverse_sqrt_d_model", "none")},

@@ -27,7 +27,7 @@ def transformer(prefix: str = "") -> Layout:
     """Return the layout of torch.nn.Transformer, bare or inside a module.
 
     Args:
-        prefix: What precedes its names inside a module, as "transformer.".
+        prefix: What precedes its names inside a module, for example "transformer.".
     """
     rows = (_stack(stack, f"{prefix}{stack}.", f"{stack}/") for stack in ("encoder", "decoder"))
     return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
@@ -93,10 +93,7 @@ def residual_layer_rows(
     feed_forward: tuple[str, str],
     norm_leaves: tuple[str, str],
 ) -> list[Row]:
-    """Return the rows of a stack whose residual connections hold the norms.
-
-    They are numbered by `norms`, as "residual_connections.{}.norm".
-    """
+    """Return the rows of a stack whose norms `norms` numbers: "residual_connections.{}.norm"."""
     modules = {
         name: (module, norms.format(index)) for index, (name, module) in enumerate(attentions)
     }
@@ -149,7 +146,7 @@ def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
     Its weights are random; load those of `to_torch(params, config, "torch_nn")` into it.
 
     Raises:
-        InputError: torch.nn.Transformer has no such model.
+        InputError: torch.nn.Transformer cannot be such a model.
     """
     from torch import nn
 

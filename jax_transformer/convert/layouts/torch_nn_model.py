@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# Fields that a module has no part for: its forward function, or its user, decides.
+# Fields that no part of a module shows: its forward function, or its user, decides.
 SCALES = ("embedding_scale", "position_offset", "output_scale", "attention_scale")
 UNTOLD = (*FREE_FIELDS, *SCALES, "pad_id", "bos_id", "eos_id")
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
@@ -64,11 +64,11 @@ class _Part(NamedTuple):
 def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     """Return the config and the layout of a module that holds one torch.nn.Transformer.
 
-    It finds the tables of tokens (one that both sides share, or two), learned tables of positions,
-    the linear head and whether its matrix is tied, and buffers that hold sinusoids, whose kind it
-    tells by their values. What `to_torch` writes by the layout, the module loads `strict=True`.
+    It finds the tables of tokens (one shared table, or two), learned tables of positions, the
+    linear head and whether its matrix is tied, and buffers of sinusoids, whose kind it knows by
+    their values. The module loads what `to_torch` writes by the layout, with `strict=True`.
 
-    A module does not tell what its `forward` does. Pass the fields where the default is not what
+    A module does not show what its `forward` does. Pass the fields where the default is not what
     yours does, and compare the outputs of both models afterwards:
 
     - `embedding_scale`: "sqrt_d_model" unless given, as in the paper; "none" where the tokens'
@@ -79,8 +79,8 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     - `max_length`: the rows of the shortest table, else 512.
     - `output_projection`: "none" without a head; "tied" where `forward` multiplies by the table.
 
-    Tables are told apart by their names (source, src, enc; target, tgt, dec; pos), a target's also
-    by the head; two tables that no name tells apart are source and target in this order.
+    Names show which table is which (source, src, enc; target, tgt, dec; pos); the head also shows
+    the target's. Two tables whose names show nothing are source and target in this order.
 
     Raises:
         InputError: The module has a part that the model cannot have, or a field contradicts it.

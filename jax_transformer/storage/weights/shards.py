@@ -81,7 +81,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 
 def parse_shard_size(size: int | str) -> int:
-    """Return a size in bytes; text is a number and a unit, as "5GB" (1 GB = 10**9 bytes)."""
+    """Return a size in bytes; text is a number and a unit: "5GB" is 5 * 10**9 bytes."""
     number = size
     if isinstance(size, str):
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]B)", size.strip().upper(), re.ASCII)
@@ -139,7 +139,7 @@ def stale_files(folder: Path, written: Collection[str]) -> list[str]:
 def write_weights(
     folder: Path, tensors: Mapping[str, Any], shards: Mapping[str, Collection[str]]
 ) -> None:
-    """Write tensors into a folder as `split` says, with an index where there are several files."""
+    """Write tensors into the files of a `split`, with an index if there are several."""
     for shard, names in shards.items():
         of_shard = {name: tensors[name] for name in names}
         formats.write(folder / shard, of_shard, metadata={"format": "pt"})

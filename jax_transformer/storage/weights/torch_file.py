@@ -39,7 +39,7 @@ _FOLDER = 0x10  # in the attributes of a record: torch reads no byte of it, and 
 _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_64 = struct.Struct("<4sLQL")
-_MAX_RECORDS = 10_000  # one a tensor and a handful beside
+_MAX_RECORDS = 10_000  # one for each tensor, and a handful more
 _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
 _ALONE = "save model.state_dict() alone"
 # A trainer's checkpoint also holds its settings, and its vocabularies token by token: more bytes

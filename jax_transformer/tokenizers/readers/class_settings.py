@@ -16,7 +16,7 @@ from jax_transformer.tokenizers.languages import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-# The names of special tokens where tokenizer_config.json has no others.
+# The names of special tokens if tokenizer_config.json lacks them.
 USUAL = {
     "bos": "<s>",
     "eos": "</s>",
@@ -52,7 +52,7 @@ M2M100_CODES = {
     ),
     "wmt21": ("en", "ha", "is", "ja", "cs", "ru", "zh", "de"),
 }
-_CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # as de_DE and deu_Latn
+_CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # for example de_DE, deu_Latn
 
 
 class LanguageRule(NamedTuple):
@@ -77,10 +77,10 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's tokenizer_config.json; {} where it is absent.
+    """Return the content of a folder's tokenizer_config.json; {} if it is absent.
 
-    Where it has no "added_tokens_decoder", two files of older versions say the same: their content
-    is returned in the form of today.
+    Older versions have two other files in place of "added_tokens_decoder": their content is
+    returned in today's form.
     """
     values, special, added = (
         read_json(folder / name) if (folder / name).exists() else {}
@@ -186,10 +186,10 @@ def class_settings(
     A target always ends with EOS: without it a model would not learn where to end.
 
     Args:
-        path: The file of the vocabulary, beside tokenizer_config.json.
-        config: The shape of the model, whose start token is that of targets; None for padding. Its
-            padding and EOS are those of a tokenizer that names none, and its tables may have more
-            rows than there are tokens.
+        path: The file of the vocabulary, in the folder of tokenizer_config.json.
+        config: The shape of the model: it has the start token of targets (None means padding), and
+            padding and EOS if the tokenizer names none. Its tables may have more rows than there
+            are tokens.
         usual: The special tokens that tokenizer_config.json need not name.
         prefix: Names in `USUAL` of the tokens before a source and a target; `suffix`: after them.
         template: Ids before and after a line, in the place of `prefix` and `suffix`.
@@ -206,7 +206,7 @@ def class_settings(
         return vocabulary[token]
 
     settings: dict[str, Any] = {key: id_of(key.removesuffix("_id")) for key in ("pad_id", "eos_id")}
-    # As in T5, padding is what a vocabulary lacks that has no token for it.
+    # A vocabulary without a token for what it lacks uses padding, as T5 does.
     settings["unk_id"] = id_of("unk") if "unk" in tokens else settings["pad_id"]
     settings["bos_id"] = settings["pad_id"] if config is None else config.bos_id
     settings["clean_up_spaces"] = bool(values.get("clean_up_tokenization_spaces"))

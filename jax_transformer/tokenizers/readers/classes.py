@@ -298,10 +298,8 @@ _AFTER = LanguageRule("after", "en_XX", starts=True)
 def _read_mbart_model(folder: Path, config: TransformerConfig) -> Tokenizer:
     """Return the tokenizer of a model whose codes and <mask> follow the pieces."""
     contents, path = read_files(folder, [MBART_MODEL]), folder / MBART_MODEL
-    values, vocabulary = (
-        read_tokenizer_config(folder),
-        fairseq_ids(contents[MBART_MODEL], str(path)),
-    )
+    values = read_tokenizer_config(folder)
+    vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
     codes = {code: i for i, code in enumerate(MBART_CODES, 1 + max(vocabulary.values()))}
     mask = {special_tokens(values)["mask"]: 1 + max(codes.values())}
     settings = class_settings(path, vocabulary, config, codes=codes, rule=_AFTER)
@@ -334,8 +332,8 @@ def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
 
 def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     codes = (*tokenizer.languages.ids,)
-    which = [name for name, members in M2M100_CODES.items() if members == codes]
-    return {**written_tokens(tokenizer), "language_codes": which[0]}
+    which = next(name for name, members in M2M100_CODES.items() if members == codes)
+    return {**written_tokens(tokenizer), "language_codes": which}
 
 
 MARIAN = TokenizerClass({FILES["marian"]: read_marian}, written_tokens, (SENTENCEPIECE,))

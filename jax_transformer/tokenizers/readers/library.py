@@ -1,8 +1,8 @@
 """Files that become a `tokenizers.Tokenizer`, and how a class of transformers splits text by them.
 
 The template of a tokenizer.json is not used: it may hold the language that it was saved with. The
-ids before and after the text of a line are settings, or follow from the languages. A class of
-transformers takes the vocabulary of a tokenizer.json and splits text in its own way: `SPLITTING`.
+ids before and after a line are settings, or follow from the languages. A class of transformers
+takes the vocabulary of a tokenizer.json and splits text in its own way: `SPLITTING`.
 
 Byte-level byte-pair encoding is that of Radford et al. 2019, "Language Models are Unsupervised
 Multitask Learners", in a vocab.json and a merges.txt. Word pieces are those of Devlin et al. 2019,
@@ -114,7 +114,7 @@ def _split_at_marks(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping
 
 
 def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
-    if isinstance(library.model, models.Unigram):  # else of a file that this class did not make
+    if isinstance(library.model, models.Unigram):  # other models are of another class
         _split_at_marks(library, mapped, _)
         library.normalizer = normalizers.Sequence(mapped)
         split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
@@ -165,7 +165,7 @@ def _bytes(more_tokens: Sequence[str]) -> tokenizers.Tokenizer:
     vocabulary = {token: i for i, token in enumerate([*BYTES_SPECIAL, *names, *more_tokens])}
     library = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    # Bytes that are no text are left out.
+    # Bytes that are not text are left out.
     library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
     return library
 
@@ -181,32 +181,24 @@ def _word_piece(content: bytes, name: str) -> tokenizers.Tokenizer:
 
 
 def _byte_level(contents: Sequence[bytes], names: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer of a vocab.json and a merges.txt."""
-    vocabulary = read_vocabulary(contents[0], names[0])
-    merges = _read_merges(contents[1], names[1])
+    """Return the library's tokenizer of a vocab.json and a merges.txt: a pair a line."""
+    vocabulary, merges = read_vocabulary(contents[0], names[0]), []
+    for number, line in enumerate(utf_8(contents[1], names[1]).split("\n"), start=1):
+        line = line.rstrip("\r")
+        if line and not line.startswith("#version"):
+            pair = tuple(line.split(" "))
+            if len(pair) != 2:
+                raise InputError(f"{names[1]}:{number}: {line[:40]!r} is not a pair; copy it again")
+            merges.append(pair)
     with library_faults(f"{names[1]}: does not belong to {VOCABULARY}"):
         model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
     return tokenizers.Tokenizer(model)
 
 
-def _read_merges(content: bytes, name: str) -> list[tuple[str, str]]:
-    """Return the pairs of a merges.txt in order."""
-    pairs = []
-    for number, line in enumerate(utf_8(content, name).split("\n"), start=1):
-        line = line.rstrip("\r")
-        if line and not line.startswith("#version"):
-            pair = tuple(line.split(" "))
-            if len(pair) != 2:
-                raise InputError(f"{name}:{number}: {line[:40]!r} is not a pair; copy it again")
-            pairs.append(pair)
-    return pairs
-
-
 def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer of a sentencepiece model.
+    """Return the library's tokenizer of a sentencepiece model and of `more_tokens` behind it.
 
-    The ids are those of the model (rule "t5"), or others behind special tokens of the class; those
-    of `more_tokens` follow.
+    By the rule "t5" the ids are those of the model; else special tokens of the class precede them.
     """
     model, rule = read_model(content, name), values["rule"]
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
@@ -223,7 +215,7 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
 def read_usual_names(content: bytes, name: str) -> Tokenizer:
     """Read a tokenizer.json whose special tokens have usual names; EOS ends sources and targets.
 
-    Where it has no BOS or no token for what the vocabulary lacks, padding is this, as in T5.
+    Padding stands for an absent BOS or unknown token, as in T5.
     """
     segmenter = LibrarySegmenter(parse(content, name))
     vocabulary = segmenter.library.get_vocab(with_added_tokens=True)

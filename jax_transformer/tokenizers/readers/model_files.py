@@ -30,7 +30,7 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     """Return a sentencepiece model."""
     try:
         fields = [(field, type(value)) for field, value in _fields(content)]
-        # A file that was cut off between two fields is still a message: the fields tell.
+        # A file that was cut off between two fields is still a message, but lacks fields.
         whole = {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}
         if whole:
             model = sentencepiece.SentencePieceProcessor(model_proto=content)
