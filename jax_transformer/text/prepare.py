@@ -5,6 +5,7 @@ Until then the manifest has another name, and counts the blocks of the text that
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -14,12 +15,12 @@ import signal
 import threading
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -27,7 +28,6 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.storage.writing import to_disk
 from jax_transformer.text.corpus import INDEX_TYPE, NOTHING, Corpus, Counts, FileArray, Part, again
-from jax_transformer.text.duplicates import repeated_pairs
 from jax_transformer.text.encoding import Filters, encode_pairs
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
@@ -45,6 +45,8 @@ IDS, INDEX = "ids", "index"
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 # A side with more characters for each token of max_length is too long; it is not encoded.
 CHARACTERS_OF_A_TOKEN = 64
+DIGEST_BYTES = 16  # among 10**12 pairs, two differing ones share a digest with probability 1.5e-15
+PARTITIONS = 256  # files, one for each first byte of a digest
 
 
 class Task(NamedTuple):
@@ -87,6 +89,49 @@ def without_duplicates(store: Path, task: Task, console: Console) -> Task:
     with locked(scratch, console):
         repeated = repeated_pairs(task.text.blocks(BLOCK_PAIRS), scratch)
     return task._replace(left_out=task.left_out | {"dropped as duplicates": repeated})
+
+
+def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "_"]:
+    """Return the numbers of the pairs that repeat an earlier one, ascending; blank ones do not.
+
+    A digest and a number for each pair, 24 bytes, are written to the file of its first byte. In
+    memory are those of one block, then those of one file. Files of a killed process are replaced.
+    """
+    paths = [folder / f"{first:02x}.digests" for first in range(PARTITIONS)]
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(path.open("wb")) for path in paths]
+        for block in blocks:
+            records = pair_records(block)
+            first_bytes = records.view(np.uint8)[:, 0]
+            for first in np.unique(first_bytes):
+                files[first].write(records[first_bytes == first].data)
+    repeated = [repeated_numbers(np.fromfile(path, np.uint64).reshape(-1, 3)) for path in paths]
+    for path in paths:
+        path.unlink()
+    return np.sort(np.concatenate(repeated)).astype(np.int64)
+
+
+def pair_records(block: Block) -> UInt64[np.ndarray, "_ 3"]:
+    r"""Return a digest, as two numbers, and the number of each pair that is not blank.
+
+    The digest is BLAKE2b of source, "\n", which neither side contains, and target.
+    """
+    pairs = block.pairs()
+    places = [place for place, pair in enumerate(pairs) if has_text(pair)]
+    digests = b"".join(
+        hashlib.blake2b("\n".join(pairs[place]).encode(), digest_size=DIGEST_BYTES).digest()
+        for place in places
+    )
+    records = np.empty((len(places), 3), np.uint64)
+    records[:, :2] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    records[:, 2] = np.array(places, np.uint64) + np.uint64(block.first)
+    return records
+
+
+def repeated_numbers(records: UInt64[np.ndarray, "_ 3"]) -> UInt64[np.ndarray, "_"]:
+    """Return the numbers of the records whose digest is that of an earlier one."""
+    records = records[np.lexsort(records.T[::-1])]  # equal digests in the order of numbers
+    return records[1:, 2][(records[1:, :2] == records[:-1, :2]).all(axis=1)]
 
 
 def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.duplicates import pair_records, repeated_numbers, repeated_pairs
 from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.prepare import pair_records, repeated_numbers, repeated_pairs
 from jax_transformer.text.store import one_line_faults
 
 WORDS = st.sampled_from(["", "a", "b", "ab", "ä", "a b"])

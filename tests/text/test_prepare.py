@@ -22,7 +22,6 @@ import pytest
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.text import duplicates
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters, encode_text
@@ -121,30 +120,6 @@ def test_bad_lines_drop_their_pairs_and_are_counted_and_named(tmp_path, one_proc
             corpus(tmp_path / "store", refused, drop_duplicates=drop_duplicates)
 
 
-@pytest.mark.parametrize("moment", [0, 1, 3, 6])
-def test_killed_among_bad_lines_it_writes_the_same_bytes(
-    tmp_path, one_process, monkeypatch, moment
-):
-    text, _ = write_bad(tmp_path, 250)
-    expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
-    work, moments = task(tmp_path / "store", text), []
-    with monkeypatch.context() as patch:
-        write_entry = preparing.write_entry
-
-        def write_until(*arguments):
-            moments.append(arguments)
-            if len(moments) > moment:
-                raise KeyboardInterrupt
-            write_entry(*arguments)
-
-        patch.setattr(preparing, "write_entry", write_until)
-        with pytest.raises(KeyboardInterrupt):
-            prepared_corpus(tmp_path / "store", work, quiet())
-    assert blocks_done(corpus_folder(tmp_path / "store", work.key)) == moment
-    found = prepared_corpus(tmp_path / "store", work, quiet())
-    assert contents(found.parts[0].folder) == expected
-
-
 def test_pairs_that_the_tokenizer_refuses_are_bad_lines(tmp_path, one_process, monkeypatch):
     encode = Tokenizer.encode_target
 
@@ -177,7 +152,7 @@ CRASHES = """
 import os, signal, sys
 from pathlib import Path
 from jax_transformer.text import prepare, store
-from tests.text.texts import corpus, write, lines, contents
+from tests.text.texts import corpus, write_bad
 
 folder, moments = Path(sys.argv[1]), 0
 prepare.BLOCK_PAIRS = store.BLOCK_PAIRS = 40
@@ -200,7 +175,7 @@ def child(moment):
     corpus(folder / "store", write_once)
     os._exit(0)
 
-write_once = write(folder, *lines(250))
+write_once, _ = write_bad(folder, 250)
 deaths = 0
 while code := child(1 + deaths % 8):  # of 5 calls a block: in the midst of the next one
     assert code == -signal.SIGKILL, code
@@ -211,7 +186,8 @@ print(deaths)
 
 
 def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_path, one_process):
-    text = write(tmp_path, *lines(250))
+    """The manifest too, with its counts and the places of bad lines."""
+    text, _ = write_bad(tmp_path, 250)
     expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
     command = [sys.executable, "-c", CRASHES, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -450,7 +426,7 @@ def test_of_a_text_of_newlines_a_bounded_number_of_pairs_is_looked_at(tmp_path, 
         held_out(tmp_path / "store", text, 10, 0, quiet())
     with pytest.raises(InputError, match=r"leaves none|no pair with text on both sides in 10,000"):
         held_out(tmp_path / "store", text, 5_000, 0, quiet())  # 4 for each that is wanted
-    repeats = duplicates.repeated_pairs(text.blocks(10**6), tmp_path)
+    repeats = preparing.repeated_pairs(text.blocks(10**6), tmp_path)
     assert repeats.tolist() == list(range(10_001, 10_000 + texts))
 
 
