@@ -205,8 +205,9 @@ def _command_flags(draw: np.random.Generator, name: str) -> list[str]:
     if name == "translate":
         flags = [flag for names in GROUPS.values() for flag in names]
     else:
-        parameters = inspect.signature(OTHER_COMMANDS[name]).parameters.values()
-        flags = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        declared = next(iter(inspect.get_annotations(OTHER_COMMANDS[name]).values()))
+        fields = dataclasses.fields(declared)
+        flags = [each.name for each in fields if each.default is not dataclasses.MISSING]
     flags = [flag for flag in flags if flag not in LEFT_OUT]
     given = []
     for _ in range(int(choose(draw, (1, 1, 2)))):

@@ -1,5 +1,6 @@
 """`jax-transformer average`: the mean of a run's last checkpoints (Vaswani et al. 2017, 6.1)."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,29 @@ from jax_transformer.storage.writing import WRITING, check_path
 from jax_transformer.translation.model_folder import check_free, write
 
 
-def average(run: Path, output: Path, /, last: int | None = None, overwrite: bool = False) -> None:
+@dataclasses.dataclass(frozen=True)
+class Arguments:
     """Write the mean of a training run's last checkpoints as a model for translate.
 
-    Args:
+    Attributes:
         run: Output folder of a training run; the run need not have finished.
         output: Folder to write.
-        last: Number of checkpoints, counted from the newest; if None, all that the run kept.
+        last: Number of checkpoints, counted from the newest; without it, all that the run kept.
         overwrite: Replace an existing model.
     """
+
+    run: Path
+    output: Path
+    last: int | None = None
+    overwrite: bool = False
+
+
+def average(arguments: Arguments) -> None:
+    """Average the checkpoints of a run."""
+    run, output, overwrite = arguments.run, arguments.output, arguments.overwrite
     check_path(output, WRITING)
     check_free(output, overwrite)
-    settings, params, steps = average_run(run, last)
+    settings, params, steps = average_run(run, arguments.last)
     check_free(output, overwrite)  # again, because this has taken time
     write(output, trained_model(settings, params), settings.origin)
     print(f"mean of the last {len(steps)} checkpoints of {run} written to {output}")

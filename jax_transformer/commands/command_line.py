@@ -1,17 +1,22 @@
-"""The command line of a function, or of declared settings: flags, their help and their values."""
+"""The command line of declared arguments: flags, their help and their values.
+
+The arguments of a command are a frozen dataclass. A field without a default is positional, every
+other one is a flag. A field that is a dataclass itself is a group of flags.
+"""
 
 import argparse
+import dataclasses
 import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from jax_transformer.config.declared import checked
+from jax_transformer.config.declared import checked, declarations
 from jax_transformer.errors import InputError, shorten
 
-REQUIRED = inspect.Parameter.empty
+REQUIRED = dataclasses.MISSING
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,13 +36,12 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.positional = positional
-        self.heading: Any = self  # of the help, under which the next flags stand
+        self.heading: Any = self  # the part of the help under which the next flags stand
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
 
     def add(self, name: str, declared: Any, help_text: str, default: Any, *short: str) -> None:
         """Add a positional argument, or the flag of a value, under the last heading."""
-        help_text = help_text if default is REQUIRED else f"{help_text} (default: {default})"
-        words: dict[str, Any] = {"help": help_text.replace("%", "%%")}
+        words: dict[str, Any] = {"help": f"{help_text}{_shown(default)}".replace("%", "%%")}
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
             self.add_argument(name, metavar=name.upper(), **words)
@@ -70,23 +74,49 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
 
-def call(command: Callable[..., None], argv: Sequence[str]) -> None:
-    """Call a function with a command line; arguments without a default are positional."""
-    text, helps = described(command)
-    hints = inspect.get_annotations(command, eval_str=True)
-    parameters = inspect.signature(command).parameters
-    positional = [name for name in parameters if parameters[name].default is REQUIRED]
-    parser = Parser(command.__name__, text, positional)
-    for name, parameter in parameters.items():
-        parser.add(name, hints[name], helps[name], parameter.default)
+def call(command: Callable[[Any], None], argv: Sequence[str]) -> None:
+    """Call a command, whose one argument is a declared dataclass, with a command line."""
+    settings = next(iter(inspect.get_annotations(command, eval_str=True).values()))
+    command(parse(command.__name__, settings, argv))
+
+
+def parse(command: str, settings: type, argv: Sequence[str]) -> Any:
+    """Return declared arguments as a command line names them; with --help, show it and exit.
+
+    A field with the metadata "options", a declared dataclass, is a mapping of those of its fields
+    that are named. The metadata "short" has shorter names of its flags.
+
+    Raises:
+        InputError: An argument is unknown or missing, or a value is out of range.
+    """
+    text, helps = described(settings)
+    fields, types = dataclasses.fields(settings), declared_fields(settings)
+    unnamed = (each for each in fields if each.default is each.default_factory is REQUIRED)
+    parser = Parser(command, text, [each.name for each in unnamed])
+    parts: dict[str, type] = {}
+    for each in fields:
+        part = each.metadata.get("options") or types[each.name]
+        if not dataclasses.is_dataclass(part):
+            parser.add(each.name, types[each.name], helps[each.name], each.default)
+            continue
+        parts[each.name], types = part, types | declared_fields(part)
+        parser.heading = parser.add_argument_group(each.name)
+        part_helps, short = described(part)[1], each.metadata.get("short", {})
+        for option in dataclasses.fields(part):
+            # An option that is not named is left to the model.
+            default = REQUIRED if "options" in each.metadata else option.default
+            words = types[option.name], part_helps[option.name], default
+            parser.add(option.name, *words, *short.get(option.name, ()))
     if {"-h", "--help"} & set(argv):
         show_help(parser)
-    values = {
-        name: checked(name, value, hints[name], text=True)
+    named = {
+        name: checked(name, value, types[name], text=True)
         for name, value in parser.parse(argv).items()
     }
-    places = [values.pop(name) for name in positional]
-    command(*places, **values)
+    for name, part in parts.items():
+        values = {option: named.pop(option) for option in declared_fields(part) if option in named}
+        named[name] = values if get_origin(types[name]) is Mapping else part(**values)
+    return settings(**named)
 
 
 def show_help(parser: Parser) -> None:
@@ -95,11 +125,30 @@ def show_help(parser: Parser) -> None:
     sys.exit(0)
 
 
-def described(documented: Any) -> tuple[str, dict[str, str]]:
-    """Return the text of a docstring, and that of each argument or attribute by name."""
-    text, _, listed = re.split(r"(\n\nArgs:|\n\nAttributes:)", inspect.getdoc(documented) or "")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
-    return text, {name: " ".join(help_text.split()) for name, help_text in entries}
+def declared_fields(settings: type) -> dict[str, Any]:
+    """Return the declared type of each field of a dataclass, inherited ones too, by name."""
+    hints: dict[str, Any] = {}
+    for part in reversed(settings.__mro__):
+        hints |= declarations(part)
+    fields = dataclasses.fields(settings)
+    return {each.name: each.metadata.get("declared", hints[each.name]) for each in fields}
+
+
+def described(documented: type) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring, and that of each attribute, inherited ones too, by name."""
+    helps: dict[str, str] = {}
+    for part in reversed(documented.__mro__):
+        text, _, listed = inspect.cleandoc(part.__doc__ or "").partition("\n\nAttributes:\n")
+        entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+        helps |= {name: " ".join(help_text.split()) for name, help_text in entries}
+    return text, helps
+
+
+def _shown(default: Any) -> str:
+    """Return a default for the help; without one, the help says what happens."""
+    if any(default is absent for absent in (REQUIRED, None, False)) or default == ():
+        return ""
+    return f" (default: {'yes' if default is True else default})"
 
 
 def _list_depth(declared: Any) -> int:

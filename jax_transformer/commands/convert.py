@@ -1,5 +1,6 @@
 """`jax-transformer convert`: weights from one layout to another."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,65 +36,78 @@ class SourceModel(NamedTuple):
     left: Sequence[str] = ()  # files of a Hugging Face folder that the origin leaves out
 
 
-def convert(
-    source: Path,
-    output: Path,
-    /,
-    layout: str = "reference",
-    output_layout: str = "reference",
-    config: Path | None = None,
-    strip_prefixes: tuple[str, ...] = (),
-    dtype: str | None = None,
-    overwrite: bool = False,
-    max_shard_size: str = MAX_SHARD_SIZE,
-    num_heads: int | None = None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights to read, by their files and names.
+
+    Attributes:
+        source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
+            a folder that training has written. The config.json of a folder says which it is. With
+            the name of a training program as --layout (fairseq, joeynmt, opennmt_py,
+            annotated_transformer), a checkpoint as the program wrote it, beside its other files.
+        layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
+        config: JSON file of the config's fields, for example {"preset": "torch_nn", "num_heads":
+            8}, for a source that does not record them and a layout whose file does not hold them.
+        strip_prefixes: Prefixes that are removed from every name of the source that begins with
+            them, for example module.
+    """
+
+    source: Path
+    layout: str = "reference"
+    config: Path | None = None
+    strip_prefixes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(Weights):
     """Read weights in one layout, write them in another, and print what became of each tensor.
 
     A folder of the same Hugging Face family gets the tokenizer and the other files of the source,
     also if the source is a model that training continued. What is not carried over is printed.
 
-    Args:
-        source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
-            a folder that training has written. The config.json of a folder says which it is. With
-            the name of a training program as --layout (fairseq, joeynmt, opennmt_py,
-            annotated_transformer), a checkpoint as the program wrote it, beside its other files.
+    Attributes:
         output: Weights to write: a file of one of these kinds; with the name of a Hugging Face
             family as --output-layout, a folder.
-        layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
-        output_layout: Names and shapes to write, as layout.
-        config: JSON file of the config's fields, as {"preset": "torch_nn", "num_heads": 8}, for a
-            source that does not record them and a layout whose file does not hold them.
-        strip_prefixes: Prefixes that are removed from every name of the source that begins with
-            them, as module.
-        dtype: Floating-point type to convert to; if None, each tensor keeps its own.
+        output_layout: Layout of the output; the same values as --layout.
+        dtype: Floating-point type to convert to; without it, each tensor keeps its own.
         overwrite: Replace an existing output.
-        max_shard_size: Most bytes of one weight file of a Hugging Face folder, as 5GB; larger
-            weights are split into shards.
+        max_shard_size: Most bytes of one weight file of a Hugging Face folder, for example 5GB;
+            larger weights are split into shards.
         num_heads: Attention heads, for the checkpoint of a program that does not record them
-            (annotated_transformer); if None, the number in its code.
+            (annotated_transformer); without it, the number in its code.
     """
+
+    output: Path
+    output_layout: str = "reference"
+    dtype: str | None = None
+    overwrite: bool = False
+    max_shard_size: str = MAX_SHARD_SIZE
+    num_heads: int | None = None
+
+
+def convert(arguments: Arguments) -> None:
+    """Convert weights; print what became of each tensor."""
+    layout, output, output_layout = arguments.layout, arguments.output, arguments.output_layout
     get_layout(layout)
     target = get_layout(output_layout)
-    model = read_source(source, layout, config, strip_prefixes, dtype, num_heads)
+    options = arguments.config, arguments.strip_prefixes, arguments.dtype, arguments.num_heads
+    model = read_source(arguments.source, layout, *options)
     if model.report:
         print(model.report)
     if (described := described_config(output_layout)) is not None:
         check_config(model.config, described.explicit(), f"the config in {output_layout}")
     if family := FAMILIES.get(output_layout):
-        _write_folder(model, family, output, overwrite, max_shard_size)
+        _write_folder(model, family, arguments)
     else:
         tensors, report = to_tensors(model.params, model.config, target, copy=False)
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
         metadata = recorded if output.suffix == ".safetensors" else None
-        files.write(output, tensors, overwrite=overwrite, metadata=metadata)
+        files.write(output, tensors, overwrite=arguments.overwrite, metadata=metadata)
         print(report)
     print(f"{output} written, and read back equal")
 
 
-def _write_folder(
-    model: SourceModel, family: Family, output: Path, overwrite: bool, max_shard_size: str
-) -> None:
+def _write_folder(model: SourceModel, family: Family, arguments: Arguments) -> None:
     """Write a folder of a family with as much of the source as the family can have."""
     left, origin, tokenizer = [*model.left], model.origin, model.tokenizer
     if origin is not None and origin.model_type != family.model_type:
@@ -103,9 +117,16 @@ def _write_folder(
     if tokenizer and (usual is None or written_config(tokenizer, model.config, usual) is None):
         left += tokenizer.contents
         tokenizer = None
-    options = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
-    options["max_shard_size"] = max_shard_size
-    huggingface.to_huggingface(model.params, model.config, output, **options, overwrite=overwrite)
+    huggingface.to_huggingface(
+        model.params,
+        model.config,
+        arguments.output,
+        family=family.model_type,
+        tokenizer=tokenizer,
+        origin=origin,
+        max_shard_size=arguments.max_shard_size,
+        overwrite=arguments.overwrite,
+    )
     if left:
         print(f"not carried over: {', '.join(left)}")
 

@@ -1,9 +1,11 @@
 """`jax-transformer export`: a model for a program that knows nothing of this library."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Literal
 
+from jax_transformer.commands.translate_arguments import ModelArguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation.model_folder import load
@@ -17,31 +19,31 @@ NEEDED = {
 }
 
 
-def export(
-    model: Path,
-    output: Path,
-    /,
-    to: Literal["ctranslate2", "onnx", "stablehlo", "torch"] = "ctranslate2",
-    quantization: Literal["float32", "float16", "int8"] = "float32",
-    beam: int | None = None,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(ModelArguments):
     """Write a model for another program, and prove it: both translate the same sources.
 
     In float32 each token must be equal, else nothing is written. In narrower types the number of
     equal translations is printed.
 
-    Args:
-        model: As for translate.
+    Attributes:
         output: Folder to write; it must not exist.
         to: The program.
         quantization: Type of the weights, for ctranslate2.
-        beam: Hypotheses of the search with beams, for stablehlo; the default is the model's, or 4
-            where that is greedy search.
-        source_lang: As for translate.
-        target_lang: As for translate.
+        beam: Hypotheses of the search with beams, for stablehlo; without it, the model's number, or
+            4 where that is greedy search.
     """
+
+    output: Path
+    to: Literal["ctranslate2", "onnx", "stablehlo", "torch"] = "ctranslate2"
+    quantization: Literal["float32", "float16", "int8"] = "float32"
+    beam: int | None = None
+
+
+def export(arguments: Arguments) -> None:
+    """Export a model, and print how many translations are equal."""
+    to, output = arguments.to, arguments.output
+    quantization, beam = arguments.quantization, arguments.beam
     if to != "ctranslate2" and quantization != "float32":
         raise InputError(f"--quantization {quantization} is for --to ctranslate2; leave it out")
     if to != "stablehlo" and beam is not None:
@@ -50,8 +52,8 @@ def export(
         check_installed(module)
     if os.path.lexists(output):
         raise InputError(f"{output}: exists already; name another output")
-    folder = local_folder(model)
-    languages = {"source_lang": source_lang, "target_lang": target_lang}
+    folder = local_folder(arguments.model)
+    languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
     if to == "torch":
         from jax_transformer.export.torch_folder import export_torch
         from jax_transformer.runs.run_model import read_initial_model

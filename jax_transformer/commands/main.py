@@ -28,7 +28,11 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
-PARSES_ITSELF = ("train", "prepare", "translate")  # more than a signature declares arguments
+PARSES_ITSELF = (
+    "train",
+    "prepare",
+    "translate",
+)  # a --config file and what a run starts from are read first
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """`jax-transformer suggest`: the config and the layout of weights that nobody described."""
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -16,14 +17,8 @@ from jax_transformer.storage import weights as files
 RECORDED = "recorded.safetensors"  # written by the code that is printed
 
 
-def suggest(
-    weights: Path,
-    /,
-    against: Path | None = None,
-    output: Path = Path("layout.toml"),
-    minutes: float = 10.0,
-    overwrite: bool = False,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Arguments:
     """Find the stacks, layers and blocks of unknown weights; write their layout and config.
 
     Names and shapes tell what is certain, what is likely and what is open. The code that is
@@ -31,13 +26,25 @@ def suggest(
     questions are settled by computing, and the model in JAX is compared with your program. The
     exit code is 1 where no config follows the record.
 
-    Args:
+    Attributes:
         weights: A .safetensors, .pt, .pth or .bin file of a whole encoder-decoder.
         against: What your program computed: the file that the printed code writes.
         output: TOML file to write, for --layout of convert and verify.
         minutes: After so many minutes the search gives the nearest model that it has found.
         overwrite: Replace an existing output.
     """
+
+    weights: Path
+    against: Path | None = None
+    output: Path = Path("layout.toml")
+    minutes: float = 10.0
+    overwrite: bool = False
+
+
+def suggest(arguments: Arguments) -> None:
+    """Suggest a layout; leave with code 1 if no config follows the record."""
+    weights, against, output = arguments.weights, arguments.against, arguments.output
+    minutes, overwrite = arguments.minutes, arguments.overwrite
     if not minutes > 0:
         raise InputError(f"--minutes {minutes} must be above 0")
     if os.path.lexists(output) and not overwrite:

@@ -25,6 +25,24 @@ GROUPS = {
 SHORT = {"beam_size": ("beam",), "num_hypotheses": ("nbest",)}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """The model that a command reads, and its languages.
+
+    Attributes:
+        model: Folder of a trained model, or a Hugging Face folder of a family that this library
+            knows; or the name of such a model on the Hugging Face hub, from which it is downloaded
+            if the hub's cache lacks it (the extra [hub]).
+        source_lang: Code of the language of the sources; without it, the one that the folder names.
+        target_lang: Code of the language to translate into; without it, the one that the folder
+            names.
+    """
+
+    model: Path
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Translate lines, from standard input or a file: --nbest lines for each.

@@ -1,9 +1,10 @@
 """`jax-transformer verify`: the same weights in both frameworks, or beside the user's program."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
-from jax_transformer.commands.convert import file_config, is_checkpoint, read_source
+from jax_transformer.commands.convert import Weights, file_config, is_checkpoint, read_source
 from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError, check_installed
@@ -15,16 +16,8 @@ from jax_transformer.porting.verify import verify as verify_tensors
 from jax_transformer.storage import weights as files
 
 
-def verify(
-    source: Path,
-    /,
-    layout: str = "reference",
-    config: Path | None = None,
-    strip_prefixes: tuple[str, ...] = (),
-    against: Path | None = None,
-    report: Path | None = None,
-    overwrite: bool = False,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(Weights):
     """Run JAX beside PyTorch, or beside your own program; print the error of every block.
 
     Without --against, JAX and PyTorch run on the same weights and random input. This tests the
@@ -33,16 +26,23 @@ def verify(
     is compared with what it computed: this tests the model. The exit code is 1 where a block
     differs by more than rounding.
 
-    Args:
-        source: As for convert.
-        layout: As for convert.
-        config: As for convert.
-        strip_prefixes: As for convert.
+    Attributes:
         against: What your program computed: a file that the code written by `jax-transformer
             suggest` leaves, with token ids and logits, and outputs of modules.
         report: HTML file to write about the comparison with --against.
         overwrite: Replace an existing report.
     """
+
+    against: Path | None = None
+    report: Path | None = None
+    overwrite: bool = False
+
+
+def verify(arguments: Arguments) -> None:
+    """Compare a model in JAX with PyTorch or with a record; leave with code 1 if they differ."""
+    source, layout, config = arguments.source, arguments.layout, arguments.config
+    strip_prefixes, against = arguments.strip_prefixes, arguments.against
+    report, overwrite = arguments.report, arguments.overwrite
     if report is not None and against is None:
         raise InputError(f"--report {report} needs --against, a record of your program")
     if against is None:
