@@ -17,7 +17,8 @@ from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
-from jax_transformer.translation import translate as translate_module
+from jax_transformer.translation import text_search
+from jax_transformer.translation.translate import translate
 from tests.models import random_params, random_tokens, small_config, tiny_model
 from tests.tiers import tiered
 
@@ -81,18 +82,18 @@ def translation():
     class Found(Exception):
         pass
 
-    def keep(params, config, src, *, execution, **options):
-        found.append((params, config, src, options))
+    def keep(*arguments, execution, **options):
+        found.append((arguments, options))
         raise Found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translate_module, "generate", keep)
+        patch.setattr(text_search, "generate", keep)
         with pytest.raises(Found):
-            list(translate_module.translate(tiny_model(LINES, 30), LINES, beam_size=2))
-    ((params, config, src, options),) = found
+            list(translate(tiny_model(LINES, 30), LINES, beam_size=2))
+    (((params, configs, src, generation), options),) = found
 
     def program(execution, params, src):
-        return generate(params, config, src, execution=execution, **options)
+        return generate(params, configs, src, generation, execution=execution, **options)
 
     return program, (params, src)
 

@@ -1,10 +1,11 @@
 """Tries that give settings: YAML files and flags of `train`, flags of the other commands."""
 
-import dataclasses
-import inspect
+import contextlib
+import io
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,7 @@ import yaml
 from benchmarks.attack import stock
 from benchmarks.attack.mutations import PLACE_CHANGES, RAW, VALUES, choose, mutate_bytes
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, call_program, command
-from jax_transformer.commands.budget import budget
-from jax_transformer.commands.convert import convert
-from jax_transformer.commands.main import check_arguments
+from jax_transformer.commands.main import check_arguments, run_command
 from jax_transformer.commands.train import check_values, new_arguments
 from jax_transformer.commands.train_arguments import (
     OF_ONE_START,
@@ -24,16 +23,11 @@ from jax_transformer.commands.train_arguments import (
     Arguments,
     named_settings,
 )
-from jax_transformer.commands.translate_arguments import GROUPS
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.yaml_file import to_yaml
 
 LINES = b"one hundred and two\n\nseven\n"
-OTHER_COMMANDS: dict[str, Callable[..., None]] = {
-    "convert": convert,
-    "budget": budget,
-}
-LEFT_OUT = ("compile", "alignments")  # take minutes, or draw pictures
+LEFT_OUT = ("help", "compile", "alignments")  # take minutes, or draw pictures
 FLAG_VALUES = (
     *("0", "1", "2", "-1", "3", "10000000", "9223372036854775808", "1000000000000", "-1e6"),
     *("1" * 40, "9" * 5000, "nan", "inf", "-inf", "1e308", "1e-320", "0.5", "1e999", "0x10"),
@@ -202,12 +196,10 @@ def _prepared(draw: np.random.Generator, folder: Path, text: Path, _: Path) -> A
 
 
 def _command_flags(draw: np.random.Generator, name: str) -> list[str]:
-    if name == "translate":
-        flags = [flag for names in GROUPS.values() for flag in names]
-    else:
-        declared = next(iter(inspect.get_annotations(OTHER_COMMANDS[name]).values()))
-        fields = dataclasses.fields(declared)
-        flags = [each.name for each in fields if each.default is not dataclasses.MISSING]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        run_command(name, "--help")
+    flags = sorted({*re.findall(r"--([a-z][\w-]*)", shown.getvalue())})
     flags = [flag for flag in flags if flag not in LEFT_OUT]
     given = []
     for _ in range(int(choose(draw, (1, 1, 2)))):

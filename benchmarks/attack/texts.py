@@ -13,9 +13,8 @@ import numpy as np
 from benchmarks.attack import files, stock
 from benchmarks.attack.mutations import choose, mutate_bytes
 from benchmarks.attack.outcomes import Attempt, Outcome, WrongResult, command
-from jax_transformer.commands.translate import LONGEST_LINE
 from jax_transformer.runs.run_model import read_tokenizer
-from jax_transformer.text.text_files import decode_lines
+from jax_transformer.text.text_files import LONGEST_LINE, decode_lines
 from jax_transformer.tokenizers import Tokenizer
 
 MOST_LINES = 10**6  # that are read of a bomb

@@ -74,25 +74,24 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
 
-def call(command: Callable[[Any], None], argv: Sequence[str]) -> None:
-    """Call a command, whose one argument is a declared dataclass, with a command line."""
-    settings = next(iter(inspect.get_annotations(command, eval_str=True).values()))
-    command(parse(command.__name__, settings, argv))
+def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
+    """Return the declared arguments of a command, as a command line names them.
 
+    With --help, what they mean is shown, and the program ends. A field with the metadata "options",
+    a declared dataclass, is a mapping of those of its fields that are named; the metadata "short"
+    has shorter names of its flags.
 
-def parse(command: str, settings: type, argv: Sequence[str]) -> Any:
-    """Return declared arguments as a command line names them; with --help, show it and exit.
-
-    A field with the metadata "options", a declared dataclass, is a mapping of those of its fields
-    that are named. The metadata "short" has shorter names of its flags.
+    Args:
+        command: A function whose one argument is a declared dataclass.
 
     Raises:
         InputError: An argument is unknown or missing, or a value is out of range.
     """
+    settings = next(iter(inspect.get_annotations(command, eval_str=True).values()))
     text, helps = described(settings)
     fields, types = dataclasses.fields(settings), declared_fields(settings)
     unnamed = (each for each in fields if each.default is each.default_factory is REQUIRED)
-    parser = Parser(command, text, [each.name for each in unnamed])
+    parser = Parser(command.__name__, text, [each.name for each in unnamed])
     parts: dict[str, type] = {}
     for each in fields:
         part = each.metadata.get("options") or types[each.name]
@@ -115,7 +114,10 @@ def parse(command: str, settings: type, argv: Sequence[str]) -> Any:
     }
     for name, part in parts.items():
         values = {option: named.pop(option) for option in declared_fields(part) if option in named}
-        named[name] = values if get_origin(types[name]) is Mapping else part(**values)
+        if get_origin(types[name]) is Mapping:
+            named[name] = {key: value for key, value in values.items() if value is not None}
+        else:
+            named[name] = part(**values)
     return settings(**named)
 
 

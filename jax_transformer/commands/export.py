@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from jax_transformer.commands.translate_arguments import ModelArguments
+from jax_transformer.commands.translate import ModelArguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation.model_folder import load

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jax_transformer.commands.command_line import call
+from jax_transformer.commands.command_line import parse
 from jax_transformer.errors import EXTRA_OF, InputError, naming_the_extra, shorten
 from jax_transformer.runs.signals import interruptible
 from jax_transformer.runtime.host_memory import use_one_heap
@@ -28,11 +28,7 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 LONGEST_ARGUMENT = 1024  # characters
-PARSES_ITSELF = (
-    "train",
-    "prepare",
-    "translate",
-)  # a --config file and what a run starts from are read first
+PARSES_ITSELF = ("train", "prepare")  # which read a --config file first
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,7 +137,7 @@ def run_command(name: str, *arguments: str) -> None:
     if name in PARSES_ITSELF:
         command(*arguments)
     else:
-        call(command, arguments)
+        command(parse(command, arguments))
 
 
 def usage() -> str:

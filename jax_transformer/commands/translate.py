@@ -1,162 +1,120 @@
 """`jax-transformer translate`: lines in, translations out."""
 
-import contextlib
-import io
-import json
-import os
-import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
 from jax_transformer.commands.compilation_cache import keep_compilations
-from jax_transformer.commands.translate_arguments import Arguments, named_arguments
 from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_length
 from jax_transformer.convert.huggingface import is_huggingface
-from jax_transformer.decoding.generation_config import declared_options
-from jax_transformer.errors import InputError
-from jax_transformer.runtime.distributed import library_digest
+from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
+from jax_transformer.decoding.sampling import check_sampling
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
-from jax_transformer.text.corpus import BAD_LINES_NAMED
-from jax_transformer.text.text_files import count_lines, decode_lines, open_stream
-from jax_transformer.translation import alignment_plot
-from jax_transformer.translation.model_folder import TrainedModel, load, model_digest
-from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
-from jax_transformer.translation.source_batches import FIRST_WINDOW, with_pauses
-from jax_transformer.translation.translate import Translation, translate_windows
-from jax_transformer.translation.translate import translate as translate_lines
+from jax_transformer.translation.long_text import check_split
+from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.source_batches import BatchOptions
+from jax_transformer.translation.text_search import text_search
+from jax_transformer.translation.text_stream import Files, open_input, translate_text
+from jax_transformer.translation.translate import LineOptions
 
-LONGEST_LINE = 2**20  # bytes
-# Arguments of `translate_windows` beside the options of a search.
-OF_LINES = ("max_tokens", "overlong", "window", "seed", "split_sentences")
+SHORT = {"beam_size": ("beam",), "num_hypotheses": ("nbest",)}
 
 
-def translate(*argv: str) -> None:
-    """Parse the command line and translate lines."""
-    arguments = named_arguments(argv)
-    _check_files(arguments)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """The model that a command reads, and its languages.
+
+    Attributes:
+        model: Folder of a trained model, or a Hugging Face folder of a family that this library
+            knows; or the name of such a model on the Hugging Face hub, from which it is downloaded
+            if the hub's cache lacks it (the extra [hub]).
+        source_lang: Code of the language of the sources; without it, the one that the folder names.
+        target_lang: Code of the language to translate into; without it, the one that the folder
+            names.
+    """
+
+    model: Path
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(ModelArguments):
+    """Translate lines, from standard input or a file: --nbest lines for each.
+
+    Line i gives the output lines from (i - 1) * nbest + 1 to i * nbest, best first; a blank line
+    gives blank lines. With --scores each output line begins with its score and a tab. Lines are
+    translated in windows, small ones first, and are written in the order of the input; where a pipe
+    pauses, what has come is translated at once. On a terminal, each line is translated when it is
+    entered, and Ctrl-D ends. Otherwise progress is shown on standard error if that is a terminal.
+
+    With --output a translation can be killed at any moment: the same command with --resume goes
+    on, and ends with the same bytes.
+
+    An option of the search that is not named is the model's; a model that was trained here has
+    --beam 1 and --length-penalty 0.6. Without any --max-new-tokens, a translation has at most ten
+    tokens more than twice those of the line. A list is written with spaces (--banned-tokens 5 6), a
+    list of lists with commas in it (--banned-sequences 5,6 7,8,9).
+
+    Attributes:
+        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        max_length: Most tokens of a line, for a model whose positions are relative or computed;
+            without it, the model's limit.
+        seed: Draw each token at random, by this number and the number of the line, in place of a
+            search. The same number gives the same translations.
+        mesh: This machine's devices as axes, for example data=4,fsdp=2; without it, all on data.
+    """
+
+    ignore_generation_config: bool = False
+    max_length: Count | None = None
+    seed: Id | None = None
+    mesh: str | None = None
+    files: Files = dataclasses.field(default_factory=Files)
+    lines: LineOptions = dataclasses.field(default_factory=LineOptions)
+    batches: BatchOptions = dataclasses.field(default_factory=BatchOptions)
+    search: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"options": GenerationConfig, "short": SHORT}
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that contradict each other, whatever the model is."""
+        # What is not named is left to the model: here it is what contradicts nothing.
+        num_hypotheses = self.search.get("num_hypotheses", 1)
+        most = 1 + self.search.get("min_new_tokens", 0)
+        left = {"max_new_tokens": most, "beam_size": num_hypotheses}
+        check_sampling(GenerationConfig(**left | self.search), self.seed is not None)
+        has_picture = self.files.alignments is not None
+        check_split(self.lines.split_sentences, num_hypotheses, has_picture)
+
+
+def translate(arguments: Arguments) -> None:
+    """Translate a text."""
+    arguments.files.check()
     keep_freed_memory()
     keep_compilations()
-    devices = make_mesh(arguments.mesh or "data=-1", jax.local_devices())
+    mesh = make_mesh(arguments.mesh or "data=-1", jax.local_devices())
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-    source, output, overwrite = arguments.input, arguments.output, arguments.overwrite
-    with contextlib.ExitStack() as files:
-        text = sys.stdin.buffer if source is None else open_stream(source)
-        typed = source is None and output is None and sys.stdin.isatty()
-        pausing = output is None and not typed and _may_pause(text)
-        # To close what a thread still reads would wait for its end.
-        if source is None and pausing:
-            text = open(text.fileno(), "rb", closefd=False)  # noqa: SIM115
-        elif source is not None and not pausing:
-            files.enter_context(text)
-        folder, ignored = local_folder(arguments.folder), arguments.ignore_generation_config
-        languages = {name: getattr(arguments, name) for name in ("source_lang", "target_lang")}
-        model = load(folder, ignore_generation_config=ignored, **languages)
+    with open_input(arguments.files) as text:
+        folder, ignored = local_folder(arguments.model), arguments.ignore_generation_config
+        model = load(
+            folder,
+            ignore_generation_config=ignored,
+            source_lang=arguments.source_lang,
+            target_lang=arguments.target_lang,
+        )
         model = model.with_max_length(arguments.max_length, str(folder))
+        search = text_search([model], mesh, seed=arguments.seed, **arguments.search)
         is_limited = ignored or "max_new_tokens" in arguments.search
         if not is_limited and is_huggingface(folder) and not names_length(folder):
             console.print(
                 f"{folder} limits no length, so a translation ends after {DEFAULT_NEW_TOKENS} "
                 "tokens, as in transformers; --max-new-tokens sets another limit"
             )
-        options = dict.fromkeys(declared_options()) | arguments.search
-        options |= {name: getattr(arguments, name) for name in OF_LINES}
-        first: list[str] = []
-        name = str(source or "standard input")
-        skipped: list[int] | None = [] if arguments.bad_lines == "skip" else None
-        lines = decode_lines(text, name, LONGEST_LINE, skipped)
-        if arguments.alignments is not None:
-            lines = _keeping(lines, first, FIRST_WINDOW)
-        if pausing:
-            lines = with_pauses(lines)
-        counted = source is not None and source.is_file() and console.is_terminal
-        total = count_lines(source) if counted else None  # a FIFO can be read once only
-        shown = {"console": None if typed else console, "total": total, "mesh": devices}
-        shown["bad_lines"] = skipped
-        if output is None:
-            write, commit = sys.stdout.buffer.write, sys.stdout.buffer.flush
-        else:
-            facts = {**options, "bad_lines": arguments.bad_lines, "scores": arguments.scores}
-            facts |= {"mesh": dict(devices.shape)}
-            facts |= {"model": model_digest(model), "library": library_digest()}
-            facts = json.loads(json.dumps(facts))  # as they are read again: lists for tuples
-            kept = {"resume": arguments.resume, "overwrite": overwrite}
-            file = files.enter_context(resumable_file(output, facts, **kept))
-            if file.lines:
-                console.print(f"resumed after {file.lines:,} lines")
-            lines, shown["skip"] = file.rest(lines), file.lines
-            write, commit = file.write, file.commit
-        translated_by = _translated_when_entered if typed else translate_windows
-        for window in translated_by(model, lines, **options, **shown):
-            _write(window, write, arguments.scores)
-            commit()
-    if bad := sorted({number for number in skipped or () if number > shown.get("skip", 0)}):
-        named = ", ".join(f"{name}:{number}" for number in bad[:BAD_LINES_NAMED])
-        console.print(f"{len(bad):,} bad lines gave blank lines, the first: {named}")
-    if arguments.alignments is not None:
-        best = list(translate_lines(model, first, **options, mesh=devices, bad_lines=skipped))
-        drawn = alignment_plot.alignments(model, first, best, alignment_plot.MAX_LINES)
-        alignment_plot.draw(arguments.alignments, drawn, overwrite)
-
-
-def _check_files(arguments: Arguments) -> None:
-    """Refuse files that cannot be read or written, before the model is read."""
-    source, output, overwrite = arguments.input, arguments.output, arguments.overwrite
-    if arguments.alignments is not None:
-        alignment_plot.check_picture(arguments.alignments, overwrite)
-    if output is not None:
-        check_output(output, resume=arguments.resume, overwrite=overwrite)
-    elif arguments.resume:
-        raise InputError("--resume goes on with a file: name it by --output")
-    elif sys.stdout is None:
-        raise InputError("standard output is closed; name a file by --output")
-    if source is None and sys.stdin is None:
-        raise InputError("standard input is closed; name a file by --input")
-    if output is not None:
-        with contextlib.suppress(OSError):  # without a file; one that is missing is told later
-            check_input(os.fstat(sys.stdin.fileno()) if source is None else source.stat(), output)
-
-
-def _may_pause(file: io.BufferedReader) -> bool:
-    """Return whether a file is a pipe or the like, whose lines come when somebody writes them."""
-    try:
-        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except OSError:  # a file in memory
-        return False
-
-
-def _keeping(lines: Iterable[str], kept: list[str], most: int) -> Iterator[str]:
-    """Yield lines, and append the first of them to a list."""
-    for line in lines:
-        if len(kept) < most:
-            kept.append(line)
-        yield line
-
-
-def _translated_when_entered(
-    model: TrainedModel, lines: Iterator[str], **options: Any
-) -> Iterator[list[list[Translation]]]:
-    """Yield the translations of each line that is typed; one that is refused is told at once."""
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = next(lines, None)
-        if line is None:
-            print(file=sys.stderr)
-            return
-        try:
-            yield from translate_windows(model, [line], **options)
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-
-
-def _write(window: list[list[Translation]], write: Callable[[bytes], object], scores: bool) -> None:
-    for translation in chain.from_iterable(window):
-        score = f"{translation.score:.6f}\t" if scores else ""
-        text = translation.text.replace("\n", " ")  # one translation, one line
-        write(f"{score}{text}\n".encode())
+        options = arguments.files, arguments.lines, arguments.batches
+        translate_text(search, text, *options, console)

@@ -18,7 +18,7 @@ def check_split(language: str | None, num_hypotheses: int = 1, alignments: bool 
     if language is None:
         return
     named = f"split_sentences={shorten(language)}"
-    if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
+    if not LANGUAGE.fullmatch(language):
         raise InputError(f"{named} must be the code of the text's language, for example 'en'")
     if num_hypotheses > 1:
         raise InputError(f"{named} joins the best translations: set num_hypotheses=1")

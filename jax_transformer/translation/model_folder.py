@@ -93,6 +93,17 @@ class TrainedModel(NamedTuple):
         config, generation = generating(self.config, self.generation, tokenizer, name)
         return self._replace(config=config, tokenizer=tokenizer, generation=generation)
 
+    def generation_config(self, **options: Any) -> GenerationConfig:
+        """Return the options of a search: those that are named, and the model's defaults.
+
+        Without any `max_new_tokens`, it is the model's `max_length`. What the model bans stays
+        banned beside the `banned_tokens` that are named.
+        """
+        defaults = {"max_new_tokens": self.config.max_length, **self.generation}
+        chosen = GenerationConfig(**defaults | options)
+        banned = {*chosen.banned_tokens, *self.generation.get("banned_tokens", ())}
+        return dataclasses.replace(chosen, banned_tokens=tuple(sorted(banned)))
+
     def with_max_length(self, max_length: int | None, name: str) -> "TrainedModel":
         """Return the model with another limit of its texts, in tokens; None keeps its own."""
         if max_length in (None, self.config.max_length):
@@ -249,7 +260,7 @@ def _checked(model: TrainedModel | Sequence[Any]) -> TrainedModel:
     for name in model.generation:
         if name not in MODEL_OPTIONS:
             raise InputError(f"generation: {name!r} is no default that a model may have")
-    GenerationConfig(**{"max_new_tokens": model.config.max_length, **model.generation})
+    model.generation_config()
     return model
 
 

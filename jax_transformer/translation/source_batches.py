@@ -1,14 +1,17 @@
 """Lines in windows, and the sources of a window in batches of few shapes."""
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import check_fields
+from jax_transformer.decoding.generation_config import Count
 
 FIRST_WINDOW = 64  # lines
 GROWTH = 16  # factor from one window to the next
@@ -16,6 +19,26 @@ LARGEST_WINDOW = 8192  # lines
 PAUSE = 0.1  # seconds without another line
 SHORTEST_BATCH = 8  # tokens
 MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
+
+
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
+@dataclasses.dataclass(frozen=True)
+class BatchOptions:
+    """How a stream of lines is cut into windows, and a window into batches.
+
+    Attributes:
+        max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
+            of more than one line on a device: a higher number needs more memory and fewer batches.
+        window: Most lines that are read, sorted by length and translated together: a higher number
+            needs more memory and pads less. The first window has 64 lines, for an early start, and
+            each one has 16 times as many as the one before, up to this number.
+    """
+
+    max_tokens: Count = 4096
+    window: Count = LARGEST_WINDOW
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class SourceBatch(NamedTuple):
@@ -46,7 +69,7 @@ class Window(NamedTuple):
 
     start: int  # number of lines before it
     lines: list[str]
-    is_small: bool  # there may be few lines: it is the first window, or a pause has ended it
+    may_be_the_last: bool  # it is the first window, or a pause has ended it
 
 
 def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
@@ -74,13 +97,17 @@ def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
         yield line
 
 
-def windows(lines: Iterable[str | None], sizes: Iterable[int], skip: int) -> Iterator[Window]:
-    """Yield windows of at most these sizes behind the first `skip` lines, which `lines` lacks.
+def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterator[Window]:
+    """Yield the lines of a stream in windows of the sizes of `window_sizes`.
 
     None among the lines ends a window, as `with_pauses` yields it.
+
+    Args:
+        skip: Number of lines before `lines`, a sum of the first sizes: the windows are then those
+            of the whole stream.
     """
     lines, start = iter(lines), 0
-    for size in sizes:
+    for size in window_sizes(largest):
         if start < skip:
             start += size
             continue
@@ -103,14 +130,14 @@ def source_batches(
     target_length: Callable[[int], int],
     most_tokens: int,
     shards: int,
-    is_small: bool,
+    may_be_the_last: bool,
 ) -> Iterator[SourceBatch]:
     """Yield the sources that are not empty, longest first, in few shapes.
 
     The length of a batch is a power of two or `config.max_length`, and its number of rows follows
     from the length, so that all windows share their shapes: a compilation takes longer than a
-    batch. Only the last batch of a small window may have fewer rows: there may be no second window,
-    or somebody waits. `shards` divides the number of rows.
+    batch. Only the last batch of a window that may be the last one may have fewer rows: somebody
+    may wait for it. `shards` divides the number of rows.
 
     Args:
         target_length: Returns the most tokens of a translation from the length of its batch.
@@ -127,7 +154,7 @@ def source_batches(
         counted = max(length, (longest - usual_target_length(0)) // 2)
         count = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
         members, order = order[:count], order[count:]
-        if is_small and not order:
+        if may_be_the_last and not order:
             count = min(count, -(-_power_of_two(len(members)) // shards) * shards)
         # 64 bits: `generate` then refuses an id that 32 bits would wrap around.
         src = np.full((count, length), config.pad_id, np.int64)

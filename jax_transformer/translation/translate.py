@@ -1,228 +1,137 @@
-"""Translation of a stream of lines, in batches of lines of similar length and of few shapes."""
+"""Translation of a stream of lines, window by window."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, no_type_check
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int32, Key
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.decoding import GenerationConfig, Hypotheses, generate
-from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.sampling import check_sampling
-from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.attention_backend import execution_on
-from jax_transformer.kernels.execution import SearchExecution
-from jax_transformer.model.checks import check_execution, check_whole_number
-from jax_transformer.model.tree import parameter_shardings
-from jax_transformer.runtime.sharding import make_mesh, row_shards
+from jax_transformer.config.declared import check_fields
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.sharding import row_shards
 from jax_transformer.text.encoding import encode_lines
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.long_text import check_split, split_sentences
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import (
-    SourceBatch,
-    Window,
-    source_batches,
-    usual_target_length,
-    window_sizes,
-    windows,
-)
-
-# The number of a line, from 1, and that of its sentence; 0 is the whole line.
-Place = tuple[int, int]
-# Lines of a window times parameters from which sources leave their batch when they have ended: the
-# steps that this saves take longer than to load the larger programs.
-MUCH_WORK = 2e10
+from jax_transformer.translation.source_batches import BatchOptions, Window, source_batches
+from jax_transformer.translation.text_search import Place, TextSearch, Translation, text_search
 
 
-class Translation(NamedTuple):
-    """One translation of a line.
+@no_type_check  # its own checks give the messages; the type checks of the tests would come first
+@dataclasses.dataclass(frozen=True)
+class LineOptions:
+    """How lines become the sources of a search.
 
-    The score is the log-probability of the tokens divided by the length penalty: 0 for a blank
-    line, -inf if a line has fewer possible translations than `num_hypotheses`. A line that was
-    split into sentences has the sum of their scores, and the tokens of one after the other.
+    Attributes:
+        overlong: What happens to a line, or a sentence, of more tokens than the model takes,
+            special tokens included: "refuse" makes it a bad line, "cut" cuts it.
+        split_sentences: Code of the language of the lines, for example en: each sentence is
+            translated by itself, and what stands between the sentences stays (the extra
+            [sentences]). The score of a line is the sum of its sentences'. Without it, a line is
+            translated as it is.
     """
 
-    text: str  # "" for a blank line
-    score: float
-    tokens: Int32[np.ndarray, " length"]  # EOS included
+    overlong: Literal["refuse", "cut"] = "refuse"
+    split_sentences: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_split(self.split_sentences)
 
 
-class _Reading(NamedTuple):
-    """How lines become sources: arguments of `translate_windows`."""
-
-    overlong: str
-    split_sentences: str | None
-    prefix: str
-    seed: int | None
-    bad_lines: list[int] | None
-
-
-def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
-    """Return a model whose parameters lie on the devices of a mesh."""
-    places = parameter_shardings(mesh, model.params, model.config)
-    return model._replace(params=jax.device_put(model.params, places))
+def split_options(
+    options: Mapping[str, Any],
+) -> tuple[LineOptions, BatchOptions, dict[str, Any]]:
+    """Return options by name as those of lines, those of batches, and the rest."""
+    rest = dict(options)
+    parts = []
+    for part in (LineOptions, BatchOptions):
+        names = [each.name for each in dataclasses.fields(part) if each.name in rest]
+        parts.append(part(**{name: rest.pop(name) for name in names}))
+    return *parts, rest
 
 
 def translate(
-    model: TrainedModel, lines: Iterable[str | None], **options: Any
+    model: TrainedModel,
+    lines: Iterable[str],
+    *,
+    mesh: Mesh | None = None,
+    console: Console | None = None,
+    **options: Any,
 ) -> Iterator[list[Translation]]:
-    """Yield the translations of each line, in order; options as for `translate_windows`."""
-    return chain.from_iterable(translate_windows(model, lines, **options))
+    """Yield the translations of each line of a list, in order; all lines are one window.
+
+    Args:
+        mesh: As for `text_search`.
+        console: As for `translate_windows`.
+        **options: Fields of `LineOptions`, `BatchOptions` and `GenerationConfig`, and `seed`.
+    """
+    reading, batching, named = split_options(options)
+    search, lines = text_search([model], mesh, **named), list(lines)
+    window, shown = Window(0, lines, True), {"total": len(lines), "console": console}
+    return chain.from_iterable(translate_windows(search, [window], reading, batching, **shown))
 
 
 def translate_windows(
-    model: TrainedModel,
-    lines: Iterable[str | None],
+    search: TextSearch,
+    windows: Iterable[Window],
+    reading: LineOptions,
+    batching: BatchOptions,
     *,
-    overlong: Literal["refuse", "cut"] = "refuse",
-    bad_lines: list[int] | None = None,
-    split_sentences: str | None = None,
     prefix: str = "",
-    seed: int | None = None,
-    max_tokens: int = 4096,
-    window: int | None = None,
-    skip: int = 0,
+    bad_lines: list[int] | None = None,
     total: int | None = None,
     console: Console | None = None,
-    mesh: Mesh | None = None,
-    execution: SearchExecution | None = None,
-    ensemble: Sequence[TrainedModel] = (),
-    **options: Any,
 ) -> Iterator[list[list[Translation]]]:
-    """Translate a stream of lines; the translation of a line does not depend on the other lines.
+    """Translate lines in windows; the translation of a line does not depend on the other lines.
 
     In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
 
-    Lines are read, translated and yielded in windows: 64 lines first, for an early start, then 16
-    times as many in each window up to `window`. Lines of similar length share a batch.
-
     Args:
-        lines: Source lines; None among them is a pause, before which a window ends.
-        overlong: What happens if a line, or a sentence, has more than `config.max_length` tokens,
-            special tokens included: "refuse" makes it a bad line, "cut" cuts it.
+        prefix: Put before every text that is translated by itself and is not blank.
         bad_lines: Takes the numbers, from 1, of lines that are too long or no source of this model,
             whose translations are then blank. If None, the window of the first one is refused.
-        split_sentences: Code of the language of the lines, whose sentences are then translated
-            apart; what stands between them stays (the extra [sentences]). None translates lines.
-        prefix: Put before every text that is translated by itself and is not blank.
-        seed: Switches sampling on: what is drawn depends on it and on the number of the line.
-        max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
-            of more than one line, for each device that the lines are distributed over.
-        window: Lines of the largest window; None reads all lines into one window.
-        skip: Number of lines that were translated before, and that `lines` does not contain: a sum
-            of the first `window_sizes`. The windows are then those of the whole input.
         total: Number of lines, for the progress; None if it is not known.
         console: Shows live progress if it is a terminal, and the number of lines that were cut.
-        mesh: The devices, from `make_mesh`; lines are distributed over the axes data and fsdp.
-            None is one device.
-        execution: How the model is executed; None is what suits the device.
-        ensemble: Models with the same tokenizer that choose each token together with `model`.
-        **options: Fields of `GenerationConfig`; one that is None has the value of
-            `model.generation`. Without any `max_new_tokens`, a translation has at most ten tokens
-            more than twice those of the line.
 
-    Returns:
-        An iterator over the windows: for each line its translations, best first.
+    Yields:
+        For each window: for each line its translations, best first.
 
     Raises:
-        InputError: `generate` refuses an option, or a number is too small. While the iterator runs:
-            a line is too long, or it is no source of this model, before its window is translated;
-            or the logits of a line are NaN or infinite. The message names the line.
+        InputError: Sentences are split for more than one hypothesis; a line is too long, or is no
+            source of this model, before its window is translated; or the logits of a line are NaN
+            or infinite. The message names the line.
     """
-    config, params, *_ = model
-    reading = _Reading(overlong, split_sentences, prefix, seed, bad_lines)
-    chosen = _chosen(model, reading, options)
-    check_whole_number("max_tokens", max_tokens, least=1)
-    if window is not None:
-        check_whole_number("window", window, least=1)
-    check_whole_number("skip", skip, least=0)
-    sizes = None if window is None else window_sizes(window)
-    if sizes is None:
-        lines = [line for line in lines if line is not None]
-        sizes, total = [len(lines)], len(lines)
-    mesh = mesh or make_mesh()
-    leaving = execution  # in windows of much work
-    if execution is None:
-        device, dtype = mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name
-        suited = partial(execution_on, device, dtype, config.head_dim)
-        may_leave = device.platform == "cpu" and row_shards(mesh) == 1
-        execution = suited(kind=SearchExecution)
-        leaving = suited(kind=SearchExecution, smaller_batches=may_leave)
-    check_execution(execution, SearchExecution)
-    configs, params, *_ = zip(*(place(each, mesh) for each in (model, *ensemble)), strict=True)
-    models = (params, configs) if ensemble else (params[0], config)
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-
-    def search_of(num_sources: int) -> Callable[..., Hypotheses]:
-        """Return the search for the batches of a window."""
-        much = num_sources * num_parameters >= MUCH_WORK
-        return partial(generate, *models, execution=leaving if much else execution)
-
-    return _translate(
-        model._replace(generation=chosen),
-        windows(lines, sizes, skip),
-        reading,
-        max_tokens * row_shards(mesh) // chosen["beam_size"],
-        total,
-        console or Console(quiet=True),
-        mesh,
-        search_of,
-    )
-
-
-def _chosen(model: TrainedModel, reading: _Reading, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of every search; refuse what contradicts the model or each other."""
-    chosen = {"beam_size": 1, "num_hypotheses": 1, **model.generation}
-    chosen |= {name: value for name, value in options.items() if value is not None}
-    checked = GenerationConfig(**{"max_new_tokens": model.config.max_length} | chosen)
-    checked.check_model(model.config)
-    check_sampling(checked, reading.seed is not None)
-    check_whole_number("seed", reading.seed or 0, least=0)
-    check_split(reading.split_sentences, checked.num_hypotheses)
-    if reading.overlong not in ("refuse", "cut"):
-        raise InputError(f"overlong={shorten(reading.overlong)} must be 'refuse' or 'cut'")
-    # Those of the model too, among them the ids that no token has.
-    banned = {*model.generation.get("banned_tokens", ()), *checked.banned_tokens}
-    return chosen | ({"banned_tokens": tuple(sorted(banned))} if banned else {})
-
-
-def _translate(
-    model: TrainedModel,
-    parts: Iterator[Window],
-    reading: _Reading,
-    most_tokens: int,
-    total: int | None,
-    console: Console,
-    mesh: Mesh,
-    search_of: Callable[[int], Callable[..., Hypotheses]],
-) -> Iterator[list[list[Translation]]]:
-    blank = [Translation("", 0.0, np.zeros(0, np.int32))] * model.generation["num_hypotheses"]
+    check_split(reading.split_sentences, search.generation.num_hypotheses)
+    console = console or Console(quiet=True)
+    config, shards, generation = search.models[0].config, row_shards(search.mesh), search.generation
+    blank = [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses
     number, cut, kind = 0, [], "lines" if reading.split_sentences is None else "sentences"
+    most_tokens = batching.max_tokens * shards // generation.beam_size
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
     shown = {"console": console, "transient": True, "disable": not console.is_terminal}
     with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
         task = progress.add_task("translating", total=total)
-        for window in parts:
+        for window in windows:
             texts, places = _split(window, reading.split_sentences)
-            sources, cut_places = _encode(model, texts, places, reading)
-            cut += cut_places
-            search = search_of(len(sources))
-            translations = [blank] * len(sources)
-            sizes = most_tokens, row_shards(mesh), window.is_small
+            lines = [source for parts in texts for source in parts[1::2]]
+            lines = ["" if is_blank(line) else prefix + line for line in lines]
+            sources = _encode(search.models[0], lines, places, reading, bad_lines)
+            cut += [places[index] for index in _cut(search.models[0], lines, sources)]
+            execution, translations = search.execution_for(len(sources)), [blank] * len(sources)
+            sizes = most_tokens, shards, window.may_be_the_last
             for is_last in (False, True):
-                target_length = partial(_target_length, model, is_last=is_last)
-                for batch in source_batches(model.config, sources, target_length, *sizes):
+                target_length = partial(search.target_length, is_last=is_last)
+                for batch in source_batches(config, sources, target_length, *sizes):
                     members = [places[index] for index in batch.members]
-                    best = _translate_batch(model, batch, members, reading.seed, mesh, search)
-                    for index, hypotheses in zip(batch.members, best, strict=True):
+                    found = search.translations(batch, members, execution)
+                    for index, hypotheses in zip(batch.members, found, strict=True):
                         if hypotheses is not None:
                             translations[index], sources[index] = hypotheses, []
                     share = sources.count([]) / len(sources)
@@ -231,8 +140,8 @@ def _translate(
             number += len(sources)
     if cut:
         console.print(
-            f"{len(cut):,} of {number:,} {kind} cut to max_length={model.config.max_length} "
-            f"tokens, the first of them {_name(cut[0])}"
+            f"{len(cut):,} of {number:,} {kind} cut to max_length={config.max_length} tokens, "
+            f"the first of them {cut[0]}"
         )
 
 
@@ -241,12 +150,7 @@ def _split(window: Window, language: str | None) -> tuple[list[list[str]], list[
     whole = language is None
     texts = [["", line, ""] if whole else split_sentences(line, language) for line in window.lines]
     numbered = [(n, len(parts) // 2) for n, parts in enumerate(texts, window.start + 1)]
-    return texts, [(n, 0 if whole else i + 1) for n, count in numbered for i in range(count)]
-
-
-def _name(place: Place) -> str:
-    line, sentence = place
-    return f"sentence {sentence} of line {line}" if sentence else f"line {line}"
+    return texts, [Place(n, 0 if whole else i + 1) for n, count in numbered for i in range(count)]
 
 
 def _joined(
@@ -262,90 +166,41 @@ def _joined(
 
 
 def _encode(
-    model: TrainedModel, texts: list[list[str]], places: list[Place], reading: _Reading
-) -> tuple[list[list[int]], list[Place]]:
-    """Return the ids of each source, none for a blank or bad one; the places of cut ones."""
-    config, tokenizer = model.config, model.tokenizer
-    lines = [source for parts in texts for source in parts[1::2]]
-    lines = ["" if is_blank(line) else reading.prefix + line for line in lines]
-    *sources, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
-    without = tokenizer.without_padding
-    sources = [ids if isinstance(ids, LineError) else without(ids) for ids in sources]
-    for index, ids in enumerate(sources):
-        fault = ids.fault if isinstance(ids, LineError) else ""
-        if not fault and len(ids) > config.max_length and reading.overlong != "cut":
-            longer = "" if config.positions == "learned" else "raise max_length, "
-            fault = (
-                f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
-                f"{config.max_length}; {longer}split the line or set overlong to 'cut'"
-            )
-        if fault and reading.bad_lines is None:
-            raise InputError(f"{_name(places[index])} {fault}")
-        if fault:
-            reading.bad_lines.append(places[index][0])
-        sources[index] = [] if fault or ids == blank else ids
-    too_long = [index for index, ids in enumerate(sources) if len(ids) > config.max_length]
-    cut = tokenizer.encode_source([lines[index] for index in too_long], config.max_length)
-    for index, ids in zip(too_long, cut, strict=True):
-        sources[index] = without(ids)
-    return sources, [places[index] for index in too_long]
-
-
-def _target_length(model: TrainedModel, source_length: int, is_last: bool) -> int:
-    """Return the most tokens of the translations in a batch of sources of a length.
-
-    The last attempt has the limit of the model. The first one has a limit that few translations
-    reach, with a smaller and faster cache, where a search that ends below it finds the same.
-    """
-    config, generation = model.config, model.generation
-    usual = min(usual_target_length(source_length), config.max_length)
-    most = generation.get("max_new_tokens", usual)
-    # "never" is a bound that depends on the limit.
-    depends = generation["beam_size"] > 1 and generation.get("early_stopping", "never") == "never"
-    if is_last or depends or (generation.get("min_new_tokens") or 0) >= usual:
-        return most
-    return min(most, usual)
-
-
-def _translate_batch(
     model: TrainedModel,
-    batch: SourceBatch,
-    members: list[Place],
-    seed: int | None,
-    mesh: Mesh,
-    search: Callable[..., Hypotheses],
-) -> list[list[Translation] | None]:
-    """Return the translations of each member; None if the batch's limit is too low for it."""
-    config, _, tokenizer, generation = model
-    options = {**generation, "max_new_tokens": batch.target_length}
-    if "max_new_tokens" not in generation:
-        # The limit follows from the line's own length, so that the other lines do not matter.
-        lengths = np.count_nonzero(batch.src != config.pad_id, axis=1)
-        options["length_limits"] = np.minimum(usual_target_length(lengths), config.max_length)
-    is_attempt = batch.target_length < generation.get("max_new_tokens", 0)
-    if is_attempt:  # a target that has not ended is then among those that are returned
-        options["num_hypotheses"] = generation["beam_size"]
-    if seed is not None:
-        options["key"] = _keys(seed, members, len(batch.src))
-    try:
-        with jax.set_mesh(mesh):
-            hypotheses = search(batch.src, **options)
-    except NonFiniteError as error:
-        raise NonFiniteError(_name(members[error.row]), error.row, error.step) from error
-    rows = zip(batch.members, *jax.device_get(hypotheses), strict=False)
-    return [
-        None
-        if is_attempt and lengths.max() == batch.target_length
-        else [
-            Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
-            for ids, score, length in zip(tokens, scores, lengths, strict=True)
-        ][: generation["num_hypotheses"]]
-        for _, tokens, scores, lengths in rows
-    ]
+    lines: Sequence[str],
+    places: Sequence[Place],
+    reading: LineOptions,
+    bad_lines: list[int] | None,
+) -> list[list[int]]:
+    """Return the ids of each source, overlong ones too; none for a blank or bad one."""
+    config, tokenizer = model.config, model.tokenizer
+    *encoded, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
+    blank, sources = tokenizer.without_padding(blank), []
+    for source, place in zip(encoded, places, strict=True):
+        ids, fault = [], ""
+        if isinstance(source, LineError):
+            fault = source.fault
+        else:
+            ids = tokenizer.without_padding(source)
+            if len(ids) > config.max_length and reading.overlong != "cut":
+                longer = "" if config.positions == "learned" else "raise max_length, "
+                fault = (
+                    f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
+                    f"{config.max_length}; {longer}split the line or set overlong to 'cut'"
+                )
+        if fault and bad_lines is None:
+            raise InputError(f"{place} {fault}")
+        if fault:
+            bad_lines.append(place.line)
+        sources.append([] if fault or ids == blank else ids)
+    return sources
 
 
-def _keys(seed: int, places: list[Place], rows: int) -> Key[Array, " rows"]:
-    """Return the key of each place, and any for the rows that are left."""
-    key, numbers = jax.random.key(seed), np.resize(np.array(places, np.uint32), (rows, 2))
-    fold_in = jax.random.fold_in
-    return jax.vmap(lambda place: fold_in(fold_in(key, place[0]), place[1]))(numbers)
+def _cut(model: TrainedModel, lines: Sequence[str], sources: list[list[int]]) -> list[int]:
+    """Cut the sources that are too long for the model, and return their indices."""
+    most, tokenizer = model.config.max_length, model.tokenizer
+    too_long = [index for index, ids in enumerate(sources) if len(ids) > most]
+    cut = tokenizer.encode_source([lines[index] for index in too_long], most)
+    for index, ids in zip(too_long, cut, strict=True):
+        sources[index] = tokenizer.without_padding(ids)
+    return too_long

@@ -19,8 +19,9 @@ from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.long_text import check_split
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import LARGEST_WINDOW
-from jax_transformer.translation.translate import Translation, place, translate_windows
+from jax_transformer.translation.source_batches import LARGEST_WINDOW, BatchOptions, windows
+from jax_transformer.translation.text_search import TextSearch, Translation, place, text_search
+from jax_transformer.translation.translate import LineOptions, split_options, translate_windows
 
 
 class TranslationResult(NamedTuple):
@@ -64,7 +65,7 @@ class Translator:
 
     Args:
         model: The folder of a model of this library, of a run, or of a Hugging Face family that
-            this library knows; the name of a model on the Hugging Face hub, such as
+            this library knows; the name of a model on the Hugging Face hub, for example
             "Helsinki-NLP/opus-mt-en-de", which is read from the hub's cache, or downloaded where
             the cache lacks it (the extra [hub]); or a model that `load` returned. A list of models
             with equal tokenizers is an ensemble: it chooses tokens by the mean of the models'
@@ -140,12 +141,13 @@ class Translator:
     ) -> TranslationResult | Iterator[TranslationResult]:
         """Return the result of one text, or an iterator over those of several, in their order.
 
-        An iterable is read and translated in windows, 64 texts first and then up to `window`: the
-        first results are there soon, and no more than a window is in memory. An error that it
-        raises ends the iterator; the texts of its window are not translated then.
+        An iterable is read and translated in windows, 64 texts first and then 16 times as many in
+        each, up to `window`: the first results are there soon, and no more than a window is in
+        memory. An error that it raises ends the iterator; the texts of its window are not
+        translated then.
 
         Args:
-            prefix: Put before every text, or sentence, such as "summarize: " for a T5.
+            prefix: Put before every text, or sentence, for example "summarize: " for a T5.
             source_lang: As for `Translator`; None is the one that was named there.
             target_lang: As for `Translator`; None is the one that was named there.
             alignments: Whether each result has the alignment of its best translation, by the
@@ -156,9 +158,9 @@ class Translator:
             **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
                 takes; `seed`, a number that switches sampling on; `max_tokens`, the most tokens of
                 a batch on a device, padding included (4,096); and the fields of `GenerationConfig`,
-                as `beam_size`, `num_hypotheses`, `length_penalty`, `max_new_tokens`: `generate`
-                describes them, and one that is absent has the model's default. Without any
-                `max_new_tokens`, a result has at most ten tokens more than twice those of the text.
+                which describes them, for example `beam_size` and `num_hypotheses`: one that is
+                absent has the model's default. Without any `max_new_tokens`, a result has at most
+                ten tokens more than twice those of the text.
 
         Raises:
             TypeError: An option is unknown.
@@ -166,18 +168,19 @@ class Translator:
                 While the iterator runs: a text is too long, or no source of this model (the message
                 names it by its number, from 1).
         """
-        model = self.model.with_languages(source_lang, target_lang, self.name)
-        check_split(split_sentences, alignments=alignments)
-        options |= {"mesh": self.mesh, "execution": self.execution, "window": window}
-        options |= {"prefix": prefix, "split_sentences": split_sentences}
-        options["ensemble"] = [
-            other.with_languages(source_lang, target_lang, self.name) for other in self.ensemble
+        models = [
+            each.with_languages(source_lang, target_lang, self.name)
+            for each in (self.model, *self.ensemble)
         ]
-        if isinstance(text, str):
-            return next(_results(model, [text], alignments, options))
-        if not isinstance(text, Iterable):
+        options |= {"window": window, "split_sentences": split_sentences}
+        reading, batching, named = split_options(options)
+        search = text_search(models, self.mesh, self.execution, **named)
+        check_split(split_sentences, search.generation.num_hypotheses, alignments)
+        if not isinstance(text, str | Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
-        return _results(model, text, alignments, options)
+        texts = [text] if isinstance(text, str) else text
+        results = _results(search, texts, prefix, reading, batching, alignments)
+        return next(results) if isinstance(text, str) else results
 
 
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
@@ -207,32 +210,27 @@ def _check_ensemble(models: Sequence[TrainedModel], name: str) -> None:
 
 
 def _results(
-    model: TrainedModel,
+    search: TextSearch,
     texts: Iterable[str],
+    prefix: str,
+    reading: LineOptions,
+    batching: BatchOptions,
     with_alignments: bool,
-    options: dict[str, Any],
 ) -> Iterator[TranslationResult]:
-    """Return an iterator over the results; the options are checked at once."""
-    lines: list[str] = []  # of the window
+    for window in windows(_checked(texts), batching.window):
+        (found,) = translate_windows(search, [window], reading, batching, prefix=prefix)
+        aligned: Sequence[Alignment | None] = [None] * len(found)
+        if with_alignments:
+            lines = [line if is_blank(line) else prefix + line for line in window.lines]
+            aligned = alignments(search.models[0], lines, found)
+        for hypotheses, alignment in zip(found, aligned, strict=True):
+            if alignment is not None:
+                alignment = alignment._replace(line=window.start + alignment.line)
+            yield TranslationResult(hypotheses, alignment)
 
-    def checked() -> Iterator[str]:
-        for number, text in enumerate(texts, start=1):
-            if not isinstance(text, str):
-                raise InputError(f"text {number} is {shorten(text)}, and must be a string")
-            lines.append(text if is_blank(text) else options["prefix"] + text)
-            yield text
 
-    windows = translate_windows(model, checked(), **options)
-
-    def results() -> Iterator[TranslationResult]:
-        before = 0  # texts
-        for window in windows:
-            aligned = alignments(model, lines, window) if with_alignments else [None] * len(window)
-            lines.clear()
-            for hypotheses, alignment in zip(window, aligned, strict=True):
-                if alignment is not None:
-                    alignment = alignment._replace(line=before + alignment.line)
-                yield TranslationResult(hypotheses, alignment)
-            before += len(window)
-
-    return results()
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {shorten(text)}, and must be a string")
+        yield text

@@ -13,14 +13,15 @@ import pytest
 
 from jax_transformer import Translator
 from jax_transformer.commands import main as cli
-from jax_transformer.commands import translate as command_module
-from jax_transformer.commands import translate_arguments
+from jax_transformer.commands.command_line import declared_fields
+from jax_transformer.commands.translate import Arguments
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.translation import alignment_plot
-from jax_transformer.translation import translate as translation
+from jax_transformer.translation import alignment_plot, text_search, text_stream
 from jax_transformer.translation.model_folder import save
-from jax_transformer.translation.translate import translate
+from jax_transformer.translation.source_batches import BatchOptions
+from jax_transformer.translation.text_stream import Files
+from jax_transformer.translation.translate import LineOptions, translate
 from tests.models import random_params, tiny_model
 from tests.tiers import tiered_rows
 
@@ -97,14 +98,14 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     typing, terminal = pty.openpty()
     monkeypatch.setattr(sys, "argv", ["x", "translate", str(directory)])
     shown, to_type = [], [b"abc abc abc abc abc\nb\n", b"\x04"]  # Ctrl-D
-    generate = translation.generate
+    generate = text_search.generate
 
     def typing_on(*arguments, **options):
         shown.append(capfdbinary.readouterr())
         os.write(typing, to_type.pop(0))
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(translation, "generate", typing_on)
+    monkeypatch.setattr(text_search, "generate", typing_on)
     os.write(typing, b"cab\n\n")
     with open(terminal) as keyboard:
         monkeypatch.setattr(sys, "stdin", keyboard)
@@ -273,10 +274,9 @@ def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
     code, shown, err = run(b"", "--help")
     assert (code, err) == (0, "")
     headings = [line for line in shown.split("\n") if line.endswith(":") and line[0] != " "]
-    assert headings[-5:] == ["files:", "search:", "lengths:", "languages:", "devices:"]
-    named = [name for names in translate_arguments.GROUPS.values() for name in names]
-    own = {field.name for field in dataclasses.fields(translate_arguments.Arguments)}
-    assert sorted(named) == sorted((own | tried) - {"folder", "search"})
+    assert headings[-4:] == ["files:", "lines:", "batches:", "search:"]
+    declared = map(declared_fields, (Arguments, Files, LineOptions, BatchOptions))
+    named = tried.union(*declared) - {"model", "files", "lines", "batches", "search"}
     for name in named:
         assert shown.count(f"--{name.replace('_', '-')}") >= 1, name
 
@@ -308,7 +308,7 @@ def test_a_resumed_output_has_the_same_bytes(run, tmp_path, monkeypatch, options
     path, output = tmp_path / "input", tmp_path / "output"
     path.write_text("".join(f"{LINES[n % 4]}. Abc {LINES[n % 3]}!  Cab.\n" for n in range(150)))
     options = (f"--input={path}", "--window=70", "--overlong=cut", *options)
-    generate, calls, most = translation.generate, [], 1000
+    generate, calls, most = text_search.generate, [], 1000
 
     def killed(*arguments, **options):
         calls.append(len(calls))
@@ -316,7 +316,7 @@ def test_a_resumed_output_has_the_same_bytes(run, tmp_path, monkeypatch, options
             raise SystemExit(137)
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(translation, "generate", killed)
+    monkeypatch.setattr(text_search, "generate", killed)
     _, expected, _ = run(b"", *options)
     most = 2 * len(calls)  # the last batch of the second run
     options = (*options, f"--output={output}", "--resume")
@@ -370,7 +370,7 @@ def test_a_longer_line_is_translated_where_positions_are_computed(run, checkpoin
     ],
 )
 def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, text, message):
-    monkeypatch.setattr(translation, "generate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(text_search, "generate", lambda *_, **__: pytest.fail("work was done"))
     monkeypatch.setattr(alignment_plot, "draw", lambda *_, **__: pytest.fail("work was done"))
     code, out, err = run(text, f"--alignments={tmp_path / 'plot.png'}")
     assert (code, out) == (1, "")
@@ -385,7 +385,7 @@ def files(tmp_path, checkpoint):
     lines = [LINES[number % 4] + " c" * (number % 3) for number in range(150)]
     path = tmp_path / "input.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, lines, window=70))
+    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, lines))
     return path, tmp_path / "output", expected
 
 
@@ -407,7 +407,7 @@ def test_a_file_becomes_a_file(run, files):
 def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch):
     path, output, expected = files
     options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
-    generate, calls = translation.generate, []
+    generate, calls = text_search.generate, []
 
     def killed_at(number):
         def generate_until(*arguments, **options):
@@ -417,7 +417,7 @@ def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch)
             return generate(*arguments, **options)
 
         calls.clear()
-        monkeypatch.setattr(translation, "generate", generate_until)
+        monkeypatch.setattr(text_search, "generate", generate_until)
 
     for number, told in ((1, ""), (2, ""), (2, "resumed after 64 lines\n")):
         killed_at(number)
@@ -431,7 +431,7 @@ def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch)
 
 
 def test_a_line_without_end_is_refused(run, monkeypatch):
-    monkeypatch.setattr(command_module, "LONGEST_LINE", 40)
+    monkeypatch.setattr(text_stream, "LONGEST_LINE", 40)
     text = b"cab\n" + b"b" * 41 + b"\n"
     fault = "is longer than 40 bytes; split the line, or set bad_lines to 'skip'"
     assert run(text) == (1, "", f"error: standard input:2: {fault}\n")
@@ -440,7 +440,7 @@ def test_a_line_without_end_is_refused(run, monkeypatch):
 @pytest.fixture
 def bad_files(tmp_path, checkpoint, monkeypatch):
     """An input of several windows with bad lines of each kind, its output, and their numbers."""
-    monkeypatch.setattr(command_module, "LONGEST_LINE", 60)
+    monkeypatch.setattr(text_stream, "LONGEST_LINE", 60)
     lines = [(LINES[number % 4] + " c" * (number % 3)).encode() for number in range(150)]
     bad = {3: b"a\xff", 60: b"\0", 64: b"c" * 61, 65: b"abc " * 12, 100: b"\xff\xfe", 149: b"a\0b"}
     for number, line in bad.items():
@@ -448,7 +448,7 @@ def bad_files(tmp_path, checkpoint, monkeypatch):
     good = ["" if number in bad else line.decode() for number, line in enumerate(lines, 1)]
     path = tmp_path / "input"
     path.write_bytes(b"\n".join(lines))
-    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, good, window=70))
+    expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, good))
     return path, tmp_path / "output", expected, sorted(bad)
 
 
@@ -476,7 +476,7 @@ def test_a_killed_translation_with_bad_lines_goes_on_to_the_same_bytes(
 ):
     path, output, expected, _ = bad_files
     options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
-    generate, calls = translation.generate, []
+    generate, calls = text_search.generate, []
 
     def killed(*arguments, **options):
         calls.append(len(calls))
@@ -485,7 +485,7 @@ def test_a_killed_translation_with_bad_lines_goes_on_to_the_same_bytes(
         return generate(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(translation, "generate", killed)
+        patch.setattr(text_search, "generate", killed)
         assert run(b"", *options, "--bad-lines=skip")[0] == 137
     refused = "error: bad_lines='refuse' is not that of the unfinished output, which has 'skip'"
     assert run(b"", *options)[2].startswith(refused)

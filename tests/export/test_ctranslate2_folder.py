@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from jax_transformer import InputError, TransformerConfig, Translator
-from jax_transformer.commands.command_line import call
-from jax_transformer.commands.export import export
+from jax_transformer.commands.main import run_command
 from jax_transformer.translation.model_folder import load, save
 from tests.export.models import OTHERS, with_preset
 from tests.tiers import tiered
@@ -71,7 +70,7 @@ print(json.dumps([tokenizer.decode(target) for target in ids]))
 def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     model = with_preset(base, "vaswani2017")
     save(tmp_path / "model", model)
-    call(export, [str(tmp_path / "model"), str(tmp_path / "out")])
+    run_command("export", str(tmp_path / "model"), str(tmp_path / "out"))
     assert "written: 16 of 16 random sources have the same translation" in capsys.readouterr().out
     lines = ["abc cab", "bead", "xyz uvw dab fed", "a"]
     command = [sys.executable, "-c", WITHOUT_THIS_LIBRARY, "float32", *lines]
@@ -80,7 +79,7 @@ def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     results = Translator(model)(lines, beam_size=1, max_new_tokens=20)
     assert json.loads(done.stdout) == [result.text for result in results]
     with pytest.raises(InputError, match="out: exists already; name another output"):
-        call(export, [str(tmp_path / "model"), str(tmp_path / "out")])
+        run_command("export", str(tmp_path / "model"), str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("quantization", ["float16", "int8"])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, TransformerConfig, Translator, generate
-from jax_transformer.commands.command_line import call
-from jax_transformer.commands.export import export
+from jax_transformer.commands.main import run_command
 from jax_transformer.tokenizers import separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
@@ -46,7 +45,7 @@ def exported(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     save(folder / "model", with_preset(base, "vaswani2017", **ONE_LAYER))
     with unchecked():
-        call(export, [str(folder / "model"), str(folder / "out"), "--to", "onnx"])
+        run_command("export", str(folder / "model"), str(folder / "out"), "--to", "onnx")
     return folder
 
 
@@ -104,7 +103,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
 def test_only_ctranslate2_has_smaller_weights(tmp_path, to):
     arguments = [str(tmp_path / "model"), str(tmp_path / "out"), "--to", to]
     with pytest.raises(InputError, match="--quantization int8 is for --to ctranslate2"):
-        call(export, [*arguments, "--quantization", "int8"])
+        run_command("export", *arguments, "--quantization", "int8")
 
 
 @pytest.mark.exhaustive

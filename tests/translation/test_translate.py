@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import threading
-from itertools import repeat
 
 import jax
 import numpy as np
@@ -13,11 +12,12 @@ from rich.console import Console
 from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.tokenizers import LineError, Tokenizer
-from jax_transformer.translation import translate as translation
+from jax_transformer.translation import text_search
 from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
-from jax_transformer.translation.translate import translate as translate_stream
+from jax_transformer.translation.translate import translate as translate_list
 from tests.models import random_params, tiny_model, unchecked
 from tests.tiers import tiered
+from tests.translation.streams import translate_stream
 
 LINES = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 TEXTS = [line for line in LINES if line.strip()]
@@ -69,14 +69,15 @@ def sources(monkeypatch):
     """The batches that are generated from; each translation is the source itself."""
     sources = []
 
-    def echo(params, config, src, *, max_new_tokens, num_hypotheses, **_):
+    def echo(params, config, src, generation, *, max_new_tokens, **_):
         sources.append(src)
+        num_hypotheses = generation.num_hypotheses
         tokens = np.zeros((len(src), num_hypotheses, max_new_tokens), np.int32)
         tokens[:, :, : src.shape[1]] = src[:, None]
         lengths = np.repeat((src != 0).sum(1, keepdims=True), num_hypotheses, axis=1)
         return Hypotheses(tokens, np.zeros(lengths.shape, np.float32), lengths.astype(np.int32))
 
-    monkeypatch.setattr(translation, "generate", echo)
+    monkeypatch.setattr(text_search, "generate", echo)
     return sources
 
 
@@ -122,10 +123,10 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
 
 def test_a_pause_ends_a_window(model, sources):
     lines = [None, "a", "b", None, None, "c", "d", "e", None]
-    found = [(start, *part, small) for start, part, small in windows(lines, repeat(2), 0)]
+    found = [(start, *part, may_be_last) for start, part, may_be_last in windows(lines, 2)]
     assert found == [(0, "a", "b", True), (2, "c", "d", False), (4, "e", True)]
     assert [one.text for (one,) in translate(model, lines)] == [*"abcde"]
-    assert len(sources) == 1
+    assert [len(src) for src in sources] == [2, 4]  # powers of two
 
 
 def test_lines_are_yielded_as_they_arrive_with_pauses_between():
@@ -321,10 +322,11 @@ def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     calls = []
 
     def record(*arguments, **given):
-        calls.append((given["max_new_tokens"], given["num_hypotheses"]))
+        usual = arguments[3].num_hypotheses
+        calls.append((given["max_new_tokens"], given.get("num_hypotheses", usual)))
         return generate(*arguments, **given)
 
-    monkeypatch.setattr(translation, "generate", record)
+    monkeypatch.setattr(text_search, "generate", record)
     max_tokens = 24 * defaults["beam_size"]
     found = translate(model._replace(generation=defaults), TEXTS, max_tokens=max_tokens)
     for row, best in enumerate(found):
@@ -358,7 +360,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     message = "1 of 4 lines cut to max_length=40 tokens, the first of them line 3\n"
     assert shown.getvalue() == message
 
-    monkeypatch.setattr(translation, "generate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(text_search, "generate", lambda *_, **__: pytest.fail("work was done"))
     refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split the line or set"
     with pytest.raises(InputError, match=refused):
         translate(model, ["b", "", overlong, overlong])
@@ -376,7 +378,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
         ({"seed": 0, "beam_size": 2}, "beam_size=2 searches, and a key or a seed samples"),
         ({"top_k": 3}, "top_k=3 is for sampling, which needs a key; for lines of text, a seed"),
         ({"split_sentences": "English"}, "split_sentences='English' must be the code"),
-        ({"split_sentences": 7}, "split_sentences=7 must be the code"),
+        ({"split_sentences": 7}, "split_sentences=7 must be a text"),
         (
             {"split_sentences": "en", "beam_size": 2, "num_hypotheses": 2},
             "split_sentences='en' joins the best translations: set num_hypotheses=1",
@@ -384,11 +386,9 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
         ({"beam_size": 2, "num_hypotheses": 3}, "num_hypotheses=3 must be from 1 to beam_size=2"),
         ({"beam_size": 9}, "beam_size=9 needs a vocabulary of 18 tokens or more"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"window": 0}, "window=0 must be at least 1"),
-        ({"max_tokens": -1}, "max_tokens=-1 must be at least 1"),
-        ({"max_tokens": 0.5}, "max_tokens=0.5 must be a whole number"),
-        ({"skip": -1}, "skip=-1 must be at least 0"),
-        ({"overlong": "drop"}, "overlong='drop' must be 'refuse' or 'cut'"),
+        ({"window": 0}, "window=0 must be a whole number, at least 1"),
+        ({"max_tokens": -1}, "max_tokens=-1 must be a whole number, at least 1"),
+        ({"overlong": "drop"}, "overlong='drop' must be one of 'cut', 'refuse'"),
         ({"length_penalty": -1e6}, "length_penalty=-1000000.0"),
         ({"max_new_tokens": 41}, "max_new_tokens: the target is 41 tokens long"),
         ({"length_penalty": float("nan")}, "length_penalty=nan"),
@@ -429,8 +429,8 @@ def test_a_line_that_is_not_finite_is_named_as_it_was_handed_in(model, beam_size
 def test_progress_is_live_on_a_terminal_and_nothing_elsewhere(model):
     terminal, pipe = io.StringIO(), io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=80)
-    translate(model, LINES, length_penalty=0.8, console=console)
+    list(translate_list(model, LINES, length_penalty=0.8, console=console))
     assert "translating" in terminal.getvalue()
     assert f"{len(LINES)}/{len(LINES)}" in terminal.getvalue()
-    translate(model, LINES, length_penalty=0.8, console=Console(file=pipe))
+    list(translate_list(model, LINES, length_penalty=0.8, console=Console(file=pipe)))
     assert pipe.getvalue() == ""

@@ -112,7 +112,7 @@ def test_dtype_and_execution(model):
         (7, {}, "text=7 must be a string or an iterable of strings"),
         ("a", {"beam": 4}, "beam"),
         (["a"], {"beam_size": 0}, "beam_size=0"),
-        (["a"], {"window": 0}, "window=0 must be at least 1"),
+        (["a"], {"window": 0}, "window=0 must be a whole number, at least 1"),
         (
             "a",
             {"target_lang": "de"},

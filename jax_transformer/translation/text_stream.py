@@ -1,0 +1,230 @@
+"""Translation of a file, a pipe or what is typed, into a file or to standard output."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+
+from jax_transformer.errors import InputError
+from jax_transformer.runtime.distributed import library_digest
+from jax_transformer.text.corpus import BAD_LINES_NAMED
+from jax_transformer.text.text_files import LONGEST_LINE, count_lines, decode_lines, open_stream
+from jax_transformer.translation import alignment_plot
+from jax_transformer.translation.model_folder import model_digest
+from jax_transformer.translation.resumable_file import (
+    ResumableFile,
+    check_input,
+    check_output,
+    resumable_file,
+)
+from jax_transformer.translation.source_batches import (
+    FIRST_WINDOW,
+    BatchOptions,
+    Window,
+    windows,
+    with_pauses,
+)
+from jax_transformer.translation.text_search import TextSearch, Translation
+from jax_transformer.translation.translate import LineOptions, translate_windows
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is read and written.
+
+    Attributes:
+        input: Text to translate, plain or gzip, or a FIFO; without it, standard input.
+        output: File to write, named .part until it is finished; without it, standard output.
+        resume: Go on with the unfinished --output, or begin it where there is none.
+        overwrite: Replace an existing output or picture.
+        bad_lines: Refuse the window of a line that is no UTF-8, has a NUL, is above 1 MiB, or is no
+            source of the model; or skip the line: it gives blank lines, and is counted at the end.
+        scores: Write the score of each translation; a blank line has the score 0.
+        alignments: Picture to write of the attention to the first few lines: .png, .pdf or .svg.
+    """
+
+    input: Path | None = None
+    output: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    bad_lines: Literal["refuse", "skip"] = "refuse"
+    scores: bool = False
+    alignments: Path | None = None
+
+    def check(self) -> None:
+        """Refuse files that cannot be read or written; changes nothing on the disk."""
+        source, output = self.input, self.output
+        if self.alignments is not None:
+            alignment_plot.check_picture(self.alignments, self.overwrite)
+        if output is not None:
+            check_output(output, resume=self.resume, overwrite=self.overwrite)
+        elif self.resume:
+            raise InputError("--resume goes on with a file: name it by --output")
+        elif sys.stdout is None:
+            raise InputError("standard output is closed; name a file by --output")
+        if source is None and sys.stdin is None:
+            raise InputError("standard input is closed; name a file by --input")
+        if output is not None:
+            # Standard input may be no file; a missing one is refused where it is opened.
+            with contextlib.suppress(OSError):
+                here = os.fstat(sys.stdin.fileno()) if source is None else source.stat()
+                check_input(here, output)
+
+
+class Text(NamedTuple):
+    """An open text."""
+
+    file: io.BufferedReader
+    name: str
+    is_typed: bool  # on a terminal: each line is translated when it is entered
+    may_pause: bool  # it is a pipe or the like, whose lines come when somebody writes them
+
+
+@contextlib.contextmanager
+def open_input(files: Files) -> Iterator[Text]:
+    """Open the text to translate."""
+    source, shown = files.input, files.output is None
+    file = sys.stdin.buffer if source is None else open_stream(source)
+    is_typed = source is None and shown and sys.stdin.isatty()
+    may_pause = shown and not is_typed and _is_pipe(file)
+    # To close what a thread still reads would wait for its end.
+    if source is None and may_pause:
+        file = open(file.fileno(), "rb", closefd=False)  # noqa: SIM115
+    closing = source is not None and not may_pause
+    with file if closing else contextlib.nullcontext():
+        yield Text(file, str(source or "standard input"), is_typed, may_pause)
+
+
+def _is_pipe(file: io.BufferedReader) -> bool:
+    try:
+        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # a file in memory
+        return False
+
+
+class StandardOutput:
+    """Standard output, as a `ResumableFile` of which no line was written before."""
+
+    lines = 0
+
+    def rest(self, lines: Iterable[str | None]) -> Iterable[str | None]:
+        """Return all lines."""
+        return lines
+
+    def write(self, content: bytes) -> None:
+        """Write bytes; `commit` shows them."""
+        sys.stdout.buffer.write(content)
+
+    def commit(self) -> None:
+        """Show what was written."""
+        sys.stdout.buffer.flush()
+
+
+def _open_output(
+    files: Files, facts: dict[str, Any]
+) -> contextlib.AbstractContextManager[ResumableFile | StandardOutput]:
+    if files.output is None:
+        return contextlib.nullcontext(StandardOutput())
+    return resumable_file(files.output, facts, resume=files.resume, overwrite=files.overwrite)
+
+
+def translate_text(
+    search: TextSearch,
+    text: Text,
+    files: Files,
+    reading: LineOptions,
+    batching: BatchOptions,
+    console: Console,
+) -> None:
+    """Translate the lines of a text, and write the translations of each window at once.
+
+    Raises:
+        InputError: As `translate_windows`; a line is no text; or the unfinished output was made of
+            something else.
+    """
+    bad: list[int] | None = [] if files.bad_lines == "skip" else None
+    first: list[str] = []  # lines, for the picture
+    lines: Iterable[str | None] = decode_lines(text.file, text.name, LONGEST_LINE, bad)
+    if files.alignments is not None:
+        lines = _keeping(lines, first)
+    if text.may_pause:
+        lines = with_pauses(lines)
+    is_counted = files.input is not None and files.input.is_file() and console.is_terminal
+    total = count_lines(files.input) if is_counted else None  # a FIFO can be read once only
+    options = {"bad_lines": bad, "total": total, "console": None if text.is_typed else console}
+    with _open_output(files, _facts(search, files, reading, batching)) as output:
+        if begun := output.lines:
+            console.print(f"resumed after {begun:,} lines")
+        if text.is_typed:
+            translated = _translated_when_entered(search, lines, reading, batching, **options)
+        else:
+            parts = windows(output.rest(lines), batching.window, begun)
+            translated = translate_windows(search, parts, reading, batching, **options)
+        for window in translated:
+            for translation in chain.from_iterable(window):
+                score = f"{translation.score:.6f}\t" if files.scores else ""
+                one_line = translation.text.replace("\n", " ")
+                output.write(f"{score}{one_line}\n".encode())
+            output.commit()
+    if numbers := sorted({number for number in bad or () if number > begun}):
+        named = ", ".join(f"{text.name}:{number}" for number in numbers[:BAD_LINES_NAMED])
+        console.print(f"{len(numbers):,} bad lines gave blank lines, the first: {named}")
+    if files.alignments is not None:
+        parts, options = [Window(0, first, True)], {"bad_lines": bad}
+        (best,) = translate_windows(search, parts, reading, batching, **options)
+        most, model = alignment_plot.MAX_LINES, search.models[0]
+        drawn = alignment_plot.alignments(model, first, best, most)
+        alignment_plot.draw(files.alignments, drawn, files.overwrite)
+
+
+def _facts(
+    search: TextSearch, files: Files, reading: LineOptions, batching: BatchOptions
+) -> dict[str, Any]:
+    """Return what decides the translations, beside the lines."""
+    if files.output is None:  # the digest takes a while
+        return {}
+    facts = dataclasses.asdict(search.generation)
+    facts["max_new_tokens"] = search.generation.max_new_tokens if search.is_limited else None
+    facts |= dataclasses.asdict(reading) | dataclasses.asdict(batching)
+    facts |= {"seed": search.seed, "bad_lines": files.bad_lines, "scores": files.scores}
+    facts |= {"mesh": dict(search.mesh.shape), "library": library_digest()}
+    facts |= {"model": model_digest(search.models[0])}
+    return json.loads(json.dumps(facts))  # as they are read again: lists for tuples
+
+
+def _keeping(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
+    """Yield lines, and append those of the first window to a list."""
+    for line in lines:
+        if len(kept) < FIRST_WINDOW:
+            kept.append(line)
+        yield line
+
+
+def _translated_when_entered(
+    search: TextSearch,
+    lines: Iterator[str],
+    reading: LineOptions,
+    batching: BatchOptions,
+    **options: Any,
+) -> Iterator[list[list[Translation]]]:
+    """Yield the translations of each line that is typed; one that is refused is told at once."""
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = next(lines, None)
+        if line is None:
+            print(file=sys.stderr)
+            return
+        try:
+            window = Window(0, [line], True)
+            yield from translate_windows(search, [window], reading, batching, **options)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
