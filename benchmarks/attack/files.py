@@ -20,8 +20,8 @@ from jax_transformer.convert import read_layout, to_params, to_tensors
 from jax_transformer.convert.huggingface import load_folder, read_model_config
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.html_report import write_report
 from jax_transformer.porting.record import read_record
+from jax_transformer.porting.report import write_report
 from jax_transformer.runs.run_model import read_tokenizer
 from jax_transformer.storage import weights as files
 from jax_transformer.tokenizers import Tokenizer
@@ -201,7 +201,7 @@ def _reported(folder: Path) -> str:
     names = LAYOUTS["reference"]
     comparison = compare_record(model.params, model.config, names, record)
     report = folder.parent / "report.html"
-    write_report(report, comparison, model.params, model.config, names, record, overwrite=True)
+    write_report(report, comparison, model.config, names, overwrite=True)
     content = report.read_text()
     report.unlink()
     if "<script" in content:

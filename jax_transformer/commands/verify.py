@@ -9,9 +9,9 @@ from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.html_report import check_report, write_report
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.record import Record, read_record
+from jax_transformer.porting.report import check_report, write_report
 from jax_transformer.porting.verify import verify as verify_tensors
 from jax_transformer.storage import weights as files
 
@@ -63,8 +63,7 @@ def verify(arguments: Arguments) -> None:
         result = compare_record(model.params, model.config, names, record)
         print(result)
         if report is not None:
-            inputs = (result, model.params, model.config, names, record)
-            write_report(report, *inputs, overwrite=overwrite)
+            write_report(report, result, model.config, names, overwrite=overwrite)
             print(f"{report} written")
     if result.first_differing:
         sys.exit(1)

@@ -92,7 +92,11 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        lines = self.table()
+        return "\n".join([*self.table(), *self.remarks()])
+
+    def remarks(self) -> list[str]:
+        """Return what is to be said beside the rows, the verdict last."""
+        lines = []
         if len(self.blocks) == 1:
             lines.append("note: only the logits: no recorded module has a name of the layout")
         if self.output != "logits":
@@ -102,7 +106,7 @@ class Comparison:
         lines += [f"explanation: {text}" for text in self.explanations]
         lines += [f"note: {text}" for text in self.notes]
         verdict = "differs from" if self.first_differing else "agrees with"
-        return "\n".join([*lines, f"{verdict} your program: the bound is {self.bound:.0e}"])
+        return [*lines, f"{verdict} your program: the bound is {self.bound:.0e}"]
 
 
 def compare(
