@@ -20,7 +20,6 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compiled import GPU_CLOCK, Report, report
 from jax_transformer import TransformerConfig, generate
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
@@ -41,6 +40,7 @@ from jax_transformer.training.budget import (
     step_flops,
     training_config_of,
 )
+from tests.compiled import GPU_CLOCK, Report, report
 
 VOCABULARY, ROWS, LENGTH = 32_000, 64, 128  # rows on each device
 LONG = 2048  # tokens a row; as many tokens a device

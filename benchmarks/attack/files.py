@@ -214,9 +214,9 @@ def _generated(folder: Path) -> str:
 
 
 def _run(folder: Path) -> str:
-    from benchmarks.kill_resume import named_arrays
     from jax_transformer.runs.checkpoints import read_step
     from jax_transformer.runs.state import progress_to_json, settings_to_json
+    from tests.runs.kill_resume import named_arrays
 
     read = read_step(folder / "run", 6)
     progress = progress_to_json(read.progress)

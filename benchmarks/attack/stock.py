@@ -154,7 +154,7 @@ def own_family_folder(path: Path) -> None:
 
 def run_folder(path: Path) -> None:
     """Train a few steps of a tiny run, which leaves checkpoints."""
-    from benchmarks.kill_resume import Task, train_or_resume
+    from tests.runs.kill_resume import Task, train_or_resume
 
     with open(os.devnull, "w") as null:
         kept = os.dup(2)

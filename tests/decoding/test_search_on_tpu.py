@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks.compiled import parse, report, scheduled
 from jax_transformer import generate
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.transformer import init_params
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
+from tests.compiled import parse, report, scheduled
 from tests.models import one_layer
 
 pytestmark = pytest.mark.exhaustive

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.on_ray import EXAMPLES, ROOT
 from jax_transformer.translation.model_folder import save
+from tests.examples.processes import EXAMPLES, ROOT
 from tests.models import tiny_model
 
 pytest.importorskip("ray.data")

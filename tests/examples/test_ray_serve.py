@@ -18,10 +18,10 @@ from urllib.parse import urlencode
 import jax
 import pytest
 
-from benchmarks.on_ray import EXAMPLES, REPLICA, ROOT, descendants
 from jax_transformer import InputError, Translator
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
+from tests.examples.processes import EXAMPLES, REPLICA, ROOT, descendants
 from tests.models import tiny_model
 
 pytest.importorskip("ray.serve")

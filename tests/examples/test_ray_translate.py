@@ -11,10 +11,17 @@ import time
 import jax
 import pytest
 
-from benchmarks.on_ray import EXAMPLES, ROOT, WORKER, descendants, ray_command, translate_command
 from jax_transformer.text.text_files import decode_lines
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
+from tests.examples.processes import (
+    EXAMPLES,
+    ROOT,
+    WORKER,
+    descendants,
+    ray_command,
+    translate_command,
+)
 from tests.models import tiny_model, unchecked
 from tests.tiers import tiered
 

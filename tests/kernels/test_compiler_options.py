@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compiled
 from jax_transformer.kernels.compiler_options import REDUCED_TOGETHER, TPU_OPTIONS, compiler_options
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
+from tests import compiled
 from tests.models import one_layer
 
 WIDTH = 256  # the kernels of attention, in bfloat16, are the smallest that are reduced alone

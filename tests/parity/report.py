@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from rich.progress import track
 
-from benchmarks.document import write_section
 from jax_transformer import TransformerConfig
 from tests.parity import measure
+from tests.parity.document import write_section
 from tests.parity.ladder import BOUNDS
 from tests.parity.precision import MANTISSA_BITS, with_rounded_products
 

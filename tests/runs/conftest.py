@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kill_resume import Task, train_or_resume
 from jax_transformer.runs import loop
 from jax_transformer.runs.state import MAY_CHANGE
+from tests.runs.kill_resume import Task, train_or_resume
 from tests.runs.runs import make_settings, save
 
 STEPS = 40

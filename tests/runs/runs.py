@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from benchmarks.kill_resume import named_arrays
 from jax_transformer.convert.origin import Origin
 from jax_transformer.runs.checkpoints import RunCheckpoints
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
@@ -14,6 +13,7 @@ from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics, init_state
 from tests.models import one_layer
+from tests.runs.kill_resume import named_arrays
 
 GENERATION = {"beam_size": 4, "length_penalty": 1.0, "banned_tokens": (3,)}
 ORIGIN = Origin("toy", {"width": 4, "tied": True}, {"README.md": b"# toy\n", "x.txt": bytes([255])})

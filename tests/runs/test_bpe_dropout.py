@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from benchmarks.kill_resume import Task, losses, state_digest, tiny_task
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
 from jax_transformer.text.resampled import ResampledCorpus
+from tests.runs.kill_resume import Task, losses, state_digest, tiny_task
 from tests.runs.runs import quiet
 
 STOPPED, STEPS = 8, 12  # batches in an epoch: 5 or 6

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.kill_resume import named_arrays
 from jax_transformer import InputError
 from jax_transformer.commands.average import average_run
 from jax_transformer.runs.checkpoints import (
@@ -24,6 +23,7 @@ from jax_transformer.runs.checkpoints import (
 from jax_transformer.runs.state import check_same
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers import train_byte_pair
+from tests.runs.kill_resume import named_arrays
 from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
 MAY_CHANGE = {"steps", "cooldown_steps", "patience", "evaluation_interval", "keep_checkpoints"}

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from benchmarks.kill_resume import (
+from tests.runs.conftest import STEPS
+from tests.runs.kill_resume import (
     KEEP,
     Task,
     epochs_are_exact,
@@ -14,9 +15,8 @@ from benchmarks.kill_resume import (
     survive,
     train_or_resume,
 )
-from tests.runs.conftest import STEPS
 
-KILLS = 2  # the benchmark makes fifty
+KILLS = 2  # `python -m tests.runs.kill_resume` makes fifty
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +29,27 @@ def killed(unbroken, tmp_path_factory):
 @pytest.mark.exhaustive
 def test_killed_runs_end_as_if_they_had_not_been(killed):
     print(killed)
-    assert killed.kills == killed.same_after_kill == KILLS
-    assert killed.runs == killed.same_at_end == killed.epochs_exact > 0
-    assert killed.most_steps_left == KEEP
-    assert killed.most_temporary_left == 0
+    assert killed["kills"] == killed["same bits after the kill"] == KILLS
+    runs = killed["runs"]
+    assert killed["same state and log at the end"] == runs > 0
+    assert killed["every pair once in each epoch"] == runs
+    assert killed["most checkpoints left"] == KEEP
+    assert killed["most half-written left"] == 0
 
 
 @pytest.mark.exhaustive
 def test_another_process_with_the_same_seed_ends_the_same_and_with_another_does_not(
     killed, unbroken, tmp_path
 ):
-    assert killed.same_at_end == killed.runs  # runs of other processes than the unbroken one's
+    # Runs of other processes than the unbroken one's.
+    assert killed["same state and log at the end"] == killed["runs"]
     train_or_resume(tmp_path, Task(STEPS, seed=1))
     hashes = [state_digest(path, STEPS) for path in (unbroken, tmp_path)]
     assert hashes[0] != hashes[1]
     assert losses(unbroken) != losses(tmp_path)
-    print(f"one seed: {hashes[0][:12]}, in {1 + killed.runs} runs; another seed: {hashes[1][:12]}")
+    print(
+        f"one seed: {hashes[0][:12]}, in {1 + killed['runs']} runs; another seed: {hashes[1][:12]}"
+    )
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.kill_resume import (
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import steps_in
+from tests.runs.conftest import STEPS
+from tests.runs.kill_resume import (
     ROOT,
     Task,
     epochs_are_exact,
@@ -18,9 +21,6 @@ from benchmarks.kill_resume import (
     pairs_seen,
     train_or_resume,
 )
-from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import steps_in
-from tests.runs.conftest import STEPS
 from tests.runtime.test_distributed import free_port
 
 KILLED_AT = 12
@@ -28,7 +28,7 @@ KILLED_AT = 12
 WORKER = """
 import sys
 from pathlib import Path
-from benchmarks.kill_resume import Task, train_or_resume
+from tests.runs.kill_resume import Task, train_or_resume
 from jax_transformer.runtime import distributed
 
 try:
@@ -44,7 +44,7 @@ MAKER = """
 import json, sys
 from unittest import mock
 import jax, numpy as np
-from benchmarks.kill_resume import Task, tiny_task
+from tests.runs.kill_resume import Task, tiny_task
 from jax_transformer.runtime import distributed
 from jax_transformer.text import batches
 from jax_transformer.text.plan import plan_epoch

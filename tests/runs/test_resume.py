@@ -14,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.kill_resume import (
+from jax_transformer import InputError
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import DescribingHandler, restore, steps_in
+from jax_transformer.runs.loop import NONFINITE_FILE, read_nonfinite
+from jax_transformer.runs.signals import stop_requests
+from jax_transformer.runs.state import Position
+from jax_transformer.text.batches import make_batch
+from jax_transformer.text.plan import plan_epoch
+from tests.runs.conftest import STEPS
+from tests.runs.kill_resume import (
     ROOT,
     SEEN_FILE,
     Task,
@@ -25,15 +34,6 @@ from benchmarks.kill_resume import (
     tiny_task,
     train_or_resume,
 )
-from jax_transformer import InputError
-from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import DescribingHandler, restore, steps_in
-from jax_transformer.runs.loop import NONFINITE_FILE, read_nonfinite
-from jax_transformer.runs.signals import stop_requests
-from jax_transformer.runs.state import Position
-from jax_transformer.text.batches import make_batch
-from jax_transformer.text.plan import plan_epoch
-from tests.runs.conftest import STEPS
 from tests.runs.runs import quiet
 
 

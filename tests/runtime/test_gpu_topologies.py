@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compiled
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import topologies
 from jax_transformer.runtime.devices import DEVICES
@@ -22,6 +21,7 @@ from jax_transformer.runtime.topologies import (
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_train_step, state_shapes
+from tests import compiled
 from tests.models import one_layer
 
 pytestmark = pytest.mark.exhaustive

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compiled import parse, report, scheduled, wide_arrays
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.budget import Workload, compile_step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import sharded_evaluation_step, state_shapes
+from tests.compiled import parse, report, scheduled, wide_arrays
 from tests.models import one_layer
 
 pytest.importorskip("libtpu")

@@ -1,4 +1,4 @@
-"""Kill training runs and resume them: python -m benchmarks.kill_resume --kills 50.
+"""Kill training runs and resume them: python -m tests.runs.kill_resume --kills 50.
 
 A small model learns the embedded number words, with a checkpoint every few steps; the moments are
 random, and many lie within a save. After each kill the newest checkpoint must hold the bits that
@@ -6,7 +6,6 @@ the run without kills has at that step. At the end all of a run must be the same
 and each epoch must have seen every pair once.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ import jax
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from jax_transformer import TransformerConfig
 from jax_transformer.runs import loop
@@ -49,7 +48,7 @@ from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
 from jax_transformer.training import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAIRS, HELD_OUT = 200, 20
 KEEP = 3
 SEEN_FILE = "seen.jsonl"  # a line for each step tried, from each process
@@ -69,33 +68,6 @@ class Task(NamedTuple):
     seed: int = 0
     keep: int = KEEP
     batching: str = "buckets"
-
-
-@dataclasses.dataclass
-class Survey:
-    """What the kills did.
-
-    Attributes:
-        kills: Processes killed.
-        in_save: Of them, those that left a checkpoint half written.
-        same_after_kill: Of them, those whose newest checkpoint has the bits of the unbroken run's.
-        steps_lost: Steps made after the newest one, for each kill.
-        runs: Runs that were killed, resumed and came to their end.
-        same_at_end: Of them, those whose state, progress and log are the unbroken run's.
-        epochs_exact: Of them, those in whose epochs each pair was seen once.
-        most_steps_left: Most checkpoints that such a run has left on disk.
-        most_temporary_left: Most half-written ones.
-    """
-
-    kills: int = 0
-    in_save: int = 0
-    same_after_kill: int = 0
-    steps_lost: list[int] = dataclasses.field(default_factory=list)
-    runs: int = 0
-    same_at_end: int = 0
-    epochs_exact: int = 0
-    most_steps_left: int = 0
-    most_temporary_left: int = 0
 
 
 def tiny_task(task: Task) -> tuple[RunSettings, Corpus, Corpus]:
@@ -141,10 +113,7 @@ def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
     """Train the tiny task in a directory, or go on with the run there, and note each pair seen.
 
-    Args:
-        directory: Where the run is kept; several processes share it.
-        task: Which run.
-        mesh: Sizes of the mesh, as for `make_mesh`; each process notes what it has made.
+    Several processes may share the directory; each notes what it has made.
     """
     settings, training, held_out = tiny_task(task)
     console = Console(file=sys.stderr, soft_wrap=True)
@@ -192,7 +161,7 @@ def _pairs_of(batch: Batch, encoded: Corpus) -> list[int]:
 def start(directory: Path, task: Task) -> subprocess.Popen:
     """Start a process that trains, or resumes, in a directory."""
     call = f"train_or_resume(Path({str(directory)!r}), {task})"
-    code = f"from pathlib import Path\nfrom benchmarks.kill_resume import *\n{call}"
+    code = f"from pathlib import Path\nfrom tests.runs.kill_resume import *\n{call}"
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -209,11 +178,7 @@ def start(directory: Path, task: Task) -> subprocess.Popen:
 
 
 def finish(directory: Path, task: Task) -> None:
-    """Train or resume to the end.
-
-    Raises:
-        CalledProcessError: The process failed.
-    """
+    """Train or resume to the end."""
     process = start(directory, task)
     if process.wait():
         log = (directory.parent / f"{directory.name}.log").read_text(errors="replace")
@@ -242,11 +207,7 @@ def losses(directory: Path) -> list[dict]:
 
 
 def pairs_seen(directory: Path) -> dict[int, list[int]]:
-    """Return the pairs of each step; a step made again after a kill must have had the same.
-
-    Raises:
-        ValueError: It had others.
-    """
+    """Return the pairs of each step; a step made again after a kill must have had the same."""
     seen, path = {}, directory / SEEN_FILE
     for line in path.read_text().splitlines() if path.exists() else ():
         step, index, count, pairs = json.loads(line)
@@ -286,21 +247,21 @@ def kill_once(process: subprocess.Popen, directory: Path, draw: random.Random) -
         while process.poll() is None and not (seen.exists() and seen.stat().st_size > size):
             time.sleep(0.002)
     if kind == "saving":
-        old = set(_temporary(directory))
-        while process.poll() is None and not set(_temporary(directory)) - old:
+        old = set(_half_written(directory))
+        while process.poll() is None and not set(_half_written(directory)) - old:
             time.sleep(0.0005)
     time.sleep(draw.uniform(0, {"saving": 0.1, "training": 2.0, "starting": 6.0}[kind]))
     process.kill()
     return process.wait() < 0
 
 
-def _temporary(directory: Path) -> list[str]:
+def _half_written(directory: Path) -> list[str]:
     steps = (directory / loop.CHECKPOINTS).glob("*")
     return [path.name for path in steps if HALF_WRITTEN in path.name]
 
 
-def survive(directory: Path, kills: int, task: Task) -> Survey:
-    """Kill and resume runs until so many kills are made and each run has ended.
+def survive(directory: Path, kills: int, task: Task) -> dict[str, int]:
+    """Kill and resume runs until so many kills are made and each run has ended; return counts.
 
     Args:
         directory: Where the runs are kept; holds only "unbroken", the run that was never killed,
@@ -311,60 +272,43 @@ def survive(directory: Path, kills: int, task: Task) -> Survey:
     unbroken = directory / "unbroken"
     steps_kept = steps_in(unbroken / loop.CHECKPOINTS)
     expected = {step: state_digest(unbroken, step) for step in steps_kept}
-    draw, survey = random.Random(task.seed), Survey()
-    while survey.kills < kills:
-        run = directory / str(survey.runs)
-        while survey.kills < kills and kill_once(start(run, task), run, draw):
-            survey.kills += 1
-            survey.in_save += bool(_temporary(run))
+    draw, found, lost, left = random.Random(task.seed), Counter(), [0], [0]
+    while found["kills"] < kills:
+        run = directory / str(found["runs"])
+        while found["kills"] < kills and kill_once(start(run, task), run, draw):
+            found["kills"] += 1
+            found["kills inside a save"] += bool(_half_written(run))
             newest = max(steps_in(run / loop.CHECKPOINTS), default=None)
             # Where there is none yet the run starts anew, and nothing is lost but time.
             same = newest is None or state_digest(run, newest) == expected[newest]
-            survey.same_after_kill += same
-            survey.steps_lost.append(max(pairs_seen(run), default=0) - (newest or 0))
+            found["same bits after the kill"] += same
+            lost.append(max(pairs_seen(run), default=0) - (newest or 0))
         finish(run, task)
-        survey.runs += 1
+        found["runs"] += 1
         same_state = state_digest(run, task.steps) == expected[task.steps]
-        survey.same_at_end += same_state and losses(run) == losses(unbroken)
-        survey.epochs_exact += epochs_are_exact(pairs_seen(run), task.steps)
-        survey.most_steps_left = max(survey.most_steps_left, len(steps_in(run / loop.CHECKPOINTS)))
-        survey.most_temporary_left = max(survey.most_temporary_left, len(_temporary(run)))
-    return survey
-
-
-def show(survey: Survey, seconds: float) -> Table:
-    """Return the survey as a table."""
-    table = Table("measured", "number", title=f"{survey.kills} kills in {seconds:.0f} s")
-    rows = {
-        "kills": survey.kills,
-        "kills inside a save": survey.in_save,
-        "newest checkpoint after a kill with the unbroken run's bits": survey.same_after_kill,
-        "most steps lost by a kill": max(survey.steps_lost, default=0),
-        "runs killed and resumed to their end": survey.runs,
-        "of them with the unbroken run's state, position and log": survey.same_at_end,
-        "of them with every pair once in each epoch": survey.epochs_exact,
-        f"checkpoints left, at most ({KEEP} are kept)": survey.most_steps_left,
-        "half-written checkpoints left, at most": survey.most_temporary_left,
-    }
-    for name, number in rows.items():
-        table.add_row(name, str(number))
-    return table
+        found["same state and log at the end"] += same_state and losses(run) == losses(unbroken)
+        found["every pair once in each epoch"] += epochs_are_exact(pairs_seen(run), task.steps)
+        kept = len(steps_in(run / loop.CHECKPOINTS))
+        found["most checkpoints left"] = max(found["most checkpoints left"], kept)
+        left.append(len(_half_written(run)))
+    most = {"most steps lost by a kill": max(lost), "most half-written left": max(left)}
+    return dict(found) | most
 
 
 def main(kills: int = 50, steps: int = 150) -> None:
-    """Kill, resume, compare, print the table; leave with 1 where anything differs.
+    """Kill, resume, compare, print the counts; leave with 1 where anything differs.
 
     Args:
         kills: Processes to kill.
         steps: Steps of a run.
     """
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         finish(Path(directory) / "unbroken", Task(steps, keep=steps))
-        survey = survive(Path(directory), kills, Task(steps))
-    Console().print(show(survey, time.monotonic() - started))
-    same = (survey.same_after_kill, survey.same_at_end, survey.epochs_exact)
-    if same != (survey.kills, survey.runs, survey.runs) or survey.most_temporary_left:
+        found = survive(Path(directory), kills, Task(steps))
+    print(*(f"{name}: {count}" for name, count in found.items()), sep="\n")
+    names = ("same state and log at the end", "every pair once in each epoch")
+    same = {found[name] for name in names} == {found["runs"]}
+    if found["same bits after the kill"] != kills or not same or found["most half-written left"]:
         sys.exit(1)
 
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks import compiled
-from benchmarks.compiled import Collective, report
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import topology_devices
+from tests import compiled
+from tests.compiled import Collective, report
 
 WIDTH, ROWS, TURNS = 1024, 8192, 5
 
