@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal, Self, no_type_check
 
-from jax.export import is_symbolic_dim
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST
@@ -142,7 +141,7 @@ class Execution:
         """
         if self.attention != "flash":
             return self.attention
-        known = not (is_symbolic_dim(queries) or is_symbolic_dim(keys))
+        known = isinstance(queries, int) and isinstance(keys, int)  # not symbolic (`jax.export`)
         long = known and queries * keys >= SHORTEST_FLASH**2
         return "flash" if by_segments and long else "plain"
 

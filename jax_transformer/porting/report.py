@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import LAYER, Layout, Pair, expand
+from jax_transformer.convert.table import LAYER, BoundRow, Layout, expand
 from jax_transformer.errors import InputError, check_installed, one_line
 from jax_transformer.porting.suggest import described, together
-from jax_transformer.storage.faults import exists_already
+from jax_transformer.storage.writing import exists_already
 from jax_transformer.storage.writing import replace_file
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _errors(comparison: Comparison) -> Table:
 
 def _weights(config: TransformerConfig, layout: Layout) -> Table:
     """Return the table of which foreign tensor became which parameter."""
-    pairs: dict[tuple, list[Pair]] = {}
+    pairs: dict[tuple, list[BoundRow]] = {}
     for pair in expand(layout, config):  # those that differ in their layer alone are one row
         paths = tuple(LAYER.sub("layers_{i}", path) for path in pair.paths)
         pairs.setdefault((paths, pair.operation, pair.stack, pair.parts), []).append(pair)

@@ -12,7 +12,7 @@ import torch
 
 import jax_transformer
 import torch_reference
-from jax_transformer import InputError, TransformerConfig
+from jax_transformer import InputError, TransformerConfig, init_params
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
 from jax_transformer.storage import weights as files
@@ -334,13 +334,14 @@ def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
     config, params, tokenizer, _ = trained
     half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
     smaller = dataclasses.replace(config, src_vocab_size=9)
+    of_smaller = init_params(jax.random.key(0), smaller)
     decoder = {"decoder": params["decoder"]}
     for fault, model in {
         "model of type tuple must be what load returns": (config, params),
         "is float16, but must be float32 or bfloat16": (config, half, tokenizer),
-        "the parameters are not those of the config": (config, decoder, tokenizer),
+        "params do not fit the config: encoder/": (config, decoder, tokenizer),
         "tokenizer of type NoneType must be a Tokenizer": (config, params, None),
-        "src_vocab_size=9 must be the tokenizer's": (smaller, params, tokenizer),
+        "src_vocab_size=9 must be the tokenizer's": (smaller, of_smaller, tokenizer),
         "'temperature' is no default that a model may have": (*trained[:3], {"temperature": 1.0}),
         "beam_size=0": (*trained[:3], {"beam_size": 0}),
     }.items():
