@@ -19,7 +19,7 @@ from jax_transformer.decoding.rules import Rules, as_array, make_rules
 from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
-from jax_transformer.kernels.panels import arrange_for_steps, use_panels
+from jax_transformer.kernels.panels import Panels, arrange_for_steps
 from jax_transformer.model import functional
 from jax_transformer.model.checks import (
     check_config,
@@ -274,15 +274,18 @@ def _arranged(
     src, src_mask = pad_source(config, src, src_mask, target_length)
     if memory is None:
         memory = run_module(params, config, execution, src, src_mask, method="encode")
-    num_rows = src.shape[0] * beam_size
-    params, config, panels = arrange_for_steps(params, config, execution, num_rows)
     cache = new_cache(params, config, memory, target_length, src_mask, beam_size, execution)
+    params = arrange_for_steps(params, config, execution, src.shape[0] * beam_size)
 
     def step(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
         # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
         # loop. Only what a step reads of them is converted, in the step.
-        here, tokens = jax.lax.optimization_barrier((params, tokens))
-        with use_panels(panels):
-            return next_step(here, config, cache, tokens, execution)
+        def hold(leaf: Any) -> Any:
+            if isinstance(leaf, Panels):
+                return leaf
+            return jax.lax.optimization_barrier((leaf, tokens))[0]
+
+        here = jax.tree.map(hold, params, is_leaf=lambda leaf: isinstance(leaf, Panels))
+        return next_step(here, config, cache, tokens, execution)
 
     return step, cache

@@ -13,13 +13,14 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from jax_transformer.kernels.execution import Product
+from jax_transformer.kernels.panels import Panels
 
 FEWEST_ROWS = 8  # that the matrix unit of a TPU takes at once
 
 
 def linear(
     x: Float[Array, "*batch inputs"],
-    kernel: Float[Array, "inputs outputs"],
+    kernel: Float[Array, "inputs outputs"] | Panels,
     bias: Float[Array, " outputs"] | None = None,
     product: Product = "flattened",
 ) -> Float[Array, "*batch outputs"]:
@@ -29,14 +30,16 @@ def linear(
         product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
             gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
             "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
-            rows of 0 added where there are fewer than 8.
+            rows of 0 added where there are fewer than 8. `Panels` have a product of their own.
     """
-    missing = 0
+    missing, in_panels = 0, isinstance(kernel, Panels)
     if product == "padded" and not any(map(is_symbolic_dim, x.shape)):
         missing = FEWEST_ROWS - math.prod(x.shape[:-1])
-    flattened = product in ("flattened", "wide_sums") or missing > 0
+    flattened = product in ("flattened", "wide_sums") or missing > 0 or in_panels
     rows = x.reshape(-1, x.shape[-1]) if flattened else x
-    if product == "wide_sums":
+    if in_panels:
+        y = kernel.product(rows)
+    elif product == "wide_sums":
         kind = jnp.result_type(rows, kernel)
         wide = jnp.promote_types(kind, jnp.float32)
         y = jnp.matmul(rows, kernel, preferred_element_type=wide).astype(kind)
@@ -46,7 +49,7 @@ def linear(
         y = rows @ kernel
     if bias is not None:
         y = y + bias
-    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def mixed_linear(

@@ -40,6 +40,7 @@ from jax_transformer.kernels.execution import (
     NormForm,
 )
 from jax_transformer.kernels.fused_attention import fused_attention
+from jax_transformer.kernels.panels import Panels
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
 from jax_transformer.kernels.segments import SegmentMask, dense
 from jax_transformer.model import functional, initialization, tree
@@ -47,7 +48,7 @@ from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
 
-def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | None:
+def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | Panels | None:
     """Return a module's parameter; None where the config has none, as a bias.
 
     Flax's `init` makes one by its row of `tree`. Elsewhere a module reads what it is given, which

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jax_transformer import encode, generate, init_cache
-from jax_transformer.decoding.cache import decode_step
-from jax_transformer.kernels.execution import SearchExecution
-from jax_transformer.kernels.panels import MOST_ROWS, cut_panels, use_panels
+from jax_transformer.decoding.cache import decode_step, next_step
+from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
+from jax_transformer.kernels.panels import MOST_ROWS, arrange_for_steps
 from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
@@ -28,18 +28,14 @@ def test_a_step_over_panels_is_the_plain_one(preset, rows):
     memory = jax.jit(encode, static_argnums=1)(params, config, src, src_mask)
     step = jax.jit(decode_step, static_argnames="config")
     plain = cache = init_cache(params, config, memory, tgt.shape[1], src_mask)
-    cut = cut_panels(params, config, num_rows)
-    assert cut.kernels["output_projection"].shape == shape
-
-    @jax.jit
-    def step_over_panels(cache, tokens):
-        with use_panels(cut):
-            return decode_step(params, config, cache, tokens)
-
+    arranged = arrange_for_steps(params, config, DEFAULT_SEARCH_EXECUTION, num_rows)
+    assert arranged["output_projection"]["kernel"].columns.shape == shape
+    over_panels = jax.jit(next_step, static_argnums=(1, 4))
     for tokens in tgt.T:
         expected, plain = step(params, config, plain, tokens)
-        found, cache = step_over_panels(cache, tokens)
-        assert error(found, expected) <= bound("logits", "float32")
+        given = arranged, config, cache, tokens[:, None], DEFAULT_SEARCH_EXECUTION
+        found, cache = over_panels(*given)
+        assert error(found[:, 0], expected) <= bound("logits", "float32")
 
 
 @pytest.mark.parametrize("num_rows", [MOST_ROWS, MOST_ROWS + 1])
