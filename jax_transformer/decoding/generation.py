@@ -186,8 +186,9 @@ def checked_source(
     src_mask: SourceMask | None,
 ) -> Int32[Array, "B S"]:
     """Return the ids of a source as int32; refuse a source or a model that makes no text."""
-    check_params(params, config)
+    check_config(config)
     check_generates(config)
+    check_params(params, config)
     check_inputs("src", src, config.src_vocab_size, None, config)
     check_not_empty("src", src)
     check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))

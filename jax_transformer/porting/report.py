@@ -17,8 +17,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import LAYER, BoundRow, Layout, expand
 from jax_transformer.errors import InputError, check_installed, one_line
 from jax_transformer.porting.suggest import described, together
-from jax_transformer.storage.writing import exists_already
-from jax_transformer.storage.writing import replace_file
+from jax_transformer.storage.writing import exists_already, replace_file
 
 if TYPE_CHECKING:
     from rich.table import Table
