@@ -82,13 +82,11 @@ def from_torch(
     with `buffers=False`. `to_params` also returns a report, and describes the other arguments.
 
     Args:
-        layout: The names and shapes in the state_dict: one of `layouts()`, the path of a TOML file,
-            or a `Layout`.
+        layout: The names and shapes in the state_dict, as in `get_layout`.
         metadata: Fields of the config that are saved with the weights; `config` must agree.
 
     Returns:
-        The parameters, or the part of them that the layout's scope names; they share no memory
-        with the state_dict.
+        The parameters of the layout's scope; they share no memory with the state_dict.
 
     Raises:
         ConfigMismatch: The metadata differ from the config.
@@ -115,15 +113,13 @@ def to_torch(
     """Return the state_dict of parameters, ready for `load_state_dict(strict=True)`.
 
     Args:
-        layout: The names and shapes to write: one of `layouts()`, the path of a TOML file, or a
-            `Layout`.
+        layout: The names and shapes to write, as in `get_layout`.
 
     Returns:
         Contiguous tensors that share no memory with `params`; tied names share one tensor.
 
     Raises:
-        ConversionError: The parameters are not those of the config; its report lists every
-            fault.
+        ConversionError: The parameters are not those of the config; its report lists every fault.
         InputError: The layout is unknown.
         ModuleNotFoundError: torch is not installed.
     """
@@ -143,8 +139,7 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
     """Return the layout of this name; a `Layout` is returned as it is.
 
     Args:
-        layout: One of `layouts()`, the path of a TOML file (as a string it ends in ".toml"; its
-            config is not used, `read_layout` returns it too), or a `Layout`.
+        layout: One of `layouts()`, the path of a TOML file (text ends in ".toml"), or a `Layout`.
 
     Raises:
         InputError: The name is unknown, or the file holds no layout.

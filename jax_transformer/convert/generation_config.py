@@ -75,8 +75,8 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of `generate` that have the effect of generation defaults.
 
-    Options at the default of `generate` are left out; unknown keys are not read. Where the file has
-    no id of the first decoder input, of EOS or of padding, it is that of the config.
+    Options at the default of `generate` are left out; unknown keys are not read. The config has the
+    ids of the first decoder input, of EOS and of padding that the file lacks.
     """
     read = _Reader(values, config, name)
     for key, neutral in NEUTRAL.items():
@@ -158,10 +158,8 @@ class _Reader:
 
 
 def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
-    """Return the largest number of tokens after the start token, which `max_length` counts.
-
-    A target never becomes longer than the position table, beyond which transformers fails.
-    """
+    """Return the most tokens after the start token, which `max_length` counts."""
+    # Beyond the position table transformers fails.
     most = config.max_length if config.has_position_table else math.inf
     new_tokens = read.count("max_new_tokens", None, least=1)
     if new_tokens is None:
@@ -173,10 +171,7 @@ def _max_new_tokens(read: _Reader, config: TransformerConfig) -> int:
 
 
 def _min_new_tokens(read: _Reader, max_new_tokens: int, forced_end: bool) -> int:
-    """Return the smallest number of tokens between the start token and EOS.
-
-    `min_length` counts the start token. A forced EOS at the end is stronger.
-    """
+    """Return the fewest tokens between the start token (counted by `min_length`) and EOS."""
     new_tokens = read.count("min_new_tokens", None)
     key = "min_length" if new_tokens is None else "min_new_tokens"
     if new_tokens is None:

@@ -1,7 +1,4 @@
-"""Folders and models of Hugging Face transformers, by the families of `convert.families`.
-
-Folders are read and written without transformers.
-"""
+"""Folders and models of Hugging Face transformers, read and written without transformers."""
 
 from __future__ import annotations
 
@@ -104,10 +101,9 @@ def from_huggingface(
 
 
 def _rounding(tables: Sequence[np.ndarray]) -> str:
-    """Return the type of half precision that position tables were once saved in, or "none".
+    """Return the half precision that the numbers of position tables show, or "none".
 
-    Their numbers show it, also where they were saved in float32 again. Those of bfloat16 may all
-    be numbers of float16 as well.
+    Numbers of bfloat16 may all be numbers of float16 as well.
     """
     are_floats = tables and all(table.dtype.name in FLOATS for table in tables)
     for half in ("bfloat16", "float16") if are_floats else ():

@@ -67,10 +67,7 @@ def generating(
 
 
 def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the files of a Hugging Face folder with the languages that a tokenizer is set to.
-
-    A file that says the same already keeps its bytes.
-    """
+    """Return a folder's files with the languages of a tokenizer; what agrees keeps its bytes."""
     languages, files = tokenizer.languages, dict(contents)
     if languages is None:
         return files

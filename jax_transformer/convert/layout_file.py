@@ -116,8 +116,7 @@ def read_layout(path: str | os.PathLike) -> LayoutFile:
     """Read a layout, and its config where the file has one.
 
     Raises:
-        InputError: The file cannot be read, or something in it is unknown or wrong; names the
-            file and the row.
+        InputError: The file cannot be read, or is wrong somewhere; names the file and the row.
     """
     try:
         return _parse(read_text(path, "is no readable layout"))

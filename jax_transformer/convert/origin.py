@@ -66,8 +66,8 @@ class Origin:
 def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """Return the origin of a Hugging Face folder, and the names of what it leaves out.
 
-    It leaves out other weights, folders, special files, files of more than 16 MiB, and what would
-    make more than 32 MiB together.
+    It leaves out other weights, folders, special files, and what is too large: a file of more than
+    16 MiB, or all files above 32 MiB together.
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))

@@ -1,7 +1,7 @@
 """The rule language: a layout is a table of rows, and both directions are read from it.
 
-A foreign tensor belongs to another program and is known by its name. A parameter belongs to this
-library and is known by its path: the keys of the nested dict, joined by slashes.
+A foreign tensor has a name in another program. A parameter has a path: the keys of the nested dict,
+joined by slashes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors through a layout, both ways: every fault is found before anything is converted.
 
-A config may come from a file that nobody checked. Nothing of the size that it claims is built
-before it was compared with the tensors: reading costs no more time and memory than they do.
+A config may come from a file that nobody checked. Before it was compared with the tensors, nothing
+of the size that it claims is built.
 """
 
 from __future__ import annotations
@@ -109,19 +109,7 @@ def to_params(
     computed = layout.buffers if buffers else ()
     compare_names(named, rows, computed, layout, config, report)
 
-    arrays: dict[str, np.ndarray] = {}
-    owners: dict[tuple[str, ...], BoundRow] = {}  # the tensor from which parameters are read
-    for row in (row for row in rows if row.foreign in named):
-        array = check(row.foreign, named[row.foreign], row.shape)
-        if array is None:
-            continue
-        arrays[row.foreign] = array
-        owner = owners.setdefault(row.paths, row)
-        if owner is row:
-            report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(array)}")
-        else:
-            _compare_copies(row, owner, arrays, report)
-    _find_untied([row.foreign for row in owners.values()], arrays, report)
+    arrays, owners = _checked_arrays(rows, named, check)
     for buffer in computed:
         if buffer.foreign in named:
             _compare_computed(buffer, named[buffer.foreign], config, report)
@@ -138,16 +126,15 @@ def to_params(
     named.clear()
     if consume:
         tensors.clear()
-    arrays = {row.foreign: arrays[row.foreign] for row in owners.values()}
+    arrays = {row.foreign: arrays[row.foreign] for row in owners}
     leaves = {}
     for row in absent:
         report.add("zeros", row.foreign, "is absent")
         kind = arrays[next(iter(arrays))].dtype
         for path, shape in zip(row.paths, row.shapes, strict=True):
             leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
-    for row in owners.values():
-        array = arrays.pop(row.foreign)
-        for path, view in zip(row.paths, row.read(array), strict=True):
+    for row in owners:
+        for path, view in zip(row.paths, row.read(arrays.pop(row.foreign)), strict=True):
             leaves[path] = leaf(check.convert(view))
     return nest(leaves), report
 
@@ -340,6 +327,28 @@ def _strip(tensors: Mapping[str, Any], prefixes: Sequence[str], report: Report) 
     return named
 
 
+def _checked_arrays(
+    rows: Iterable[BoundRow], named: Mapping[str, Any], check: _Check
+) -> tuple[dict[str, np.ndarray], list[BoundRow]]:
+    """Return the arrays without a fault, and the row from which each parameter is read."""
+    report, arrays, places = check.report, {}, {}
+    owners: dict[tuple[str, ...], BoundRow] = {}
+    for row in (row for row in rows if row.foreign in named):
+        array = check(row.foreign, named[row.foreign], row.shape)
+        if array is None:
+            continue
+        arrays[row.foreign] = array
+        owner = owners.setdefault(row.paths, row)
+        if owner is not row:
+            _compare_copies(row, owner, arrays, report)
+            continue
+        report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(array)}")
+        other = places.setdefault((array.ctypes.data, array.shape), row.foreign)
+        if other != row.foreign:
+            report.add("untied", row.foreign, f"from {other}: they become separate parameters")
+    return arrays, list(owners.values())
+
+
 def _compare_copies(
     row: BoundRow, owner: BoundRow, arrays: Mapping[str, np.ndarray], report: Report
 ) -> None:
@@ -348,22 +357,12 @@ def _compare_copies(
     if same_memory and row.is_written_as(owner):
         report.add("tied", row.foreign, f"to {owner.foreign}")
     elif copy.dtype == original.dtype and all(
-        np.array_equal(_bits(a), _bits(b))
-        for a, b in zip(row.read(copy), owner.read(original), strict=True)
+        np.array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in both))
+        for both in zip(row.read(copy), owner.read(original), strict=True)
     ):
         report.add("tied", row.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
         report.add("not tied", row.foreign, f"differs from {owner.foreign}, its tied copy")
-
-
-def _find_untied(names: Sequence[str], arrays: Mapping[str, np.ndarray], report: Report) -> None:
-    """Report tensors that share memory, but become separate parameters in this config."""
-    seen: dict[tuple[int, Shape], str] = {}
-    for name in names:
-        place = (arrays[name].ctypes.data, arrays[name].shape)
-        other = seen.setdefault(place, name)
-        if other != name:
-            report.add("untied", name, f"from {other}: they become separate parameters")
 
 
 def _compare_computed(
@@ -398,10 +397,6 @@ def _compare_computed(
         return
     detail = f"is {exact[index]:.6g} at {[*map(int, index)]}, computed {computed[index]:.6g}"
     report.add("not as computed", buffer.foreign, detail)
-
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
 
 
 def _text(array: np.ndarray) -> str:

@@ -1,7 +1,7 @@
 """The one way to write a folder of files: all of them in a hidden folder, which takes its name.
 
-So the folder is always whole: the old one or the new one, whenever the process is killed. A reader
-changes nothing; what a killed writer has left is removed by the next writer.
+A folder is the old one or the new one, whenever the process is killed. The next writer removes what
+a killed one has left; a reader changes nothing.
 """
 
 import contextlib

@@ -5,12 +5,9 @@ from pathlib import Path
 
 
 def user_cache() -> Path | None:
-    """Return the folder by the XDG Base Directory Specification; None without a home folder.
-
-    The specification ignores a relative XDG_CACHE_HOME.
-    """
+    """Return the folder by the XDG Base Directory Specification; None without a home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():
+    if named.is_absolute():  # the specification ignores a relative path
         return named / "jax-transformer"
     try:
         return Path.home() / ".cache" / "jax-transformer"

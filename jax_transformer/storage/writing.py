@@ -1,7 +1,7 @@
 """The one way to write a file: under another name in its folder, then renamed.
 
-So a file is always whole: the old one or the new one, whenever the process is killed or the power
-fails. What a killed process has left is replaced when the same file is written the next time.
+A file is the old one or the new one, whenever the process is killed or the power fails. The next
+writer of a file replaces what a killed process has left.
 """
 
 import contextlib
@@ -40,11 +40,10 @@ def json_bytes(values: Mapping[str, Any]) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, or replace the one that is there; a symbolic link is replaced, not followed.
+    """Write or replace a file; a symbolic link is replaced, not followed.
 
     Raises:
-        InputError: The file cannot be written, or another process is writing it; the old file is
-            as it was.
+        InputError: It cannot be written, or another process is writing it; the old file stays.
     """
     with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
         scratch.write_bytes(content)
@@ -52,11 +51,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """Yield the path of an empty file; when the block ends, rename that file to `path`.
-
-    If the block or the renaming fails, the old file is as it was. A symbolic link is replaced, not
-    followed.
-    """
+    """Yield the path of an empty file; when the block ends without an error, it becomes `path`."""
     path = path.absolute()
     scratch = path.with_name(WRITING + path.name)
     while not locked(descriptor := _opened(scratch), scratch, path):
@@ -75,10 +70,9 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 
 def locked(descriptor: int, scratch: Path, path: Path) -> bool:
-    """Lock a file or folder that is being written, until its descriptor or its process ends.
+    """Lock what is being written until its descriptor or process ends; what is not locked is stale.
 
-    So what is not locked is that of a killed process. False, with the descriptor closed, says that
-    another process has finished `scratch` in the meantime.
+    False (the descriptor is closed then): another process has just finished `scratch`.
     """
     with contextlib.ExitStack() as unless_locked:
         unless_locked.callback(os.close, descriptor)

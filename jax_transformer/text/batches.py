@@ -91,10 +91,7 @@ def epoch_batches(
     first: tuple[int, int] = (0, 0),
     rows_to_read: Callable[[PlannedBatch], PlannedBatch] = lambda planned: planned,
 ) -> Iterator[NumberedBatch]:
-    """Yield the batches of an epoch from one of them on; threads plan and read them in advance.
-
-    `first` is the window of the first batch and its number there; earlier windows are not read.
-    """
+    """Yield the batches of an epoch from `first` (window, number) on; threads read ahead."""
 
     def plans() -> Iterator[tuple[int, list[PlannedBatch]]]:
         for window in range(first[0], layout.windows):

@@ -132,9 +132,9 @@ class Part(NamedTuple):
 class Corpus:
     """Pairs of one vocabulary, in memory or on disk; several parts are mixed by their weights.
 
-    An epoch has as many pairs as all parts together. Among the first n pairs of the order there
-    are n times weight / sum of the weights of a part, rounded. Each part has an order of its own,
-    in which every pair occurs once before one occurs again, whatever the epoch.
+    An epoch has as many pairs as all parts together. The first n pairs of the order have, of each
+    part, n times its share of the weights, rounded. Each part has its own order, in which every
+    pair occurs once before one occurs again, whatever the epoch.
     """
 
     def __init__(
@@ -250,9 +250,9 @@ def packed_part(
 
 
 def shuffled_numbers(count: int, seed: int, places: Iterable[int]) -> Int64[np.ndarray, "places"]:
-    """Return what is at some places of 0 to count - 1, shuffled epoch after epoch without end.
+    """Return the numbers at some places of 0 to count - 1, shuffled anew in each epoch without end.
 
-    Each epoch of at most 2**32 numbers has an order of its own, which takes no memory.
+    An epoch has at most 2**32 numbers; its order takes no memory.
     """
     from grain.experimental import index_shuffle  # not at the top: a batch is made without it
 

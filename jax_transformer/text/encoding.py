@@ -53,7 +53,7 @@ def encode_pairs(
     bad_lines: list[str] | None,
     seed: int = 0,
 ) -> Part:
-    """Encode pairs with text and their places; add those that the filters drop to `dropped` ones.
+    """Encode pairs, given with their places; `dropped` counts earlier ones by reason.
 
     The places of pairs that the tokenizer refuses join `bad_lines`; None refuses the first one.
     """

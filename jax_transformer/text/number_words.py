@@ -1,7 +1,6 @@
-"""The built-in task: translation of English number words into German number words.
+"""The built-in task: English number words to German ones: "fifty-six" to "sechsundfünfzig".
 
-German has the units before the tens and writes one word ("fifty-six", "sechsundfünfzig"), so a
-model must learn to reorder and to join words.
+A model must learn to reorder and to join words.
 """
 
 import numpy as np
@@ -61,8 +60,7 @@ def german(number: int) -> str:
 def corpus(seed: int) -> tuple[Text, Text]:
     """Return the training pairs and the held-out pairs of all numbers below `NUMBERS`.
 
-    No number is in both. Zero is always a training pair, because its word occurs in no other
-    number.
+    Zero is always a training pair, because its word occurs in no other number.
     """
     order = 1 + np.random.default_rng(seed).permutation(NUMBERS - 1)
     return _pairs([0, *order[HELD_OUT:].tolist()]), _pairs(order[:HELD_OUT].tolist())

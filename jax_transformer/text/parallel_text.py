@@ -57,10 +57,7 @@ class Block(NamedTuple):
     reading: Reading = USUAL_READING
 
     def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | BadLine | None]:
-        """Return the source and the target of some pairs, or of all; None for an overlong line.
-
-        The first bad line is refused; where they are skipped, each stands for its pair.
-        """
+        """Return some pairs, or all; None for an overlong line, an error for a skipped bad line."""
         return [self._pair(i) for i in (range(len(self.sources)) if places is None else places)]
 
     def place(self, place: int) -> str:
@@ -132,10 +129,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Files of a parallel text, whose pairs are numbered in the order of the files.
-
-    Each line of a source file that is a .tsv file has a source, one tab and a target.
-    """
+    """Files of a parallel text; a line of a .tsv file has a source, one tab and a target."""
 
     sources: tuple[Path, ...]
     targets: tuple[Path, ...] = ()  # the translations of each source file that is not .tsv
@@ -177,7 +171,12 @@ class TextFiles:
         first = 0
         for files in self.aligned():
             for block in _file_blocks(files, first, pairs, self.reading):
-                self._check_unchanged()
+                for fact in self.facts:
+                    if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
+                        raise InputError(
+                            f"{fact.path}: changed while it was encoded; start again when it is "
+                            "complete"
+                        )
                 yield block
                 first = block.first + len(block.sources)
 
@@ -186,8 +185,8 @@ class TextFiles:
         read = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
         facts = {}
         for path in self.sources + self.targets:
-            fact = read.get((str(path.absolute()), *_size_and_time(path)))
-            facts[path] = fact = fact or _read_facts(path)
+            known = read.get((str(path.absolute()), *_size_and_time(path)))
+            facts[path] = fact = known or _read_facts(path)
             read[fact.path, fact.bytes, fact.mtime_ns] = fact
         for files in self.aligned():
             lines = [facts[path].lines for path in files]
@@ -200,13 +199,6 @@ class TextFiles:
         """Return each .tsv file, and each other source file with its target file, in order."""
         targets = iter(self.targets)
         return [(path,) if is_tsv(path) else (path, next(targets)) for path in self.sources]
-
-    def _check_unchanged(self) -> None:
-        for fact in self.facts:
-            if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
-                raise InputError(
-                    f"{fact.path}: changed while it was encoded; start again when it is complete"
-                )
 
 
 def read_text(

@@ -1,8 +1,7 @@
 """The plan of an epoch: which pairs share a batch, and the shape of each batch.
 
-The pairs are shuffled over the whole corpus by number, without a list of all numbers, and cut into
-windows. The batches of a window depend on the window alone: a resumed run plans only the window
-that it is in, and no epoch begins with a pass over the corpus.
+The pairs are shuffled by number over the whole corpus and cut into windows. The batches of a window
+depend on the window alone: a resumed run plans only the window that it is in.
 """
 
 import math
@@ -51,8 +50,8 @@ class EpochLayout(NamedTuple):
 def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
     """Return the windows of every epoch and the shapes of its batches.
 
-    The batches of a bucket have equally many members where the corpus is one window: if each were
-    filled up to `max_tokens`, the last one would be mostly padding.
+    The batches of a bucket have equally many members if the corpus is one window: filled up to
+    `max_tokens`, the last one would be mostly padding.
     """
     counts, pairs = corpus.length_counts, len(corpus)
     mean = np.average(np.arange(len(counts)), weights=counts)
@@ -156,10 +155,9 @@ def _packed(
 
 
 def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
-    """Choose at most `count` lengths of buckets that minimise the columns of all pairs; ascending.
+    """Return at most `count` lengths of buckets that minimise the columns of all pairs; ascending.
 
-    Exact, by dynamic programming over the lengths that occur: `counts` has the number of pairs by
-    the columns that they need [longest + 1].
+    Exact, by dynamic programming. `counts` has the number of pairs by their columns [longest + 1].
     """
     values = np.flatnonzero(counts)
     pairs_up_to = np.cumsum(counts[values])
@@ -183,10 +181,7 @@ def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[
 def pack_rows(
     side_lengths: Integer[np.ndarray, "pairs 2"], row_length: int
 ) -> list[Integer[np.ndarray, "_"]]:
-    """Fill one row after the other by first fit among the next `LOOK_AHEAD` pairs.
-
-    No side of a pair may need more columns than `row_length`.
-    """
+    """Fill row by row, by first fit among the next `LOOK_AHEAD` pairs; no side may be longer."""
     # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
     sources, targets = side_lengths.T.tolist()
     waiting, seen, rows = [*range(min(LOOK_AHEAD, len(sources)))], LOOK_AHEAD, []

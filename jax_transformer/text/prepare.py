@@ -1,7 +1,7 @@
 """Preparing a corpus: its text is encoded once, on all cores, into a folder.
 
-The folder contains the ids of all pairs, an index of them, and a manifest, which is written last.
-Until then the manifest has another name, and counts the blocks of the text that are done.
+The folder contains the ids of all pairs, an index of them, and a manifest. Until all blocks of the
+text are done, the manifest has another name, and counts them.
 """
 
 import concurrent.futures
@@ -94,8 +94,8 @@ def without_duplicates(store: Path, task: Task, console: Console) -> Task:
 def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "_"]:
     """Return the numbers of the pairs that repeat an earlier one, ascending; blank ones do not.
 
-    A digest and a number for each pair, 24 bytes, are written to the file of its first byte. In
-    memory are those of one block, then those of one file. Files of a killed process are replaced.
+    A digest and a number of each pair, 24 bytes, go to the file of its first byte; one block, then
+    one file, is in memory at a time. Files of a killed process are replaced.
     """
     paths = [folder / f"{first:02x}.digests" for first in range(PARTITIONS)]
     with contextlib.ExitStack() as opened:
@@ -112,9 +112,9 @@ def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "
 
 
 def pair_records(block: Block) -> UInt64[np.ndarray, "_ 3"]:
-    r"""Return a digest, as two numbers, and the number of each pair that is not blank.
+    r"""Return the digest, as two numbers, and the number of each pair that is not blank.
 
-    The digest is BLAKE2b of source, "\n", which neither side contains, and target.
+    The digest is BLAKE2b of source, "\n" (which no side contains) and target.
     """
     pairs = block.pairs()
     places = [place for place, pair in enumerate(pairs) if has_text(pair)]
@@ -258,7 +258,7 @@ def _places(task: Task, block: Block) -> dict[int, str]:
 def encode_block(
     block: Block, left_out: dict[int, str], filters: Filters, tokenizer: str, seed: int
 ) -> Part:
-    """Return the ids of the pairs of a block that are kept; runs in a worker.
+    """Return the ids of a block's pairs that are kept; runs in a worker.
 
     `left_out` has the reasons why pairs are not kept, by their place in the block.
     """
@@ -313,6 +313,5 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the main one has ended, also by SIGKILL."""
-    multiprocessing.parent_process().join()
+    multiprocessing.parent_process().join()  # also ends by SIGKILL
     os._exit(1)

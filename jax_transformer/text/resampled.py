@@ -20,7 +20,7 @@ class ResampledCorpus(Corpus):
 
     The ids of a pair are a pure function of the seed, the epoch and the number of the pair. A pair
     that would become longer than the longest one of the corpus keeps its ids. All processes encode
-    all pairs, because a plan needs their lengths. Counts are those without dropout.
+    all pairs: a plan needs their lengths. Counts are those without dropout.
     """
 
     def __init__(self, corpus: Corpus, merges: BPEDropout, seed: int, epoch: int) -> None:

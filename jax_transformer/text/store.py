@@ -1,8 +1,7 @@
 """The folder that keeps what was computed from texts: facts, held-out pairs, tokenizers, corpora.
 
-Each entry has the digest of all that decides it as its name. An entry that is there is used, and
-nothing in it ever changes. It is a JSON file with its checksum, written whole by one process at a
-time.
+The name of an entry is the digest of all that decides it: an entry that is there is used, and never
+changes. It is a JSON file with its checksum, written whole by one process at a time.
 """
 
 import contextlib
@@ -44,8 +43,8 @@ from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte
 FORMAT = 4  # of the entries
 MOST_BYTES = 2**28  # the largest entries are the held-out pairs and the tokenizers
 MOST_CANDIDATES = 2**20  # pairs among which the held-out ones are looked for: others are blank
-# Characters of a word. The time that the trainer takes for each character is the same for words of
-# 500 to 3,000 characters, 4 times as long for 30,000 and 25 times as long for 300,000.
+# Characters of a word. For each character, the trainer takes as long in words of 3,000 as of 500
+# characters, 4 times as long in words of 30,000, and 25 times as long in words of 300,000.
 LONGEST_WORD = 1_000
 
 
@@ -143,9 +142,9 @@ def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFile
 def held_out(
     store: Path, text: Text | TextFiles, count: int, seed: int, console: Console
 ) -> tuple[Int64[np.ndarray, "_"], Text]:
-    """Choose pairs with text on both sides for validation by a seed; return their numbers and them.
+    """Return the numbers and the lines of validation pairs, which have text on both sides.
 
-    They are chosen in the order of a seeded shuffle, and returned in the order of the text.
+    A seeded shuffle chooses them; they are returned in the order of the text.
     """
     entry = store / "held_out" / f"{json_digest([FORMAT, text.sha256, count, seed])}.json"
 
@@ -255,11 +254,8 @@ def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:
 
 
 def has_long_word(line: str) -> bool:
-    """Return whether a line has a long run without spaces, punctuation and symbols.
-
-    The time of the trainer grows with the square of the length of a word.
-    """
-    if len(line) <= LONGEST_WORD:  # as nearly all lines
+    """Return whether a word is so long that training slows down: its time grows as the square."""
+    if len(line) <= LONGEST_WORD:  # nearly all lines
         return False
     runs = itertools.groupby(line, lambda c: c.isspace() or unicodedata.category(c)[0] in "PS")
     return any(len(list(run)) > LONGEST_WORD for ends, run in runs if not ends)

@@ -91,10 +91,7 @@ def decode_lines(
 def read_lines(
     file: io.BufferedReader, name: str, longest: int = LONGEST_LINE
 ) -> Iterator[bytes | None]:
-    r"""Yield the lines of a text as bytes; only "\n" ends a line, and the last one may lack it.
-
-    A line of more than `longest` bytes is None; it is read to its end after that.
-    """
+    r"""Yield the lines of a text as bytes; only "\n" ends a line. An overlong line is None."""
     stream = _unpacked(file, name)
     with errors_naming(Path(name), FAULT, OSError):
         while line := stream.readline(longest + 1):
@@ -123,10 +120,7 @@ def overlong_line(place: str, longest: int) -> BadLine:
 
 
 def is_blank(line: str) -> bool:
-    """Return whether a line has only whitespace, controls and what Unicode calls default ignorable.
-
-    These are soft hyphens, zero-width spaces, joiners, byte-order marks, variation selectors, ...
-    """
+    """Return whether a line has only whitespace, controls and (Unicode) default ignorables."""
     return not any(map(_is_seen, line))
 
 

@@ -1,8 +1,4 @@
-"""One tokenizer for all formats: text to the ids of a model, and ids to text.
-
-`Tokenizer` is the class, `train_byte_pair` learns one from text, and `readers` has a reader for
-each format of files.
-"""
+"""One tokenizer for all formats: text to the ids of a model, and ids to text."""
 
 from jax_transformer.tokenizers.byte_pair import (
     BYTE_PAIR_IDS,

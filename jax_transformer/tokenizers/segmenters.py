@@ -1,8 +1,7 @@
 """The two libraries that split text into the pieces of a vocabulary: tokenizers, sentencepiece.
 
-sentencepiece is needed because tokenizers normalises some text differently: it loses marks of a
-letter with two combining marks, or of a ligature with one (U+FB01 U+0301); it drops U+0085; and it
-takes text that spells a control token, for example "</s>" in full width, for the token.
+tokenizers alone would not do: of some letters with several marks (U+FB01 U+0301) it loses marks, it
+drops U+0085, and it takes text that spells a control token ("</s>" in full width) for the token.
 """
 
 import itertools

@@ -190,10 +190,7 @@ class Tokenizer:
         return self._encode(lines, self.source, "source", max_length)
 
     def encode_target(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
-        """Return the ids of each line as the decoder predicts them: without BOS, with EOS.
-
-        Arguments and errors are those of `encode_source`.
-        """
+        """Return the ids of each line as the decoder predicts them: without BOS, with EOS."""
         return self._encode(lines, self.target, "target", max_length)
 
     def _encode(
@@ -216,10 +213,7 @@ class Tokenizer:
         return [i for i in ids if i != self.pad_id]
 
     def decode(self, ids: Sequence[int] | Integer[Array | np.ndarray, "length"]) -> str:
-        """Return the text of a target [length], without special tokens.
-
-        Tokens after an EOS are decoded too: the caller cuts them off.
-        """
+        """Return the text of a target [length], also after an EOS, without special tokens."""
         text = self.target.segmenter.decode([int(token_id) for token_id in ids])
         if self.target.clean_up_spaces:  # as clean_up_tokenization_spaces of transformers
             for spaced in CLEANED:

@@ -1,7 +1,4 @@
-"""What BART, Marian, Pegasus, M2M100 and the others of this lineage in transformers have in common.
-
-They share the names of their weights and most keys of config.json.
-"""
+"""What BART, Marian, Pegasus, M2M100 and others share: names of weights, most of config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,10 +97,9 @@ def layout(
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None,
     position_leaf: str = "weight",
 ) -> Layout:
-    """Return the names and shapes of the weights of a family.
+    """Return the names and shapes of a family's weights; a config has a part of them.
 
-    A model has only the tensors whose parameters its config has. As in transformers, an absent bias
-    of the output means zeros.
+    As in transformers, an absent bias of the output means zeros.
     """
     rows = (
         # A table that encoder, decoder and output share has its own name and three copies. With two

@@ -1,7 +1,4 @@
-"""What T5, mT5 and UMT5 in transformers have in common.
-
-They share the names of their weights and all keys of config.json but `scale_decoder_outputs`.
-"""
+"""What T5, mT5 and UMT5 share: names of weights, all of config.json but `scale_decoder_outputs`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

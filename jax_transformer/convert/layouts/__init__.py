@@ -1,8 +1,4 @@
-"""Names and shapes of other programs. `LAYOUTS` is the one list of layouts that need no arguments.
-
-A new layout is a file in this folder and a line here; the layouts of Hugging Face families are in
-`convert.families`.
-"""
+"""Names and shapes of other programs; a new layout is a file in this folder and a line here."""
 
 from jax_transformer.convert.layouts import from_scratch, reference, torch_nn
 from jax_transformer.convert.table import Layout

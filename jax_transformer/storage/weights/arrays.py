@@ -20,10 +20,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Return a numpy array of the same bits in native byte order; bfloat16 is of ml_dtypes.
-
-    It may share memory with `value` and may be strided: copy it before keeping it.
-    """
+    """Return an array of the same bits in native byte order, perhaps a strided view of `value`."""
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):
         raise InputError(
             f"{type(value).__name__} of shape {value.shape} lies on the devices of several "
@@ -56,10 +53,7 @@ def as_jax(array: np.ndarray) -> jax.Array:
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    """Return a contiguous torch tensor of the same bits; bfloat16 is the type of ml_dtypes.
-
-    It shares the memory of an array that owns it, if that is contiguous and writable.
-    """
+    """Return a contiguous torch tensor of the same bits; it may share the memory of the array."""
     import torch
 
     array = np.require(array, requirements=("C", "OWNDATA", "WRITEABLE"))

@@ -1,9 +1,8 @@
 """The .safetensors format: read where the safetensors library finds each tensor, with digests.
 
-The library refuses tensors that overlap or leave holes and headers that do not fit the file. It
-accepts names that look like paths and headers of any size, which are refused here. Its writer wants
-all tensors contiguous in memory; this one writes a tensor after the other, so that only one is ever
-copied.
+The library refuses tensors that overlap or leave holes and headers that do not fit the file. Names
+that look like paths and huge headers are refused here. Its writer wants all tensors contiguous in
+memory; this one copies one tensor at a time.
 """
 
 import hashlib
@@ -54,10 +53,7 @@ def read_metadata(path: Path, file: BinaryIO) -> dict[str, str]:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays of any strides, with a digest of each and of the metadata.
-
-    The header is written again at the end: a digest is known when its tensor has been written.
-    """
+    """Write arrays of any strides, with a digest of each and of the metadata, known at the end."""
     if _free_text(metadata) != metadata:
         raise WeightFileError(f"{path}: names in the metadata must not begin with {_DIGEST!r}")
     # As the library sorts them: a tensor begins at a multiple of its items' size.
@@ -97,10 +93,7 @@ def _header(
 def _read_header(
     path: Path, file: BinaryIO
 ) -> tuple[dict[str, str], dict[str, tuple[np.dtype, list[int]]]]:
-    """Return metadata and, in the order of the data, (dtype, shape) by name.
-
-    Leaves `file` at the first byte of the first tensor.
-    """
+    """Return metadata and (dtype, shape) by name; leaves `file` at the first byte of the data."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, MAX_HEADER):

@@ -95,10 +95,7 @@ def parse_shard_size(size: int | str) -> int:
 
 
 def split(tensors: Mapping[str, Any], max_shard_size: int | str) -> dict[str, list[str]]:
-    """Return which file holds which tensors: `WEIGHTS_FILE` alone, or shards in their order.
-
-    A tensor that is larger than the limit has a shard of its own.
-    """
+    """Return the tensors of each file: `WEIGHTS_FILE`, or shards; a large tensor has its own."""
     limit = parse_shard_size(max_shard_size)
     shards: list[list[str]] = []
     current: list[str] = []

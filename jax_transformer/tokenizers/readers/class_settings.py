@@ -111,11 +111,7 @@ def class_of(folder: Path) -> str:
 
 
 def special_tokens(values: Mapping[str, Any], usual: Mapping[str, Any] = USUAL) -> dict[str, str]:
-    """Return the text of each special token in tokenizer_config.json, by its names in `USUAL`.
-
-    Args:
-        usual: The texts of tokens that it does not name.
-    """
+    """Return the texts of special tokens by their names; `usual` has those that the values lack."""
     named = {key: values.get(f"{key}_token") or usual.get(key) for key in USUAL}
     return {key: content(token) for key, token in named.items() if token is not None}
 
@@ -135,13 +131,10 @@ def content(token: Any) -> str:
 def tokens_to_add(
     values: Mapping[str, Any], usual: Mapping[str, Any] = USUAL, more: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the tokens that are added to a vocabulary, in the order of transformers.
+    """Return the added tokens, each as its "content" and `FLAGS`, in the order of transformers.
 
     They are those of "added_tokens_decoder" by their ids, then the special ones with a name, and
     the others. `usual` and `more` are those that tokenizer_config.json need not name.
-
-    Returns:
-        For each token its "content" and its flags: see `FLAGS`.
     """
     decoder = values.get("added_tokens_decoder") or {}
     named = special_tokens(values, usual)

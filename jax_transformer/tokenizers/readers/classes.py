@@ -1,8 +1,7 @@
 """The classes of tokenizers in transformers: how a folder is read, and written for transformers.
 
-The class that a folder names decides; where it names none, the usual class of the model's family. A
-class that is not known here, and each class without an own way to split text, is read by the
-tokenizer.json alone.
+The class that a folder names decides; if it names none, the usual class of the model's family. A
+class that is unknown here, or that splits text as its tokenizer.json says, is read by that file.
 """
 
 import dataclasses
@@ -10,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
@@ -85,40 +84,35 @@ class TokenizerClass:
 # Classes of the library tokenizers.
 
 
-def _read(
-    folder: Path,
-    config: TransformerConfig,
-    *,
-    kind: str,
-    names: Sequence[str],
-    split: str | None = None,
-    options: Mapping[str, bool | None] = MappingProxyType({}),
-    more_tokens: Sequence[str] = (),
-    languages: LanguageRule | None = None,
-    by_template: bool = False,
-    usual: Mapping[str, Any] = USUAL,
-    more: Sequence[str] = (),
-    **affixes: Sequence[str],
-) -> Tokenizer:
-    """Return the tokenizer in the files of a kind.
+class Rules(NamedTuple):
+    """How a class of the library tokenizers reads lines."""
 
-    Args:
-        split: How text is split, a name in `SPLITTING`; None as the file says.
-        options: Keys of tokenizer_config.json that decide how, and what an absent one means.
-        more_tokens: Those behind the vocabulary of a sentencepiece model.
-        languages: How lines are marked by the language codes that are among the added tokens.
-        by_template: Whether the ids before and after a line are those of the file's own template.
-        usual: Special tokens that tokenizer_config.json need not name, by their names; `more`:
-            those without a name.
-        affixes: Those of `class_settings`.
-    """
+    split: str | None = None  # how text is split, a name in `SPLITTING`; None as the file says
+    # Keys of tokenizer_config.json that decide how, and what an absent one means.
+    options: Mapping[str, bool | None] = MappingProxyType({})
+    more_tokens: Sequence[str] = ()  # behind the vocabulary of a sentencepiece model
+    # Special tokens that tokenizer_config.json need not name: by their names, and without names.
+    usual: Mapping[str, Any] = USUAL
+    unnamed: Sequence[str] = ()
+    # What surrounds a line: tokens by their names in `USUAL`, the ids of the file's own template,
+    # or the language codes that are among the added tokens.
+    prefix: Sequence[str] = ()
+    suffix: Sequence[str] = ("eos",)
+    by_template: bool = False
+    languages: LanguageRule | None = None
+
+
+def _read(
+    folder: Path, config: TransformerConfig, *, kind: str, names: Sequence[str], rules: Rules
+) -> Tokenizer:
+    """Return the tokenizer in the files of a kind."""
     values = read_tokenizer_config(folder)
-    said = {key: values[key] for key in options if isinstance(values.get(key), bool)}
+    said = {key: values[key] for key in rules.options if isinstance(values.get(key), bool)}
     splitting = {
-        "rule": split,
-        "options": {**options, **said},
-        "more_tokens": [*more_tokens],
-        "tokens": tokens_to_add(values, usual, more),
+        "rule": rules.split,
+        "options": {**rules.options, **said},
+        "more_tokens": [*rules.more_tokens],
+        "tokens": tokens_to_add(values, rules.usual, rules.unnamed),
     }
     contents, path = read_files(folder, names), folder / (*names, TOKENIZER_CONFIG)[0]
     library = library_of(kind, contents, splitting, str(folder))
@@ -128,13 +122,14 @@ def _read(
         path,
         vocabulary,
         config,
-        usual=usual,
-        template=template(library) if by_template else None,
+        usual=rules.usual,
+        prefix=rules.prefix,
+        suffix=rules.suffix,
+        template=template(library) if rules.by_template else None,
         codes=codes_in(vocabulary, added),
-        rule=languages,
-        **affixes,
+        rule=rules.languages,
     )
-    settings["special_tokens"] = special_tokens(values, usual)
+    settings["special_tokens"] = special_tokens(values, rules.usual)
     return Tokenizer.build(kind, contents, settings, str(folder), (LibrarySegmenter(library),) * 2)
 
 
@@ -156,11 +151,12 @@ def _library_class(
     *formats: tuple[str, tuple[str, ...]],
     settings: Callable[[Tokenizer], dict[str, Any]] = _written,
     read: Callable[..., Tokenizer] = _read,
-    **options: Any,
+    **rules: Any,
 ) -> TokenizerClass:
-    """Return a class that has one of several formats, the first that is there."""
+    """Return a class with these `Rules`, in one of several formats: the first that is there."""
     readers = {
-        names: functools.partial(read, kind=kind, names=names, **options) for kind, names in formats
+        names: functools.partial(read, kind=kind, names=names, rules=Rules(**rules))
+        for kind, names in formats
     }
     return TokenizerClass(readers, settings, tuple(kind for kind, _ in formats))
 
@@ -169,7 +165,7 @@ _JSON, _BYTE_LEVEL = (TOKENIZER_JSON, (TOKENIZER_FILE,)), (BYTE_LEVEL, (VOCABULA
 
 
 def _read_alone(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json, whatever the class: it says all that is done."""
+    """Return the tokenizer in a tokenizer.json, whatever the class: the file says everything."""
     if not (folder / TOKENIZER_FILE).exists():
         name = class_of(folder) or "a tokenizer without tokenizer_class"
         raise InputError(
@@ -188,13 +184,19 @@ _T5 = {key: USUAL[key] for key in ("pad", "eos", "unk")}
 
 
 def _read_with_sentinels(
-    folder: Path, config: TransformerConfig, *, usual_count: int, last_first: bool, **options: Any
+    folder: Path,
+    config: TransformerConfig,
+    *,
+    count: int,
+    last_first: bool,
+    rules: Rules,
+    **files: Any,
 ) -> Tokenizer:
-    """Return a tokenizer whose sentinels follow its vocabulary."""
-    count = read_tokenizer_config(folder).get("extra_ids", usual_count)
+    """Return a tokenizer whose sentinels, `count` of them by default, follow its vocabulary."""
+    count = read_tokenizer_config(folder).get("extra_ids", count)
     extra = [f"<extra_id_{number}>" for number in range(count)]
-    pieces = extra[::-1] if last_first else extra
-    return _read(folder, config, more_tokens=pieces, more=extra, **options)
+    rules = rules._replace(more_tokens=extra[::-1] if last_first else extra, unnamed=extra)
+    return _read(folder, config, rules=rules, **files)
 
 
 def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -206,14 +208,14 @@ def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
 T5 = _library_class(
     *(_JSON, (UNIGRAM, (T5_MODEL,))),
     settings=_t5_settings,
-    read=functools.partial(_read_with_sentinels, usual_count=100, last_first=True),
+    read=functools.partial(_read_with_sentinels, count=100, last_first=True),
     split="t5",
     usual=_T5,
 )
 BYT5 = _library_class(
     (BYTES, ()),
     settings=_t5_settings,
-    read=functools.partial(_read_with_sentinels, usual_count=125, last_first=False),
+    read=functools.partial(_read_with_sentinels, count=125, last_first=False),
     usual={key: {"content": token, "lstrip": True, "rstrip": True} for key, token in _T5.items()},
 )
 PEGASUS = _library_class(
@@ -223,7 +225,7 @@ PEGASUS = _library_class(
     settings=lambda tokenizer: {k: v for k, v in _written(tokenizer).items() if k != "mask_token"},
     split="pegasus",
     usual={**_T5, "mask": "<mask_2>"},
-    more=PEGASUS_SPECIAL[2:],
+    unnamed=PEGASUS_SPECIAL[2:],
 )
 
 # BART, MVP, CodeT5 (RobertaTokenizer) and Blenderbot: byte-level byte-pair encoding.
@@ -261,29 +263,27 @@ MBART_50 = _library_class(
     more_tokens=[*MBART_50_CODES, "<mask>"],
     languages=LanguageRule("before", "en_XX"),
     usual={key: token for key, token in USUAL.items() if key != "bos"} | {"mask": _MASK},
-    more=MBART_50_CODES,
+    unnamed=MBART_50_CODES,
 )
 
 
-def _read_nllb(folder: Path, config: TransformerConfig, **options: Any) -> Tokenizer:
+def _read_nllb(folder: Path, config: TransformerConfig, *, rules: Rules, **files: Any) -> Tokenizer:
     if (folder / MBART_MODEL).exists() and not (folder / TOKENIZER_FILE).exists():
         raise InputError(
             f"{folder} has {MBART_MODEL} but no {TOKENIZER_FILE}, which lists the ids of the "
             "language codes; fetch this file too"
         )
     is_legacy = read_tokenizer_config(folder).get("legacy_behaviour")
-    rule = LanguageRule("after" if is_legacy else "before", "eng_Latn")
-    return _read(folder, config, languages=rule, **options)
-
-
-def _nllb_settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    legacy = tokenizer.languages is not None and tokenizer.languages.placement == "after"
-    return {**_written(tokenizer), "legacy_behaviour": legacy}
+    languages = LanguageRule("after" if is_legacy else "before", "eng_Latn")
+    return _read(folder, config, rules=rules._replace(languages=languages), **files)
 
 
 NLLB = _library_class(
     _JSON,
-    settings=_nllb_settings,
+    settings=lambda tokenizer: {
+        **_written(tokenizer),
+        "legacy_behaviour": tokenizer.languages.placement == "after",
+    },
     read=_read_nllb,
     split="mbart_50",
     usual={**USUAL, "mask": {**_MASK, "normalized": True}},
@@ -341,7 +341,7 @@ M2M100 = TokenizerClass({FILES["m2m_100"]: _read_m2m100}, _m2m100_settings)
 MBART = TokenizerClass(
     {
         FILES["mbart"]: _read_mbart_model,
-        _JSON[1]: functools.partial(_read, kind=TOKENIZER_JSON, names=_JSON[1], languages=_AFTER),
+        **_library_class(_JSON, languages=_AFTER).readers,
     },
     lambda tokenizer: (_written if tokenizer.kind == TOKENIZER_JSON else written_tokens)(tokenizer),
     (TOKENIZER_JSON, SENTENCEPIECE),
@@ -372,11 +372,7 @@ SAME = {
 
 
 def class_name(folder: Path, usual: str) -> str:
-    """Return the name in `CLASSES` of a folder's tokenizer.
-
-    Args:
-        usual: The class where the folder names none: that of the model's family.
-    """
+    """Return the name in `CLASSES` of a folder's tokenizer; `usual` is that of its family."""
     name = class_of(folder)
     name = SAME.get(name, name)
     has_json = (folder / TOKENIZER_FILE).exists()
@@ -412,7 +408,7 @@ def read_class(folder: Path, config: TransformerConfig, usual: str) -> Tokenizer
 def written_config(
     tokenizer: Tokenizer, config: TransformerConfig, usual: str
 ) -> dict[str, Any] | None:
-    """Return the content of tokenizer_config.json, {} where the class needs none.
+    """Return the content of tokenizer_config.json, {} if the class needs none.
 
     None if neither the class that it was read by nor the usual one reads such a tokenizer.
     """

@@ -1,8 +1,7 @@
 """What a tokenizer file may make of a text: a valid one could fill the memory or end the process.
 
-The library `tokenizers` runs the normalizer of a file while it reads the file, for the tokens that
-are added to the vocabulary, and it frees a vocabulary by recursion over the characters of a token.
-So a file is checked before the library reads it.
+While it reads a file, the library `tokenizers` runs the normalizer on added tokens, and it frees a
+vocabulary by recursion over the characters of a token. So a file is checked before.
 """
 
 import json
@@ -39,11 +38,7 @@ class _Described(msgspec.Struct):
 
 
 def check_tokenizer_json(text: str, name: str) -> None:
-    """Refuse a tokenizer.json whose parts make too much of a text, or that has a huge token.
-
-    Raises:
-        InputError: It does so, or it is damaged.
-    """
+    """Refuse a tokenizer.json that is damaged, has a huge token or makes too much of a text."""
     with library_faults(f"{name}: damaged tokenizer file"):
         described = msgspec.json.decode(text, type=_Described)
         parts = {part: getattr(described, part) for part in INNER}
@@ -70,11 +65,11 @@ def check_tokens(tokens: Iterable[Any], name: str) -> None:
 
 
 def check_character_map(content: bytes, name: str) -> None:
-    """Refuse a compiled map of characters that writes more than `MOST_GROWTH` of them for one.
+    """Refuse a compiled map that writes more than `MOST_GROWTH` characters for one.
 
     Args:
-        content: A number of four bytes, as many bytes of a trie, and the texts that are written,
-            each with a zero behind it (`precompiled_charsmap` of sentencepiece).
+        content: `precompiled_charsmap` of sentencepiece: a number of four bytes, as many bytes of a
+            trie, and the texts that are written, each with a zero behind it.
     """
     texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
     longest = max(len(text.decode("utf-8", "replace")) for text in texts)

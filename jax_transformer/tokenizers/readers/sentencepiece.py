@@ -1,11 +1,10 @@
 """Sentencepiece models whose pieces have other ids: the tokenizers of Marian, M2M100 and mBART.
 
 Kudo and Richardson 2018, "SentencePiece". Marian has a model for each language (source.spm and
-target.spm); the ids are those of vocab.json, which both languages share, or of a vocabulary for
-each language. The ids of M2M100 are those of vocab.json, those of mBART one above those of its
-model, as fairseq has them. Ids and decoded text are those of MarianTokenizer and M2M100Tokenizer in
-transformers 5.23. MBartTokenizer does not normalise text; this tokenizer does, by the model, as the
-text that mBART was trained on.
+target.spm) and the ids of vocab.json, or of a vocabulary for each language. M2M100 has the ids of
+vocab.json; those of mBART are one above those of its model (fairseq). Ids and decoded text are
+those of transformers 5.23, except that MBartTokenizer does not normalise text: this tokenizer does,
+by the model, as mBART was trained.
 """
 
 import functools
@@ -48,11 +47,7 @@ FILES = {
 def read_sentencepiece(
     contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
 ) -> Tokenizer:
-    """Return the tokenizer in sentencepiece models and their vocabularies.
-
-    The settings are those of `Tokenizer.build`, among them `rule`, a name in `FILES`, and what
-    `SentencePieceSegmenter` needs.
-    """
+    """Return the tokenizer in sentencepiece models and vocabularies; see `Tokenizer.build`."""
     values = DEFAULTS | settings
     rule = values["rule"]
     names = {*FILES.get(rule, ())}
