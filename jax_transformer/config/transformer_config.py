@@ -1,7 +1,4 @@
-"""The shape of a model.
-
-Imports neither jax nor torch: both frameworks, the converters and the command line read it.
-"""
+"""The shape of a model; imports neither jax nor torch, because both frameworks read it."""
 
 from __future__ import annotations
 
@@ -40,9 +37,9 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
 class TransformerConfig:
     """The shape of an encoder-decoder Transformer (Vaswani et al. 2017) and of its variants.
 
-    Frozen, hashable (a static argument of `jax.jit`) and checked on construction: no number is
-    above `LARGEST`, nor a width or a table's length that follows from several numbers. Nothing here
-    is a run mode: a `dropout_key` in a call switches dropout on.
+    Frozen, hashable (a static argument of `jax.jit`) and checked on construction: no number, width
+    or length of a table is above `LARGEST`. No field is a run mode: a `dropout_key` in a call
+    switches dropout on.
 
     Attributes:
         src_vocab_size: Number of source token ids.
@@ -53,26 +50,25 @@ class TransformerConfig:
         d_ff: Inner width of the feed-forward network.
         num_encoder_layers: Layers of the encoder, at most 10,000.
         num_decoder_layers: Layers of the decoder, at most 10,000.
-        max_length: The longest source or target of the position table, in tokens. Without a
-            position table (`positions` "relative" or "none") only the default limit of texts.
+        max_length: The longest source or target, in tokens: a bound by the position table, without
+            one (`positions` "relative" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
-            the caller embeds, and `src` and `tgt` are vectors [batch, length, d_model] instead
-            of ids.
+            `src` and `tgt` are then vectors [batch, length, d_model] instead of ids.
         embedding_scale: Factor on token embeddings: "sqrt_d_model" (section 3.4) or "none".
         positions: Position table added to the embeddings (section 3.5): "sinusoidal" has sine
             and cosine interleaved; "sinusoidal_halves" has all sines, then all cosines;
             "sinusoidal_per_column" gives each column its own exponent (2c/d_model for column c,
             even columns sine, odd ones cosine); "sinusoidal_tensor2tensor" has all sines, then
             all cosines, of frequencies from 1 to exactly 1/10000; "learned" has a table of
-            parameters for each side; "none" adds nothing. "relative" adds nothing either: the
-            self-attentions add a learned bias for the distance of query and key to their scores
-            (Raffel et al. 2020, section 2.1).
+            parameters for each side; "none" adds nothing, nor does "relative": a learned bias for
+            the distance of query and key is added to the scores of self-attentions (Raffel et al.
+            2020, section 2.1).
         position_offset: Row of the position table that belongs to the first token. A learned
             table has max_length + position_offset rows.
         position_rounding: Type whose precision the sinusoids have: "float16" or "bfloat16" where
             the model was published with a table in this type, "none" for the exact ones.
-        relative_attention_num_buckets: Rows of a table of relative biases: each is that of a
-            distance or, far away, of a range of distances.
+        relative_attention_num_buckets: Rows of a table of relative biases, each for a distance or,
+            far away, for a range of distances.
         relative_attention_max_distance: Distance from which on all distances share a bucket.
         relative_attention_bias: "shared" has one table for all layers of a stack, "per_layer"
             one for each layer.
@@ -102,15 +98,15 @@ class TransformerConfig:
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
             "pre" norms the sublayer's input (Xiong et al. 2020).
         final_norm: Whether the encoder ends in a norm, and the decoder too.
-        decoder_final_norm: Whether the decoder ends in a norm; None means the same as `final_norm`.
+        decoder_final_norm: Whether the decoder ends in a norm; None means as `final_norm` says.
         memory_norm: Whether each decoder layer norms the memory it attends to.
         decoder_attention: "self_then_cross" is the paper's decoder layer; "self_over_memory" runs
             the causal self-attention over the encoder's output, feeds the result as the values of
             the second attention and adds the residual to them. It needs targets as long as their
             sources, and targets do not attend to each other.
         dropout: Dropout rate of sublayers and embeddings.
-        attention_dropout: Rate on the attention weights; None means the same as `dropout`.
-        activation_dropout: Rate inside the feed-forward network; None, the same as `dropout`.
+        attention_dropout: Rate on the attention weights; None means `dropout`.
+        activation_dropout: Rate inside the feed-forward network; None means `dropout`.
         dropout_placement: "sublayer" drops each sublayer's output before the residual addition
             (section 5.4); "norm" drops the output of each norm.
         embedding_dropout: Where embeddings plus positions are dropped: "both" sides, only the

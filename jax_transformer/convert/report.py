@@ -117,7 +117,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def group_layers(names: Sequence[str]) -> dict[Template, list[str]]:
-    """Return names by the text around the layer's number: the number that gives the fewest groups."""
+    """Return names by the text around the layer's number: the one that gives the fewest groups."""
     best: dict[Template, list[str]] = {(name,): [name] for name in names}
     numbers = [list(itertools.islice(NUMBER.finditer(name), LAYER_NUMBERS)) for name in names]
     for position in range(max(map(len, numbers), default=0)):

@@ -49,14 +49,11 @@ class ResampledCorpus(Corpus):
             missing = [pair for pair in pairs.tolist() if pair not in self._cache]
             tokens = super().read(np.array(missing, np.int64))
             for pair, sides in zip(missing, tokens.sides(), strict=True):
-                self._cache[pair] = self._resampled(pair, sides)
+                entropy = (*self._entropy, pair)
+                new = tuple(self._merges.encode(ids, (*entropy, i)) for i, ids in enumerate(sides))
+                fits = max(len(new[0]), len(new[1]) - 1) <= self._longest
+                self._cache[pair] = new if fits else sides
             encoded = [self._cache[pair] for pair in pairs.tolist()]
             while len(self._cache) > MOST_CACHED:
                 self._cache.popitem(last=False)
             return encoded
-
-    def _resampled(self, pair: int, sides: Sides) -> Sides:
-        source, target = (
-            self._merges.encode(ids, (*self._entropy, pair, side)) for side, ids in enumerate(sides)
-        )
-        return (source, target) if max(len(source), len(target) - 1) <= self._longest else sides

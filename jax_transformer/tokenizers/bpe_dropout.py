@@ -43,7 +43,10 @@ class BPEDropout:
             )
         file = json.loads(tokenizer.contents["tokenizer.json"])
         vocab, merges = file["model"]["vocab"], file["model"]["merges"]
-        symbols = _symbols(tokenizer, vocab)
+        characters = {character for token in vocab for character in token} - {" "}
+        symbols = {
+            c for c in characters if len(words(tokenizer, 2 * c)) == 2
+        }  # words by themselves
         # No merge joins the bytes of a character that the vocabulary lacks.
         specials = {token["id"] for token in file["added_tokens"]}
         specials |= {vocab[token] for token in BYTES if token in vocab}
@@ -162,11 +165,6 @@ class BPEDropout:
             if place < len(ranks):
                 ranks[place] = merges(symbols[place] * size + symbols[place + 1], NO_MERGE)
         return np.array(symbols, dtype).tobytes()
-
-
-def _symbols(tokenizer: Tokenizer, vocab: dict[str, int]) -> set[str]:
-    characters = {character for token in vocab for character in token} - {" "}
-    return {character for character in characters if len(words(tokenizer, 2 * character)) == 2}
 
 
 def _thresholds(rate: float) -> Integer[np.ndarray, "numbers"]:

@@ -1,23 +1,15 @@
 """MarianMTModel: the models of Marian, for example opus-mt (Junczys-Dowmunt et al. 2018)."""
 
-from typing import Any
-
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
 from jax_transformer.convert.families.family import flag, generation
-
-
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    # The decoder starts from padding, but must never generate it.
-    return {"bad_words_ids": [[config.pad_id]], **generation(config)}
-
 
 FAMILY = bart_lineage.family(
     "marian",
     "MarianMTModel",
     "marian",
     layout=bart_lineage.layout("marian", bart_lineage.SINUSOIDS),
-    generation=_generation,
+    # The decoder starts from padding, but must never generate it.
+    generation=lambda config: {"bad_words_ids": [[config.pad_id]], **generation(config)},
     fields={
         "vocab_size": "src_vocab_size",
         "decoder_vocab_size": "tgt_vocab_size",

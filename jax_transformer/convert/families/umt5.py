@@ -6,15 +6,7 @@ by it in every UMT5, and 5.24 where `scale_decoder_outputs` or the absence of
 `tie_word_embeddings: false` says so, which is also true of folders that 5.0 to 5.23 wrote.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from jax_transformer.convert.families import t5_lineage
-
-
-def _unscaled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"output_scale": "none"} if fields["output_projection"] == "linear" else {}
-
 
 FAMILY = t5_lineage.family(
     "umt5",
@@ -22,6 +14,8 @@ FAMILY = t5_lineage.family(
     "umt5",
     defaults=t5_lineage.MULTILINGUAL,
     tokenizer="TokenizersBackend",
-    implied=_unscaled,
+    implied=lambda fields: (
+        {"output_scale": "none"} if fields["output_projection"] == "linear" else {}
+    ),
     **t5_lineage.SCALED,
 )

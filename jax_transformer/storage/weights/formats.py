@@ -99,9 +99,13 @@ def write(
     check_target(path, overwrite)
     if metadata and not _is_safetensors(path):
         raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
-    for name in tensors:
+    storable: dict[int, np.ndarray] = {}
+    for name, tensor in tensors.items():
         check_name(path, name)
-    storable = {id(tensor): _storable(path, name, tensor) for name, tensor in tensors.items()}
+        if id(tensor) not in storable:
+            array = storable[id(tensor)] = as_numpy(tensor)
+            check_dtype(path, name, array.dtype)
+            check_shape(path, name, array.shape, array.size)
     arrays = {name: storable[id(tensor)] for name, tensor in tensors.items()}  # ties stay
     with (
         errors_naming(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
@@ -122,11 +126,3 @@ def _is_safetensors(path: Path) -> bool:
     if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
         raise WeightFileError(f"{path}: the name must end in .safetensors, .pt, .pth or .bin")
     return path.suffix == ".safetensors"
-
-
-def _storable(path: Path, name: str, tensor: Any) -> np.ndarray:
-    """Return a tensor as an array that a file can hold, of any strides."""
-    array = as_numpy(tensor)
-    check_dtype(path, name, array.dtype)
-    check_shape(path, name, array.shape, array.size)
-    return array

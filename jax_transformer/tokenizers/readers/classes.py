@@ -330,14 +330,14 @@ def _read_m2m100(folder: Path, config: TransformerConfig) -> Tokenizer:
     return read_sentencepiece(contents, settings | {"rule": "m2m_100"} | added, str(folder))
 
 
-def _m2m100_settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    codes = (*tokenizer.languages.ids,)
-    which = next(name for name, members in M2M100_CODES.items() if members == codes)
-    return {**written_tokens(tokenizer), "language_codes": which}
-
-
 MARIAN = TokenizerClass({FILES["marian"]: read_marian}, written_tokens, (SENTENCEPIECE,))
-M2M100 = TokenizerClass({FILES["m2m_100"]: _read_m2m100}, _m2m100_settings)
+M2M100 = TokenizerClass(
+    {FILES["m2m_100"]: _read_m2m100},
+    lambda tokenizer: {
+        **written_tokens(tokenizer),
+        "language_codes": {v: k for k, v in M2M100_CODES.items()}[(*tokenizer.languages.ids,)],
+    },
+)
 MBART = TokenizerClass(
     {
         FILES["mbart"]: _read_mbart_model,
