@@ -44,9 +44,8 @@ class BPEDropout:
         file = json.loads(tokenizer.contents["tokenizer.json"])
         vocab, merges = file["model"]["vocab"], file["model"]["merges"]
         characters = {character for token in vocab for character in token} - {" "}
-        symbols = {
-            c for c in characters if len(words(tokenizer, 2 * c)) == 2
-        }  # words by themselves
+        # Symbols are words by themselves.
+        symbols = {c for c in characters if len(words(tokenizer, 2 * c)) == 2}
         # No merge joins the bytes of a character that the vocabulary lacks.
         specials = {token["id"] for token in file["added_tokens"]}
         specials |= {vocab[token] for token in BYTES if token in vocab}
