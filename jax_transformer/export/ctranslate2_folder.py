@@ -15,7 +15,14 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 from jaxtyping import Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.export.proof import Proof, check_expressible, check_proof, prove
+from jax_transformer.export.proof import (
+    Proof,
+    check_expressible,
+    check_proof,
+    float32,
+    greedy_search,
+    prove,
+)
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.tokenizers import write_files
@@ -53,8 +60,7 @@ def export_ctranslate2(
     config = model.config
     check_expressible(config, EXPRESSIBLE, "CTranslate2")
     check_writable(folder, ["model.bin"])
-    params = jax.tree.map(lambda leaf: np.array(leaf, np.float32), model.params)  # it writes
-    spec = _specification(config, params)
+    spec = _specification(config, jax.tree.map(float32, model.params))  # copies: it writes
     sources, targets = (_tokens(side) for side in (model.tokenizer.source, model.tokenizer.target))
     spec.register_source_vocabulary(sources)
     spec.register_target_vocabulary(targets)
@@ -67,7 +73,7 @@ def export_ctranslate2(
     with staged(folder) as staging:
         spec.save(str(staging))
         write_files(staging, model.tokenizer)
-        proof = prove(model)
+        proof = prove(model, greedy_search(model))
         found = list(_translate(model, staging, proof, sources, targets))
         return check_proof(proof, found, folder, "CTranslate2", quantization == "float32")
 

@@ -41,7 +41,7 @@ def as_tree(arrays: Named, like: Any) -> Any:
 
 
 def export_programs(
-    params: Params, config: TransformerConfig, searches: Mapping[str, Mapping[str, Any]]
+    params: Params, config: TransformerConfig, searches: Mapping[str, GenerationConfig]
 ) -> dict[str, jax.export.Exported]:
     """Return the programs of a model by name, each for batches and lengths of any size.
 
@@ -54,7 +54,7 @@ def export_programs(
     Parameters and caches are dicts of arrays, see `named`. Ids and lengths are int32.
 
     Args:
-        searches: The options of `generate` for each search, by its name.
+        searches: The options of each search, by its name; `max_new_tokens` is an argument.
     """
 
     def of_sizes(names: str) -> tuple[Any, ...]:
@@ -88,8 +88,8 @@ def export_programs(
     programs["init_cache"] = export(lambda *given: named(_init_cache(*given)), *begun, **one_layout)
     programs["decode_step"] = export(partial(_decode_step, cache), named(cache), _ids(batch, count))
     batch, source, target = of_sizes("bst")
-    for name, options in searches.items():
-        program = partial(_search, GenerationConfig(**options))
+    for name, generation in searches.items():
+        program = partial(_search, generation)
         given = _ids(batch, source), _ids(batch, target), _ids(batch)
         programs[name] = export(program, *given)
     return programs

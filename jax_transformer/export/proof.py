@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Array, Int32
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding import generate
+from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation.model_folder import TrainedModel
 
 PROOF_SOURCES, PROOF_LENGTH = 16, 24  # sources; their most ordinary tokens
-# The options of greedy search that a model's generation defaults may name.
-START_OPTIONS = ("start_token", "forced_first_token")
 
 
 class Proof(NamedTuple):
@@ -36,24 +34,28 @@ def check_expressible(
             raise InputError(f"{name}={value!r}: {program} can express {allowed} alone")
 
 
-def prove(model: TrainedModel, options: Mapping[str, Any] | None = None) -> Proof:
-    """Return random sources of several lengths, and what `generate` makes of them.
+def greedy_search(model: TrainedModel) -> GenerationConfig:
+    """Return the options of greedy search with the model's first tokens."""
+    names = ("start_token", "forced_first_token")
+    first = {name: model.generation[name] for name in names if name in model.generation}
+    return GenerationConfig(model.config.max_length, **first)
 
-    Args:
-        options: Options of `generate`; None is greedy search with the model's first tokens.
-    """
+
+def float32(leaf: Array | np.ndarray) -> np.ndarray:
+    """Return a copy of a parameter in float32."""
+    return np.array(leaf, np.float32)
+
+
+def prove(model: TrainedModel, generation: GenerationConfig) -> Proof:
+    """Return random sources of several lengths, and what `generate` makes of them."""
     config = model.config
-    if options is None:
-        options = {
-            name: model.generation[name] for name in START_OPTIONS if name in model.generation
-        }
     rows = list(_random_sources(model.tokenizer, config))
-    most = min(2 * PROOF_LENGTH, options.get("max_new_tokens", config.max_length))
-    most = max(most, 1 + (options.get("min_new_tokens") or 0))
+    most = min(2 * PROOF_LENGTH, generation.max_new_tokens)
+    most = max(most, 1 + (generation.min_new_tokens or 0))
     src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
     for row, ids in zip(src, rows, strict=True):
         row[: len(ids)] = ids
-    found = generate(model.params, config, src, **{**options, "max_new_tokens": most})
+    found = generate(model.params, config, src, generation, max_new_tokens=most)
     lengths = np.asarray(found.lengths)[:, 0]
     tokens = np.asarray(found.tokens)[:, 0]
     ids = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]

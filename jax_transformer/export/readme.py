@@ -1,7 +1,6 @@
-"""The README of an exported model, with Python that turns lines into lines without this library.
+"""The README of an exported model, with a program that needs the tokenizer's library alone.
 
-The Python is that of functions of this room, which the proofs and the tests run, too. It reads
-settings.json, and text is split and joined by the library of the model's tokenizer alone.
+The program is that of `readme_program`, with a search of the export, which the proof has run too.
 """
 
 import importlib.resources
@@ -9,12 +8,18 @@ import inspect
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.export.shown_text import as_sources, as_text, by_sentencepiece, by_tokenizers
+from jax_transformer.export.readme_program import (
+    as_sources,
+    as_text,
+    by_sentencepiece,
+    by_tokenizers,
+    translate,
+)
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.tokenizers.segmenters import (
     LibrarySegmenter,
@@ -26,22 +31,29 @@ from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import usual_target_length
 
 README, SETTINGS = "README.md", "settings.json"
+PROGRAM = """folder, *arguments = sys.argv[1:]
+settings = json.loads(Path(folder, "settings.json").read_text("utf-8"))
+text_and_ids = {reader}(Path(folder), settings)
+search = {search}(Path(folder), settings, *arguments)
+lines = [line.rstrip("\\n") for line in sys.stdin]
+print(*translate(lines, text_and_ids, search, settings), sep="\\n")"""
 
 
 def write_readme(
     folder: Path,
     model: TrainedModel,
     template: str,
-    search: Iterable[Callable[..., Any]],
+    functions: Sequence[Callable[..., Any]],
     settings: Mapping[str, Any],
     **values: Any,
 ) -> dict[str, Any]:
     """Write the README, its settings and the files of the tokenizer; return the settings.
 
     Args:
-        template: File of this room in which `$code`, `$library`, `$imports` and `values` are filled
-            in.
-        search: Functions that the README shows behind those for text.
+        template: File of this room in which `$code`, `$program`, `$library` and `values` are
+            filled in.
+        functions: Those of the search that the README shows. The first one returns the search,
+            from a folder, settings and further arguments of the program.
         settings: What they read beside the settings for text.
 
     Raises:
@@ -52,13 +64,12 @@ def write_readme(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / SETTINGS).write_text(json.dumps(settings), "utf-8")
-    shown = (reader, as_sources, as_text, *search)
-    library = reader.__name__.removeprefix("by_")
+    shown = (reader, as_sources, as_text, translate, *functions)
     text = importlib.resources.files(__package__).joinpath(template).read_text("utf-8")
     filled = string.Template(text).substitute(
         code="\n\n".join(map(inspect.getsource, shown)).rstrip(),
-        library=library,
-        imports="json\nimport re" if library == "sentencepiece" else "json",
+        program=PROGRAM.format(reader=reader.__name__, search=functions[0].__name__),
+        library=reader.__name__.removeprefix("by_"),
         **values,
     )
     (folder / README).write_text(filled, "utf-8")

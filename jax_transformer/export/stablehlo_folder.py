@@ -1,7 +1,10 @@
 """A trained model as StableHLO: programs that jax runs where this library is not installed."""
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +18,6 @@ from jax_transformer.decoding.cache import Cache
 from jax_transformer.export.programs import export_programs, named
 from jax_transformer.export.proof import Proof, check_proof, prove
 from jax_transformer.export.readme import write_readme
-from jax_transformer.export.shown_stablehlo import likeliest, load, translate
 from jax_transformer.model.checks import check_generates
 from jax_transformer.model.self_over_memory import needs_equal_lengths
 from jax_transformer.model.transformer import encode
@@ -51,43 +53,47 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     if beam_size is None:
         own = model.generation.get("beam_size", 1)
         beam_size = own if own > 1 else BEAM_SIZE
-    defaults = {"max_new_tokens": config.max_length, **model.generation}
+    own = model.generation_config()
     searches = {
-        "greedy": {**defaults, "beam_size": 1, "num_hypotheses": 1},
-        "beam": {**defaults, "beam_size": beam_size},
+        "greedy": dataclasses.replace(own, beam_size=1, num_hypotheses=1),
+        "beam": dataclasses.replace(own, beam_size=beam_size),
     }
-    for options in searches.values():
-        GenerationConfig(**options).check_model(config)
+    for generation in searches.values():
+        generation.check_model(config)
     check_writable(folder, [f"decode_step{SUFFIX}"])
-    # The number of tokens is an argument.
-    compiled_in = {
-        name: {key: value for key, value in options.items() if key != "max_new_tokens"}
-        for name, options in searches.items()
-    }
+    shown = {name: _compiled_in(generation) for name, generation in searches.items()}
     exact = all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
     lines = []
     with staged(folder) as staging:
-        write_readme(
+        settings = write_readme(
             staging,
             model,
             "stablehlo_readme.md",
-            (load, translate, likeliest),
-            {"searches": compiled_in},
+            (by_stablehlo, load, likeliest),
+            {"is_compiled": True},
             version=__version__,
             jax_version=jax.__version__,
-            searches=json.dumps(compiled_in, indent=2),
+            searches=json.dumps(shown, indent=2),
             bound=_bound(config),
         )
         weights.write(staging / WEIGHTS_FILE, named(model.params))
         for name, program in export_programs(model.params, config, searches).items():
             (staging / f"{name}{SUFFIX}").write_bytes(program.serialize())
-        for name, options in searches.items():
-            proof = prove(model, options)
-            found = _translate(staging, name, proof, config.pad_id)
+        for name, generation in searches.items():
+            proof = prove(model, generation)
+            limits = np.full(len(proof.src), proof.max_new_tokens)
+            found = by_stablehlo(staging, settings, name)(proof.src, limits)
             lines.append(f"{name}: {check_proof(proof, found, folder, f'{name}{SUFFIX}', exact)}")
         proof, found = _steps(model, staging, proof)
         check_proof(proof, found, folder, f"decode_step{SUFFIX}", exact)
     return "; ".join(lines)
+
+
+def _compiled_in(generation: GenerationConfig) -> dict[str, Any]:
+    """Return the options of a search that are not the defaults; the longest is an argument."""
+    fields = dataclasses.fields(GenerationConfig)[1:]
+    values = {each.name: getattr(generation, each.name) for each in fields}
+    return {each.name: values[each.name] for each in fields if values[each.name] != each.default}
 
 
 def _bound(config: TransformerConfig) -> str:
@@ -100,15 +106,37 @@ def _bound(config: TransformerConfig) -> str:
     return "".join(bounds)
 
 
-def _translate(folder: Path, search: str, proof: Proof, pad_id: int) -> list[list[int]]:
-    """Return what a search makes of the sources of a proof, as token ids."""
-    batch, most = len(proof.src), proof.max_new_tokens
-    prefix = np.full((batch, most), pad_id, np.int32)
-    limits = np.full(batch, most, np.int32)
-    params = load_file(folder / WEIGHTS_FILE)
-    tokens, _, lengths = jax.device_get(load(folder, search)(params, proof.src, prefix, limits))
-    rows = zip(tokens[:, 0].tolist(), lengths[:, 0], strict=True)
-    return [ids[:length] for ids, length in rows]
+def load(folder: Path, name: str) -> Callable:
+    """Return a program, which jax compiles for each new set of sizes."""
+    return jax.jit(jax.export.deserialize((folder / f"{name}.stablehlo").read_bytes()).call)
+
+
+def by_stablehlo(folder: Path, settings: dict, name: str) -> Callable:
+    """Return a search: the ids, EOS included, of sources [batch, length], within limits [batch]."""
+    params, program = jax.device_put(load_file(folder / "model.safetensors")), load(folder, name)
+
+    def search(src: np.ndarray, limits: np.ndarray) -> list[list[int]]:
+        most = min(2 * src.shape[1] + settings["extra_tokens"], settings["max_new_tokens"])
+        prefix = np.full((len(src), most), settings["pad_id"], np.int32)
+        found = program(params, np.int32(src), prefix, np.int32(limits))
+        tokens, _, lengths = jax.device_get(found)
+        rows = zip(tokens[:, 0].tolist(), lengths[:, 0], strict=True)
+        return [ids[:length] for ids, length in rows]
+
+    return search
+
+
+def likeliest(folder: Path, src: np.ndarray, tgt: np.ndarray) -> np.ndarray:
+    """Return the likeliest token after each token of targets [batch, length], step by step."""
+    params = load_file(folder / "model.safetensors")
+    programs = (load(folder, name) for name in ("encode", "init_cache", "decode_step"))
+    encode, init_cache, decode_step = programs
+    ancestors = np.full((len(tgt), 1, tgt.shape[1]), -1, np.int32)  # one hypothesis of each source
+    cache, found = init_cache(params, src, encode(params, src), ancestors), []
+    for tokens in tgt.T:
+        logits, cache = decode_step(params, cache, tokens[:, None])
+        found.append(np.asarray(logits)[:, 0].argmax(-1))
+    return np.stack(found, axis=1)
 
 
 def _steps(model: TrainedModel, folder: Path, proof: Proof) -> tuple[Proof, list[list[int]]]:

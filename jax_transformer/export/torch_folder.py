@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
 import torch
 
 import torch_reference
 from jax_transformer.convert.origin import Origin
-from jax_transformer.export.proof import Proof, check_proof, prove
+from jax_transformer.decoding import GenerationConfig
+from jax_transformer.export.proof import Proof, check_proof, float32, prove
 from jax_transformer.storage.folder import MODEL_FILES, check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel, write
 
@@ -33,9 +33,9 @@ def export_torch(model: TrainedModel, folder: Path, origin: Origin | None = None
         InputError: The folder cannot be written, or a translation differs. Nothing is written then.
     """
     check_writable(folder, MODEL_FILES)
-    params = jax.tree.map(lambda leaf: np.array(leaf, np.float32), model.params)
+    model = model._replace(params=jax.tree.map(float32, model.params))
     # The search of `torch_reference` is the plain one: it starts with BOS, and forces no token.
-    proof = prove(model._replace(params=params, generation={}))
+    proof = prove(model, GenerationConfig(model.config.max_length))
     with staged(folder) as staging:
         write(staging, model, origin)
         found = list(_translate(torch_reference.load(staging).eval(), proof))

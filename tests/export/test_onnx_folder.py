@@ -15,7 +15,6 @@ from tests.export.readme import run_readme
 from tests.models import unchecked
 
 onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
-onnxruntime = pytest.importorskip("onnxruntime")
 
 REFUSED = {
     "torch_nn": "token_embeddings='none'",
@@ -66,17 +65,15 @@ def test_batches_and_lengths_of_any_size(exported, sizes):
     model = load(exported / "model")
     src = np.random.default_rng(0).integers(4, model.config.src_vocab_size, sizes)
     settings = json.loads((exported / "out" / "settings.json").read_text())
-    programs = [
-        onnxruntime.InferenceSession(exported / "out" / name) for name in settings["programs"]
-    ]
-    found = onnx_folder.greedy(programs, settings, src, np.full(len(src), 40))
+    search = onnx_folder.by_onnxruntime(exported / "out", settings)
+    found = search(src, np.full(len(src), 40))
     best = generate(model.params, model.config, src.astype(np.int32), max_new_tokens=40)
     lengths, tokens = np.asarray(best.lengths)[:, 0], np.asarray(best.tokens)[:, 0]
     expected = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     assert found == expected
     longer = np.full((1, 41), 5)
     with pytest.raises(Exception, match="Non-zero status code"):  # beyond the position table
-        onnx_folder.greedy(programs, settings, longer, np.full(1, 3))
+        search(longer, np.full(1, 3))
 
 
 def test_another_function_is_not_written(base, exported, tmp_path, monkeypatch):

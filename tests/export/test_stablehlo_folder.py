@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 from jax_transformer import (
+    GenerationConfig,
     InputError,
     TransformerConfig,
     Translator,
@@ -83,7 +84,7 @@ def exported(model, **searches):
     made = programs.export_programs(
         model.params,
         model.config,
-        {name: {"max_new_tokens": 9, **options} for name, options in searches.items()},
+        {name: GenerationConfig(9, **options) for name, options in searches.items()},
     )
     for program in made.values():
         assert program.platforms == ("cpu", "cuda", "tpu")

@@ -13,8 +13,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.export.proof import START_OPTIONS
-from jax_transformer.export.shown_text import as_sources
+from jax_transformer.export.readme_program import as_sources
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
@@ -383,8 +382,10 @@ def test_every_family_goes_to_onnx_and_to_torch(folder_of, tmp_path, kind):
     folder = folder_of(kind)
     source, target = folder.codes[:2] if folder.codes else (None, None)
     model = load(folder.path, source_lang=source, target_lang=target)
-    started = {name: model.generation[name] for name in START_OPTIONS if name in model.generation}
-    model = model._replace(generation={**started, "max_new_tokens": 12})
+    options = {"max_new_tokens": 12}  # and those that the program of the README honours
+    for name in ("start_token", "forced_first_token"):
+        options |= {name: model.generation[name]} if name in model.generation else {}
+    model = model._replace(generation=options)
     with unchecked():
         assert torch_folder.export_torch(model, tmp_path / "torch").startswith("16 of 16")
         assert onnx_folder.export_onnx(model, tmp_path / "onnx").startswith("16 of 16")

@@ -1,6 +1,6 @@
-"""Text in and out of an exported model: functions that its README shows.
+"""The program in the README of an exported model: lines in, translations out.
 
-A README copies them. So they have plain types, and import nothing of this library.
+A README copies these functions. So they have plain types, and import nothing of this library.
 """
 
 import re
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 import tokenizers
 
@@ -59,3 +60,25 @@ def as_text(ids: list[int], decode: Callable, settings: dict) -> str:
     for spaced in settings["without_space"]:
         text = text.replace(spaced, spaced.strip())
     return text
+
+
+def translate(
+    lines: list[str], text_and_ids: tuple[Callable, Callable], search: Callable, settings: dict
+) -> list[str]:
+    """Return the translations of lines, in batches of 64 lines of similar length."""
+    encode, decode = text_and_ids
+    sources, texts = as_sources(lines, encode, settings), [""] * len(lines)
+    order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
+    for start in range(0, len(order), 64):
+        members = order[start : start + 64]
+        rows, length = len(members), len(sources[members[0]])
+        if settings["is_compiled"]:  # for each new set of sizes: powers of two, and always 64 rows
+            rows, length = 64, min(1 << (max(8, length) - 1).bit_length(), settings["longest"])
+        src = np.full((rows, length), settings["pad_id"])
+        for row, i in zip(src, members, strict=False):
+            row[: len(sources[i])] = sources[i]
+        usual = 2 * (src != settings["pad_id"]).sum(axis=1) + settings["extra_tokens"]
+        found = search(src, np.minimum(usual, settings["max_new_tokens"]))
+        for i, ids in zip(members, found, strict=False):
+            texts[i] = as_text(ids, decode, settings)
+    return texts
