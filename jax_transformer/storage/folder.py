@@ -138,8 +138,9 @@ def _hidden_folder(folder: Path) -> Iterator[Path]:
                 raise
             descriptor = opened if locked(opened, hidden, folder) else None
     try:
-        if not os.path.lexists(folder) and (hidden / OLD).is_dir():
-            (hidden / OLD).rename(folder)
+        old = hidden / OLD
+        if not os.path.lexists(folder) and old.is_dir() and not old.is_symlink():
+            old.rename(folder)
         for path in hidden.iterdir():
             path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
         yield hidden

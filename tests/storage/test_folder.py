@@ -171,6 +171,17 @@ def test_a_planted_link_in_place_of_the_staging_folder_is_not_followed(folder, t
     assert contents(folder) == OLD | {"notes": "kept"}
 
 
+def test_a_planted_link_in_place_of_an_older_folder_is_not_followed(tmp_path):
+    victim, hidden = tmp_path / "victim", tmp_path / ".writing.model"
+    for path in (victim, hidden):
+        path.mkdir()
+    (victim / "thesis.tex").write_text("years of work")
+    (hidden / "old").symlink_to(victim)
+    write(tmp_path / "model")
+    assert "thesis.tex" not in contents(tmp_path / "model")
+    assert (victim / "thesis.tex").stat().st_nlink == 1
+
+
 def test_a_mount_point_is_refused(folder, monkeypatch):
     monkeypatch.setattr(os.path, "ismount", lambda path: path == folder)
     with pytest.raises(InputError, match="is a link, a mount point or not a folder"):
