@@ -84,7 +84,7 @@ def test_parameters_are_split_as_the_table_says_with_and_without_a_config():
 
 
 WRONG = {
-    "label_smoothing=1.5 must be a number from 0": lambda: make_train_step(
+    "label_smoothing=1.5 must be a finite number, at least 0 and below 1": lambda: make_train_step(
         CONFIG, optax.sgd(1.0), label_smoothing=1.5
     ),
     "optimizer=0.1 must be one of optax": lambda: make_train_step(CONFIG, 0.1),

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.config.declared import checked
+from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.checks import (
@@ -24,6 +25,7 @@ from jax_transformer.model.functional import segment_positions
 from jax_transformer.model.transformer import Params, Transformer, apply, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
 from jax_transformer.text.batches import Batch
+from jax_transformer.training.config import Share
 
 
 def batch_loss(
@@ -60,13 +62,6 @@ def batch_loss(
     else:
         total = loss(head, hidden, targets)
     return total, jnp.sum(targets != config.pad_id)
-
-
-def check_label_smoothing(label_smoothing: float) -> None:
-    """Refuse a share of the targets' probability that is none."""
-    if not isinstance(label_smoothing, int | float) or not 0 <= label_smoothing < 1:
-        value = shorten(label_smoothing)
-        raise InputError(f"label_smoothing={value} must be a number from 0 to below 1")
 
 
 def check_batch(batch: Batch) -> None:
@@ -234,7 +229,7 @@ def cross_entropy(
             f"targets of shape {targets.shape} must be [batch, length] as logits, which are "
             f"{list(logits.shape)}"
         )
-    check_label_smoothing(label_smoothing)
+    label_smoothing = checked("label_smoothing", label_smoothing, Share)
     if not isinstance(targets, jax.core.Tracer):
         check_ids("targets", np.asarray(targets), logits.shape[-1])
     loss = _losses(jnp.asarray(logits), jnp.asarray(targets), label_smoothing)

@@ -1,6 +1,11 @@
-"""The optimizer: Adam under the schedule of section 5.3 and under other common schedules."""
+"""The optimizer: Adam under the schedule of section 5.3 and under other common schedules.
 
+`with_guard` and `with_ema` wrap any optimizer of optax: they reject steps and average parameters.
+"""
+
+import math
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +16,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import decayed
 from jax_transformer.training.config import TrainingConfig
+
+SPIKE_WINDOW = 32  # losses whose median a spike is measured against
 
 
 def learning_rate_schedule(
@@ -119,3 +126,110 @@ def adam(
     schedule = learning_rate_schedule(config, training_config)
     chain.append(refusable(optax.scale_by_learning_rate(schedule)))
     return optax.chain(*chain)
+
+
+class EmaState(NamedTuple):
+    """The state of `with_ema`."""
+
+    inner: optax.OptState
+    ema: Params  # exponential moving average (EMA) of the trained parameters
+    count: Int[Array, ""]  # accepted steps
+
+
+def with_ema(
+    optimizer: optax.GradientTransformation, decay: float
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer with the moving average of the parameters in its state, as `ema`."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: Params) -> EmaState:
+        ema = jax.tree.map(jnp.copy, params)  # a step donates both
+        return EmaState(optimizer.init(params), ema, jnp.zeros((), jnp.int32))
+
+    def update(
+        gradients: Params,
+        state: EmaState,
+        params: Params,
+        *,
+        accepted: Bool[Array, ""] | bool = True,
+        **extra: Any,
+    ) -> tuple[Params, EmaState]:
+        updates, inner = optimizer.update(
+            gradients, state.inner, params, accepted=accepted, **extra
+        )
+        # With a constant decay, the initial parameters would dominate the EMA for a long time.
+        weight = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
+        ema = optax.incremental_update(optax.apply_updates(params, updates), state.ema, 1 - weight)
+        ema, count = jax.tree.map(
+            partial(jnp.where, accepted), (ema, state.count + 1), (state.ema, state.count)
+        )
+        return updates, EmaState(inner, ema, count)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class GuardState(NamedTuple):
+    """The state of `with_guard`."""
+
+    inner: optax.OptState
+    finite: Bool[Array, ""]  # loss and gradient of the last step
+    spike: Bool[Array, ""]  # whether its loss was so far above the recent ones
+    # The finite losses of the last steps, where spikes are rejected; NaN for steps not made yet.
+    recent_losses: Float[Array, " window"] | None
+
+
+def with_guard(
+    optimizer: optax.GradientTransformationExtraArgs, spike_factor: float | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer, which rejects a step that is not finite or whose loss is a spike.
+
+    A rejected step changes no parameter and no state of the optimizer, by selection: a
+    multiplication by 0 would keep a NaN. A spike is a loss above `spike_factor` times the median
+    of the recent losses. It joins them, so a loss that stays at its level is accepted later.
+
+    Args:
+        optimizer: Keeps its state where the argument `accepted` of `update` is False: `adam`, or
+            another optimizer made `refusable`.
+        spike_factor: None rejects no spikes.
+    """
+
+    def init(params: Params) -> GuardState:
+        recent = None if spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
+        return GuardState(optimizer.init(params), jnp.array(True), jnp.array(False), recent)
+
+    def update(
+        gradients: Params,
+        state: GuardState,
+        params: Params | None = None,
+        *,
+        value: Float[Array, ""],
+        **extra: Any,
+    ) -> tuple[Params, GuardState]:
+        # Whether the squares, which Adam needs, are finite too. The sum of magnitudes answers in
+        # one pass; XLA would keep squares in memory for the moments.
+        magnitude = optax.tree.norm(gradients, ord=1)
+        squarable = magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
+        finite = jnp.isfinite(value) & squarable
+        recent, spike = state.recent_losses, jnp.array(False)
+        if spike_factor is not None:
+            spike = finite & (value > spike_factor * jnp.median(recent))
+            recent = jnp.where(finite, jnp.append(recent[1:], value), recent)
+        accepted = finite & ~spike
+        updates, inner = optimizer.update(
+            gradients, state.inner, params, accepted=accepted, **extra
+        )
+        # Added to a parameter, -0.0 changes no bit of it, not even the sign of a zero.
+        updates = jax.tree.map(lambda leaf: jnp.where(accepted, leaf, -0.0), updates)
+        return updates, GuardState(inner, finite, spike, recent)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def run_optimizer(
+    config: TransformerConfig, training_config: TrainingConfig
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer of a run: `adam`, with an EMA if the run has one, under the guard."""
+    optimizer = adam(config, training_config)
+    if training_config.ema_decay is not None:
+        optimizer = with_ema(optimizer, training_config.ema_decay)
+    return with_guard(optimizer, training_config.spike_factor)

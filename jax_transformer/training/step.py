@@ -1,6 +1,7 @@
-"""One optimizer step and one evaluation step: pure functions, and compiled for a mesh."""
+"""The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
-import math
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -8,10 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import Choice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
@@ -21,29 +23,153 @@ from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
-from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
-from jax_transformer.training.objective import batch_loss, check_batch, check_label_smoothing
-from jax_transformer.training.optimizer import adam, learning_rate_schedule
+from jax_transformer.training.objective import batch_loss, check_batch
+from jax_transformer.training.optimizer import learning_rate_schedule, run_optimizer
 
-SPIKE_WINDOW = 32  # losses whose median a spike is measured against
+Step = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
+
+
+def make_train_step(
+    config: TransformerConfig,
+    optimizer: optax.GradientTransformation | optax.MultiSteps,
+    execution: Execution = DEFAULT_EXECUTION,
+    *,
+    label_smoothing: float = 0.0,
+    num_microbatches: int = 1,
+    freeze: tuple[str, ...] = (),
+    gradient_dtype: ComputeDtype = "float32",
+) -> Step:
+    """Return a training step for any optimizer of optax: a pure function, for the caller to jit.
+
+        step = jax.jit(jax_transformer.make_train_step(config, optimizer, label_smoothing=0.1))
+        state = optimizer.init(params)
+        params, state, loss = step(params, state, batch, dropout_key)
+
+    The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
+    (None: no dropout). It returns the new parameters, the new state and the loss before the step:
+    the summed `cross_entropy` of the batch divided once by its number of target tokens. On a mesh,
+    call it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`;
+    gradients are then added up over the mesh.
+
+    The wrappers in `jax_transformer.training.optimizer` are for this step as well: `with_ema`
+    averages the parameters, `with_guard` rejects steps that are not finite.
+
+    Args:
+        optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. Its `update` also gets
+            `value`, the loss. To add up gradients, set `num_microbatches`. `optax.MultiSteps` takes
+            the mean of its batches' mean gradients, so each token of a batch with few tokens has
+            more weight than one of a batch with many.
+        execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
+            keeps parameters, gradients and the optimizer's state in float32.
+        label_smoothing: From 0 to below 1 (section 5.4).
+        num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory;
+            the step is that of the whole batch, but each part drops its own elements.
+        freeze: Patterns of the parameters that stay fixed, for example `("encoder/*",)`. The
+            optimizer's state is then that of the others:
+            `optimizer.init(jax_transformer.training.freeze.trainable(params, freeze))`.
+        gradient_dtype: "bfloat16" rounds the parameters before the computation, which is then in
+            bfloat16: devices add up their gradients in half the bytes.
+
+    Raises:
+        InputError: An argument has another type than this. The step raises it where the fields of
+            its batch do not fit together, or a pattern matches no parameter.
+    """
+    check_config(config)
+    check_execution(execution)
+    if not hasattr(optimizer, "update"):
+        raise InputError(
+            f"optimizer={shorten(optimizer)} must be one of optax, for example optax.sgd(0.1)"
+        )
+    smoothing = checked("label_smoothing", label_smoothing, Share)
+    parts = checked("num_microbatches", num_microbatches, Count)
+    patterns = checked("freeze", freeze, tuple[str, ...])
+    checked("gradient_dtype", gradient_dtype, ComputeDtype)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def step(
+        params: Params,
+        optimizer_state: optax.OptState,
+        batch: Batch,
+        dropout_key: PRNGKeyArray | None = None,
+    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
+        """Return the parameters and the optimizer's state after a step, and the loss before it."""
+        check_batch(batch)
+        # A batch of padding alone has loss 0.
+        count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
+
+        def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
+            whole = merged(params, trained)
+            whole = _in_dtype(whole, config, gradient_dtype)
+            return batch_loss(whole, part, config, smoothing, key, execution)[0] / count
+
+        differentiate = jax.value_and_grad(share)
+        trained = trainable(params, patterns)
+        if parts == 1:
+            loss, gradients = differentiate(trained, batch, dropout_key)
+        else:
+            split = _split_rows(batch, parts, config.pad_id)
+            loss, gradients = _sum_of_parts(differentiate, trained, split, dropout_key)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, trained, value=loss)
+        new = optax.apply_updates(trained, updates)
+        return merged(params, new), optimizer_state, loss
+
+    return step
+
+
+def _sum_of_parts(
+    differentiate: Callable[..., tuple[Float[Array, ""], Params]],
+    trained: Params,
+    split: Batch,
+    dropout_key: PRNGKeyArray | None,
+) -> tuple[Float[Array, ""], Params]:
+    """Return the sums of the losses and of the gradients of the parts of a batch."""
+    parts = len(split.src)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, parts)
+
+    def add(sums: tuple, part_and_key: tuple) -> tuple[tuple, None]:
+        return jax.tree.map(jnp.add, sums, differentiate(trained, *part_and_key)), None
+
+    first = jax.tree.map(lambda ids: ids[0], split)
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, trained, first, dropout_key))
+    return jax.lax.scan(add, zeros, (split, keys))[0]
+
+
+def _in_dtype(params: Params, config: TransformerConfig, dtype: ComputeDtype) -> Params:
+    """Return float32 parameters in the dtype of the computation; their gradients are float32."""
+    if dtype == "float32":
+        return params
+    return shard_parameters(jax.tree.map(lambda leaf: leaf.astype(dtype), params), config)
+
+
+def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
+    """Return the batch as [parts, rows, length], with rows of padding at the end."""
+
+    # A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
+    # and every part has rows of every device of the mesh.
+    def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
+        missing = -len(ids) % parts
+        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
+        return ids.reshape(-1, parts, ids.shape[1]).swapaxes(0, 1)
+
+    fields = zip(batch, (pad_id, pad_id, pad_id, 0, 0), strict=True)
+    return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the random key of its dropout."""
+    """Everything that a step of a run changes, and the random key of its dropout."""
 
     params: Params  # the frozen ones included
-    optimizer_state: optax.OptState  # of the trained parameters
-    step: Int[Array, ""]  # number of steps made
+    optimizer_state: optax.OptState  # of the trained parameters, as `run_optimizer` makes it
+    step: Int[Array, ""]  # number of accepted steps
     key: PRNGKeyArray  # of the run; step n drops with `fold_in(key, n)`
-    ema: Params | None = None  # exponential moving average (EMA) of the trained parameters
-    # The finite losses of the last steps, where spikes are rejected; NaN for steps not made yet.
-    recent_losses: Float[Array, " window"] | None = None
 
     @property
     def eval_params(self) -> Params:
         """The parameters to evaluate and to keep: the EMA, where the run has one."""
-        return self.params if self.ema is None else merged(self.params, self.ema)
+        ema = optax.tree.get(self.optimizer_state, "ema")
+        return self.params if ema is None else merged(self.params, ema)
 
 
 class Metrics(NamedTuple):
@@ -63,209 +189,83 @@ def init_state(
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     if params is None:
         params = init_params(init_key, config)
-    trained = trainable(params, training_config.freeze)
-    optimizer_state = adam(config, training_config).init(trained)
-    ema = None
-    if training_config.ema_decay is not None:
-        ema = jax.tree.map(jnp.copy, trained)  # both are donated to the step
-    recent = None if training_config.spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
-    step = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer_state, step, dropout_key, ema, recent)
+    optimizer = run_optimizer(config, training_config)
+    optimizer_state = optimizer.init(trainable(params, training_config.freeze))
+    return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
 
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""]]]
 
-STATIC = ("config", "training_config", "execution")  # each new value is a compilation
+STATIC = ("config", "training_config", "execution", "mesh")  # each new value is a compilation
 
 
-@partial(jax.jit, static_argnames=STATIC, donate_argnames="state")
-def train_step(
+def _train_step(
     state: TrainState,
     batch: Batch,
     config: TransformerConfig,
     training_config: TrainingConfig,
     execution: Execution | None = None,
+    mesh: AbstractMesh | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Return the state after one optimizer step on a batch, and the step's metrics.
+    """Return the state of a run after one step on a batch, and the step's metrics.
 
-    The loss is the sum over the batch's target tokens, divided once by their number, whatever the
-    number of microbatches. A loss or gradient that is not finite leaves the state unchanged, by
-    selection: a multiplication by 0 would keep a NaN. A loss above `spike_factor` times the median
-    of the recent losses also leaves it unchanged. Such a loss joins the recent losses, so a loss
-    that stays at this level is accepted later. Frozen parameters have no gradient and stay as they
-    are. The argument `state` is donated: do not use it afterwards.
+    The step is that of `make_train_step` with `run_optimizer`. The compiled step, `train_step`, is
+    donated its argument `state`: do not use it afterwards.
+
+    Args:
+        execution: As `training_execution` returns it; None is that of a CPU.
+        mesh: The mesh that the rows and the parameters are split over; None is one device.
 
     Args:
         execution: As `training_execution` returns it; None is that of a CPU.
 
     Raises:
-        InputError: As `freeze.trained_names`, `check_batch` and `batch_loss`.
+        InputError: As `make_train_step`.
     """
-    check_batch(batch)
     execution = execution or training_execution(None, config, training_config)
+    half = training_config.compute_dtype == "bfloat16" and execution.compute_dtype is None
+    make = make_train_step(
+        config,
+        run_optimizer(config, training_config),
+        execution,
+        label_smoothing=training_config.label_smoothing,
+        num_microbatches=training_config.num_microbatches,
+        freeze=training_config.freeze,
+        gradient_dtype="bfloat16" if half else "float32",
+    )
     dropout_key = jax.random.fold_in(state.key, state.step)
-    loss, gradients = _loss_and_gradients(
-        state.params, batch, dropout_key, config, training_config, execution
-    )
-    # Whether the squares, which Adam needs, are finite too. The sum of magnitudes answers in one
-    # pass; XLA would keep squares in memory for the moments.
-    magnitude = optax.tree.norm(gradients, ord=1)
-    squarable = magnitude < math.sqrt(jnp.finfo(magnitude.dtype).max)
-    finite = jnp.isfinite(loss) & squarable
-    recent, spike = state.recent_losses, jnp.array(False)
-    if training_config.spike_factor is not None:
-        spike = finite & (loss > training_config.spike_factor * jnp.median(recent))
-        recent = jnp.where(finite, jnp.append(recent[1:], loss), recent)
-    accepted = finite & ~spike
-    old = trainable(state.params, training_config.freeze)
-    updates, optimizer_state = adam(config, training_config).update(
-        gradients, state.optimizer_state, old, accepted=accepted
-    )
-    new = optax.apply_updates(old, updates)
-    ema = None
-    if training_config.ema_decay is not None:
-        # With a constant decay, the initial parameters would dominate the EMA for a long time.
-        decay = jnp.minimum(training_config.ema_decay, (1 + state.step) / (10 + state.step))
-        ema = optax.incremental_update(new, state.ema, 1 - decay)
-    new, step, ema = jax.tree.map(
-        partial(jnp.where, accepted), (new, state.step + 1, ema), (old, state.step, state.ema)
-    )
-    params = merged(state.params, new)
-    new_state = TrainState(params, optimizer_state, step, state.key, ema, recent)
+    with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
+        params, optimizer_state, loss = make(
+            state.params, state.optimizer_state, batch, dropout_key
+        )
+    finite, spike = optimizer_state.finite, optimizer_state.spike
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
+    new_state = TrainState(params, optimizer_state, state.step + (finite & ~spike), state.key)
     return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
 
 
-Step = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
+train_step = jax.jit(_train_step, static_argnames=STATIC, donate_argnames="state")
 
 
-def make_train_step(
-    config: TransformerConfig,
-    optimizer: optax.GradientTransformation | optax.MultiSteps,
-    execution: Execution = DEFAULT_EXECUTION,
-    *,
-    label_smoothing: float = 0.0,
-) -> Step:
-    """Return a training step for any optimizer of optax: a pure function, for the caller to jit.
-
-        step = jax.jit(jax_transformer.make_train_step(config, optimizer, label_smoothing=0.1))
-        state = optimizer.init(params)
-        params, state, loss = step(params, state, batch, dropout_key)
-
-    The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
-    (None: no dropout). It returns the new parameters, the new state and the loss before the step:
-    the summed `cross_entropy` of the batch divided by its number of target tokens. On a mesh, call
-    it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`; gradients
-    are then added up over the mesh.
-
-    Args:
-        optimizer: `optax.adam(1e-3)` for example; accumulation and clipping are optax's too.
-        execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
-            keeps parameters, gradients and the optimizer's state in float32.
-        label_smoothing: From 0 to below 1 (section 5.4).
-
-    Raises:
-        InputError: An argument has another type than this. The step raises it where the fields of
-            its batch do not fit together.
-    """
-    check_config(config)
-    check_execution(execution)
-    check_label_smoothing(label_smoothing)
-    if not hasattr(optimizer, "update"):
-        raise InputError(f"optimizer={shorten(optimizer)} must be one of optax, as optax.sgd(0.1)")
-
-    def step(
-        params: Params,
-        optimizer_state: optax.OptState,
-        batch: Batch,
-        dropout_key: PRNGKeyArray | None = None,
-    ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
-        """Return the parameters and the optimizer's state after a step, and the loss before it."""
-        check_batch(batch)
-
-        def mean_loss(params: Params) -> Float[Array, ""]:
-            total, count = batch_loss(
-                params, batch, config, label_smoothing, dropout_key, execution
-            )
-            return total / jnp.maximum(count, 1)  # a batch of padding alone has loss 0
-
-        loss, gradients = jax.value_and_grad(mean_loss)(params)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-        return optax.apply_updates(params, updates), optimizer_state, loss
-
-    return step
-
-
-def _loss_and_gradients(
-    params: Params,
-    batch: Batch,
-    dropout_key: PRNGKeyArray,
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    execution: Execution,
-) -> tuple[Float[Array, ""], Params]:
-    """Return the loss of a batch and its gradient for the parameters that are trained."""
-    # A batch of padding alone has loss 0.
-    count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
-    smoothing = training_config.label_smoothing
-
-    def share(trained: Params, part: Batch, key: PRNGKeyArray) -> Float[Array, ""]:
-        whole = merged(params, trained)
-        if execution.compute_dtype is None:
-            whole = _cast(whole, config, training_config)
-        total, _ = batch_loss(whole, part, config, smoothing, key, execution=execution)
-        return total / count
-
-    differentiate = jax.value_and_grad(share)
-    parts = training_config.num_microbatches
-    trained = trainable(params, training_config.freeze)
-    if parts == 1:
-        return differentiate(trained, batch, dropout_key)
-
-    def add(sums: tuple, part_and_key: tuple) -> tuple[tuple, None]:
-        return jax.tree.map(jnp.add, sums, differentiate(trained, *part_and_key)), None
-
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, trained, batch, dropout_key))
-    split = (_split_rows(batch, parts, config.pad_id), jax.random.split(dropout_key, parts))
-    return jax.lax.scan(add, zeros, split)[0]
-
-
-def _cast(params: Params, config: TransformerConfig, training_config: TrainingConfig) -> Params:
-    """Return the parameters in the dtype of the computation; gradients have the original dtype."""
-    if training_config.compute_dtype == "float32":
-        return params
-    params = jax.tree.map(lambda leaf: leaf.astype(training_config.compute_dtype), params)
-    return shard_parameters(params, config)
-
-
-def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
-    """Return the batch as [parts, rows, length], with rows of padding at the end."""
-
-    # A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
-    # and every part has rows of every device of the mesh.
-    def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
-        missing = -len(ids) % parts
-        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
-        return ids.reshape(-1, parts, ids.shape[1]).swapaxes(0, 1)
-
-    fields = zip(batch, (pad_id, pad_id, pad_id, 0, 0), strict=True)
-    return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))
-
-
-@partial(jax.jit, static_argnames=STATIC)
-def evaluation_step(
+def _evaluation_step(
     params: Params,
     batch: Batch,
     config: TransformerConfig,
     training_config: TrainingConfig,
     execution: Execution = DEFAULT_EXECUTION,
+    mesh: AbstractMesh | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the objective of a batch without dropout, as (sum, count)."""
     check_batch(batch)
-    params = _cast(params, config, training_config)
-    return batch_loss(params, batch, config, training_config.label_smoothing, execution=execution)
+    smoothing = training_config.label_smoothing
+    with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
+        params = _in_dtype(params, config, training_config.compute_dtype)
+        return batch_loss(params, batch, config, smoothing, execution=execution)
+
+
+evaluation_step = jax.jit(_evaluation_step, static_argnames=STATIC)
 
 
 def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -310,7 +310,7 @@ def training_execution(
     fields = {
         "remat": training_config.remat,
         "scan_layers": training_config.scan_layers,
-        # The kernels stay float32, and so do their gradients.
+        # The parameters stay float32, and so do their gradients.
         "compute_dtype": dtype if dtype == "bfloat16" and wide else None,
     }
     if device is None:
@@ -322,16 +322,17 @@ def training_execution(
 def sharded_train_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> TrainStep:
-    """Return `train_step` for a mesh, jitted; the state handed in is donated."""
+    """Return `train_step` for a mesh, compiled; the state handed in is donated."""
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        with use_abstract_mesh(mesh.abstract_mesh):
-            return train_step(state, batch, config, training_config, execution)
-
     return jax.jit(
-        step,
+        partial(
+            _train_step,
+            config=config,
+            training_config=training_config,
+            execution=execution,
+            mesh=mesh.abstract_mesh,
+        ),
         in_shardings=(state, row_sharding(mesh)),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
@@ -342,13 +343,17 @@ def sharded_train_step(
 def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
-    """Return `evaluation_step` for a mesh, jitted."""
+    """Return `evaluation_step` for a mesh, compiled."""
     device = mesh.devices.flat[0]
     execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped=False)
-
-    def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
-        with use_abstract_mesh(mesh.abstract_mesh):
-            return evaluation_step(params, batch, config, training_config, execution)
-
-    params = state_shardings(mesh, config, training_config).params
-    return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(
+        partial(
+            _evaluation_step,
+            config=config,
+            training_config=training_config,
+            execution=execution,
+            mesh=mesh.abstract_mesh,
+        ),
+        in_shardings=(state_shardings(mesh, config, training_config).params, row_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )

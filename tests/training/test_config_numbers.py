@@ -3,11 +3,14 @@
 import dataclasses
 
 import numpy as np
+import optax
 import pytest
 
+from jax_transformer import TransformerConfig, cross_entropy, make_train_step
 from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import check_model, preset_fields
 from jax_transformer.training.config import TrainingConfig
+from tests.models import unchecked
 
 WHOLE = [f.name for f in dataclasses.fields(TrainingConfig) if "int" in str(f.type)]
 COUNTS = "steps warmup_steps max_tokens bucket_count evaluation_interval patience"
@@ -48,6 +51,28 @@ def test_a_number_out_of_range_is_refused(name, values):
     for value in values:
         with pytest.raises(InputError, match=f"{name}={value}"):
             TrainingConfig(**{name: value})
+
+
+@pytest.mark.parametrize("number", [np.float32(0.1), np.float64(0.1), np.float16(0.1), 0, 0.1])
+def test_label_smoothing_takes_the_numbers_that_a_config_takes(number):
+    logits, targets = np.zeros((1, 2, 5), np.float32), np.ones((1, 2), np.int32)
+    with unchecked():
+        make_train_step(TransformerConfig(), optax.sgd(0.1), label_smoothing=number)
+        loss, _ = cross_entropy(logits, targets, 0, number)
+    assert loss == pytest.approx(2 * np.log(5), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [False, "0.1", np.float32(1), float("nan"), None])
+def test_label_smoothing_that_is_no_share_is_refused_with_its_value(value):
+    for call in (
+        lambda: make_train_step(TransformerConfig(), optax.sgd(0.1), label_smoothing=value),
+        lambda: cross_entropy(np.zeros((1, 2, 5)), np.ones((1, 2), np.int32), 0, value),
+    ):
+        with (
+            pytest.raises(InputError, match=r"label_smoothing=.* must be a finite nu"),
+            unchecked(),
+        ):
+            call()
 
 
 def test_numbers_of_numpy_are_those_of_python():

@@ -8,22 +8,28 @@ import pytest
 
 from jax_transformer.kernels import products
 from jax_transformer.text.batches import Batch
-from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import _loss_and_gradients, training_execution
+from jax_transformer.training.step import make_train_step
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.measure import error
 
 CONFIG = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
 
 
-def loss_and_gradients(**fields):
+def loss_and_gradients(compute_dtype, gradient_dtype="bfloat16"):
     src, tgt = random_tokens(CONFIG)
     batch = Batch(src, tgt[:, :-1], tgt[:, 1:])
-    settings = TrainingConfig(**fields)
-    execution = training_execution(None, CONFIG, settings)
-    arguments = jax.random.key(0), CONFIG, settings, execution
+    half = compute_dtype == "bfloat16"
+    mixed = "bfloat16" if half and gradient_dtype == "float32" else None
+    step = make_train_step(
+        CONFIG,
+        # Keeps the gradients as its state.
+        optax.GradientTransformation(lambda _: None, lambda gradients, *_: (gradients, gradients)),
+        Execution.for_platform("tpu", compute_dtype=mixed),
+        gradient_dtype=gradient_dtype if half else "float32",
+    )
     params = jax.tree.map(jnp.asarray, random_params(CONFIG))
-    return _loss_and_gradients(params, batch, *arguments)
+    _, gradients, loss = step(params, None, batch)
+    return loss, gradients
 
 
 def rounded_to_half(leaf):

@@ -9,7 +9,13 @@ import torch
 
 from jax_transformer import TransformerConfig
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.optimizer import adam, clip_by_global_norm, learning_rate_schedule
+from jax_transformer.training.optimizer import (
+    SPIKE_WINDOW,
+    adam,
+    clip_by_global_norm,
+    learning_rate_schedule,
+    with_guard,
+)
 from tests.models import random_params, small_config
 from tests.tiers import tiered
 
@@ -101,3 +107,56 @@ def test_weight_decay_is_for_matrices(preset):
     ):
         expected = -0.25 * leaf if leaf.ndim == 2 else np.zeros_like(leaf)
         np.testing.assert_allclose(update, expected, rtol=1e-6, err_msg=str(path))
+
+
+NOT_FINITE = {
+    "NaN loss": (np.nan, 1.0),
+    "NaN gradient": (1.0, np.nan),
+    "infinite gradient": (1.0, np.inf),
+    "infinite square": (1.0, 1e30),
+}
+
+
+def bits(tree):
+    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(tree))]
+
+
+def guarded_run(losses_and_gradients):
+    """Return what a guarded Adam has made of a parameter, and which steps changed nothing."""
+    settings = TrainingConfig(warmup_steps=400, clip_norm=1.0)
+    optimizer = with_guard(adam(TransformerConfig(d_model=8, num_heads=1), settings), 5.0)
+    params = {"kernel": jnp.array([0.0, -0.0, 1.0], jnp.float32)}
+    state, kept = optimizer.init(params), []
+    update = jax.jit(optimizer.update)
+    for loss, gradient in losses_and_gradients:
+        gradients = {"kernel": jnp.array([0.1, 0.1, gradient], jnp.float32)}
+        updates, new_state = update(gradients, state, params, value=jnp.float32(loss))
+        new = optax.apply_updates(params, updates)
+        kept.append(bits((new, new_state.inner)) == bits((params, state.inner)))
+        assert kept[-1] == bool(~new_state.finite | new_state.spike)
+        params, state = new, new_state
+    return jax.device_get(params["kernel"]), kept, state
+
+
+@pytest.mark.parametrize("bad", NOT_FINITE)
+def test_a_step_that_is_not_finite_changes_no_bit_and_the_next_one_is_made(bad):
+    good, evil = [(2.0, 0.5), (1.0, -0.3), (3.0, 0.2)], NOT_FINITE[bad]
+    expected, kept, clean = guarded_run(good)
+    assert not any(kept)
+    mixed = [evil, good[0], *[evil] * 3, good[1], *[evil] * 11, good[2]]
+    found, kept, state = guarded_run(mixed)
+    assert kept == [step is evil for step in mixed]
+    assert found.tobytes() == expected.tobytes()
+    # A loss that is not finite is none of the recent ones.
+    np.testing.assert_array_equal(state.recent_losses, clean.recent_losses)
+
+
+def test_a_spike_is_left_out_and_a_shift_accepted():
+    good, high = (1.0, 0.1), (50.0, 0.1)
+    early = guarded_run([good, high, good])[1]  # nothing to measure by yet
+    assert not any(early)
+    once = guarded_run([*[good] * SPIKE_WINDOW, high, good, good])[1]
+    assert [number for number, is_kept in enumerate(once) if is_kept] == [SPIKE_WINDOW]
+    shifted = guarded_run([*[good] * SPIKE_WINDOW, *[high] * SPIKE_WINDOW])[1]
+    assert sum(shifted) == SPIKE_WINDOW // 2  # then the median has moved
+    assert not any(shifted[-SPIKE_WINDOW // 2 :])

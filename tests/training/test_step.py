@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import TransformerConfig, apply
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION
+from jax_transformer import TransformerConfig, apply, make_train_step
 from jax_transformer.text.batches import Batch
-from jax_transformer.training import step as step_module
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
+from jax_transformer.training.optimizer import SPIKE_WINDOW, refusable, with_ema, with_guard
 from jax_transformer.training.step import init_state, train_step
 from tests.tiers import tiered
 
@@ -53,7 +53,9 @@ def batch(seed=0, rows=4, length=6):
 
 
 def leaves_equal(a, b):
-    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+    """Return whether two trees have the same bits."""
+    pairs = zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    return all(np.asarray(one).tobytes() == np.asarray(other).tobytes() for one, other in pairs)
 
 
 def test_step_is_adam_on_the_gradient_of_the_mean_loss():
@@ -96,7 +98,7 @@ def test_padding_rows_and_columns_change_no_step():
     moments = []
     for one in (example, padded):
         state, _ = train_step(start(NO_DROPOUT, PLAIN), one, NO_DROPOUT, PLAIN)
-        moments.append(state.optimizer_state[0].mu)
+        moments.append(optax.tree.get(state.optimizer_state, "mu"))
     for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
 
@@ -117,7 +119,9 @@ def test_microbatches_make_the_step_of_the_whole_batch(parts):
     for count in (1, parts):
         some = dataclasses.replace(PLAIN, num_microbatches=count)
         state, metrics = train_step(start(NO_DROPOUT, PLAIN), uneven, NO_DROPOUT, some)
-        results.append((metrics.loss, metrics.target_tokens, state.optimizer_state[0].mu))
+        results.append(
+            (metrics.loss, metrics.target_tokens, optax.tree.get(state.optimizer_state, "mu"))
+        )
     (loss, tokens, moments), (parts_loss, parts_tokens, parts_moments) = results
     assert parts_loss == pytest.approx(float(loss), rel=1e-6)
     assert parts_tokens == tokens
@@ -127,98 +131,99 @@ def test_microbatches_make_the_step_of_the_whole_batch(parts):
 
 @pytest.mark.exhaustive
 def test_microbatches_drop_each_its_own():
-    settings = TrainingConfig(num_microbatches=2)
     half = jax.tree.map(jnp.asarray, batch(rows=2))
     twice = jax.tree.map(lambda ids: jnp.repeat(ids, 2, axis=0), half)  # parts take turns
-    params, key = init_state(CONFIG, settings).params, jax.random.key(0)
+    params, key = init_state(CONFIG, PLAIN).params, jax.random.key(0)
 
-    def loss(example, key, settings):
-        run = jax.jit(step_module._loss_and_gradients, static_argnums=(3, 4, 5))
-        return float(run(params, example, key, CONFIG, settings, DEFAULT_EXECUTION)[0])
+    def loss(example, key, parts):
+        make = make_train_step(CONFIG, optax.sgd(1.0), num_microbatches=parts)
+        return float(jax.jit(make)(params, optax.sgd(1.0).init(params), example, key)[2])
 
-    one, other = (loss(half, part, TrainingConfig()) for part in jax.random.split(key, 2))
+    one, other = (loss(half, part, 1) for part in jax.random.split(key, 2))
     assert one != other
-    assert loss(twice, key, settings) == pytest.approx((one + other) / 2, rel=1e-5)
+    assert loss(twice, key, 2) == pytest.approx((one + other) / 2, rel=1e-5)
 
 
-# Ids of a source.
-NOT_FINITE = {"NaN loss": 3, "NaN gradient": 4, "infinite gradient": 5, "infinite square": 2}
-SPOILT_BY = NOT_FINITE | {"high loss": 6}
-
-
-@pytest.fixture(scope="module")
-def spoilt_step():
-    """Return a compiled step whose loss or gradient an id of the source spoils."""
-    honest = step_module._loss_and_gradients
-
-    def spoilt(params, example, *rest):
-        loss, gradients = honest(params, example, *rest)
-        has = {name: jnp.any(example.src == token) for name, token in SPOILT_BY.items()}
-        loss = jnp.where(has["NaN loss"], jnp.nan, loss * jnp.where(has["high loss"], 50, 1))
-        added = jnp.where(has["infinite gradient"], jnp.inf, 0)
-        added = jnp.where(has["NaN gradient"], jnp.nan, added)
-        added = jnp.where(has["infinite square"], 1e30, added)
-        inner = gradients["decoder"]["layers_0"]["feed_forward"]["inner"]
-        inner["bias"] = inner["bias"].at[1].add(added)
-        return loss, gradients
-
-    # These settings are of no other test: no other trace of the step is found for them.
-    settings = TrainingConfig(warmup_steps=400, clip_norm=1.0, adam_beta1=0.91, spike_factor=5.0)
-    make = jax.jit(lambda state, example: train_step(state, example, CONFIG, settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_module, "_loss_and_gradients", spoilt)
-        return settings, make.lower(start(CONFIG, settings), batch()).compile()
-
-
-@pytest.mark.parametrize("bad", tiered(NOT_FINITE, quick=["NaN loss", "infinite square"]))
-def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made(bad, spoilt_step):
-    settings, make = spoilt_step
-    good = [jax.tree.map(lambda ids: np.maximum(ids, 7), batch(seed)) for seed in range(3)]
-    evil = good[0]._replace(src=np.full_like(good[0].src, SPOILT_BY[bad]))
+def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made():
+    """A source with the token 3 has no finite loss: its embedding is NaN."""
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.01, num_microbatches=2)
+    good = jax.tree.map(lambda ids: np.maximum(ids, 4), batch())
+    evil = good._replace(src=np.full_like(good.src, 3))
 
     def run(batches):
         state, finite = start(CONFIG, settings), []
+        table = state.params["source_embedding"]["embedding"].at[3].set(jnp.nan)
+        state.params["source_embedding"]["embedding"] = table
         for example in batches:
-            before = state
-            state, metrics = make(state, example)
+            before = jax.device_get(state._replace(key=None))
+            state, metrics = train_step(state, example, CONFIG, settings)
             finite.append(bool(metrics.finite))
-            assert not metrics.spike
             if not metrics.finite:
-                assert leaves_equal(state[:3], before[:3])
-                # A loss that is not finite is none of the recent ones; NaN fills up their window.
-                np.testing.assert_array_equal(state.recent_losses, before.recent_losses)
+                after = state.params, state.optimizer_state.inner, state.step
+                expected = before.params, before.optimizer_state.inner, before.step
+                assert leaves_equal(after, expected)
         return state, finite
 
-    clean, _ = run(good)
-    assert np.isfinite(clean.recent_losses).sum() == len(good)
-    state, finite = run([evil, good[0], evil, evil, evil, good[1], *[evil] * 11, good[2]])
-    assert finite == [False, True, False, False, False, True, *[False] * 11, True]
-    assert leaves_equal(state[:3], clean[:3])
-    np.testing.assert_array_equal(state.recent_losses, clean.recent_losses)
+    clean, _ = run([good])
+    state, finite = run([evil, good, *[evil] * 3])
+    assert finite == [False, True, False, False, False]
+    assert leaves_equal((state.params, state.step), (clean.params, clean.step))
 
 
-def test_a_spike_is_left_out_and_a_shift_accepted(spoilt_step):
-    settings, make = spoilt_step
-    good = Batch(*(np.maximum(ids, 7) for ids in batch()[:3]))
-    high = good._replace(src=np.full_like(good.src, SPOILT_BY["high loss"]))
-    window = step_module.SPIKE_WINDOW
+def test_a_run_rejects_the_spikes_that_its_settings_name():
+    settings = dataclasses.replace(SETTINGS, spike_factor=1.01, learning_rate_factor=3.0)
+    state, spikes = start(CONFIG, settings), []
+    for seed in [0] * SPIKE_WINDOW + [1]:  # the loss of the batch that it knows has fallen
+        made = int(state.step)
+        state, metrics = train_step(state, batch(seed), CONFIG, settings)
+        spikes.append(bool(metrics.spike))
+        assert state.step == made + (not metrics.spike)
+    assert spikes == [False] * SPIKE_WINDOW + [True]
 
-    def run(examples):
-        state, spikes = start(CONFIG, settings), []
-        for example in examples:
-            before = state
-            state, metrics = make(state, example)
-            spikes.append(bool(metrics.spike))
-            assert leaves_equal(state[:3], before[:3]) == spikes[-1]
-        return np.array(spikes)
 
-    early = run([good, high, good])  # nothing to measure by yet
-    assert not early.any()
-    once = run([*[good] * window, high, good, good])
-    np.testing.assert_array_equal(np.flatnonzero(once), [window])
-    shifted = run([*[good] * window, *[high] * window])
-    assert shifted.sum() == window // 2  # then the median has moved
-    assert not shifted[-window // 2 :].any()
+def ragged_step(optimizer, **options):
+    """Return the step of SGD on rows of 11, 6, 2 and 1 target tokens."""
+    src, tgt = np.random.default_rng(3).integers(3, 13, (2, 4, 11)).astype(np.int32)
+    for row, length in enumerate((11, 6, 2, 1)):
+        tgt[row, length:] = CONFIG.pad_id
+    example = Batch(src, np.roll(tgt, 1, axis=1), tgt)
+    params = init_state(CONFIG, PLAIN).params
+    make = jax.jit(make_train_step(NO_DROPOUT, optimizer, label_smoothing=0.1, **options))
+    trained = trainable(params, options.get("freeze", ()))
+    return make, params, optimizer.init(trained), example
+
+
+@pytest.mark.parametrize("parts", [4, 3])
+def test_the_public_step_with_microbatches_is_that_of_one_large_batch_of_ragged_rows(parts):
+    results = []
+    for count in (1, parts):
+        make, params, state, example = ragged_step(optax.sgd(1.0), num_microbatches=count)
+        results.append(make(params, state, example)[::2])
+    (whole, loss), (summed, parts_loss) = results
+    assert parts_loss == pytest.approx(float(loss), rel=1e-6)
+    for one, other in zip(*map(jax.tree.leaves, (summed, whole)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_the_public_step_freezes_averages_and_guards_as_a_run_does():
+    freeze = ("encoder/*", "source_embedding/*")
+    optimizer = with_guard(with_ema(refusable(optax.sgd(0.1)), 0.9))
+    make, params, state, example = ragged_step(optimizer, freeze=freeze)
+    new, state, loss = make(params, state, example)
+    assert np.isfinite(loss)
+    assert leaves_equal(new["encoder"], params["encoder"])
+    assert leaves_equal(new["source_embedding"], params["source_embedding"])
+    assert [*state.inner.ema] == ["decoder", "output_projection", "target_embedding"]
+    # The decay of the first step is 0.1.
+    expected = jax.tree.map(lambda a, b: 0.1 * a + 0.9 * b, params["decoder"], new["decoder"])
+    for one, other in zip(
+        *map(jax.tree.leaves, (state.inner.ema["decoder"], expected)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    nan = jax.tree.map(lambda leaf: leaf * jnp.nan, params["source_embedding"])
+    same, after, _ = make(new | {"source_embedding": nan}, state, example)
+    assert not after.finite
+    assert leaves_equal((same["decoder"], after.inner), (new["decoder"], state.inner))
 
 
 def test_the_average_follows_the_parameters():
@@ -231,10 +236,11 @@ def test_the_average_follows_the_parameters():
             expected,
             jax.device_get(state.params),
         )
-    assert leaves_equal(state.eval_params, state.ema)
-    for found, wanted in zip(*map(jax.tree.leaves, (state.ema, expected)), strict=True):
+    ema = state.optimizer_state.inner.ema
+    assert leaves_equal(state.eval_params, ema)
+    for found, wanted in zip(*map(jax.tree.leaves, (ema, expected)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
-    assert not leaves_equal(state.ema, state.params)
+    assert not leaves_equal(ema, state.params)
     assert (plain := init_state(CONFIG, PLAIN)).eval_params is plain.params
 
 
