@@ -1,7 +1,6 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
