@@ -40,8 +40,8 @@ from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import TransformerConfig, generate, init_params
 from jax_transformer.kernels.attention_backend import choose_for, execution_on
 from jax_transformer.kernels.execution import SearchExecution
-from jax_transformer.runtime.devices import DEVICES
 from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.runtime.topologies import DEVICES
 from jax_transformer.training import budget
 from jax_transformer.training.config import TrainingConfig
 

@@ -124,7 +124,7 @@ class Report(NamedTuple):
 
         Args:
             flops: FLOPs of the model's products on one device, as `budget.step_flops`.
-            flops_per_cycle: Peak of the device, as `Device.flops_per_cycle`.
+            flops_per_cycle: Peak of the device: its FLOP/s divided by its clock.
         """
         return flops / (self.total_cycles * flops_per_cycle)
 

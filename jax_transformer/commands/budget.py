@@ -6,14 +6,24 @@ from typing import Literal
 
 import jax
 from rich.console import Console
+from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_whole_number
 from jax_transformer.runtime.sharding import parse_sizes
-from jax_transformer.runtime.topologies import topology_devices
+from jax_transformer.runtime.topologies import (
+    DEVICES,
+    OutOfMemory,
+    data_sheet,
+    is_gpu,
+    topology_devices,
+)
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.config import Batching, Remat
+from jax_transformer.training.config import Batching, ComputeDtype, Remat, TrainingConfig
+
+TPU_COLUMNS = 128  # of a matrix unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Arguments:
     mesh: str | None = None
     batch_rows: int = 256
     length: int = 96
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: ComputeDtype = "bfloat16"
     steps: int | None = None
     utilisation: float = 0.4
     freeze: tuple[str, ...] = ()
@@ -77,21 +87,12 @@ class Arguments:
 
 def budget(arguments: Arguments) -> None:
     """Print the estimates."""
-    names = ("d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "dropout")
-    sizes = {name: getattr(arguments, name) for name in names}
-    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), arguments.vocab_size)
-    sizes = {name: value for name, value in sizes.items() if value is not None}
-    model, compile, mesh = arguments.model, arguments.compile, arguments.mesh
-    fields, paper_steps = estimate.SIZES[arguments.size]
-    if model is None:
-        config = TransformerConfig.preset(arguments.preset, **fields | sizes)
-    elif (arguments.size, arguments.preset) == ("base", "vaswani2017"):
-        config = dataclasses.replace(read_model_config(model), **sizes)
-    else:
-        raise InputError(f"--model {model} takes the place of --size and --preset; leave them out")
-    if compile is not None:
+    if not 0 < arguments.utilisation <= 1:
+        raise InputError(f"utilisation={arguments.utilisation} must be above 0 and at most 1")
+    config, topology, mesh = _model(arguments), arguments.compile, arguments.mesh
+    if topology is not None:
         jax.config.update("jax_platforms", "cpu")  # libtpu is asked to compile, not for a TPU
-        chips = len(topology_devices(compile))
+        chips = len(topology_devices(topology))
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
     workload = estimate.Workload(
@@ -102,14 +103,104 @@ def budget(arguments: Arguments) -> None:
         arguments.freeze,
         arguments.scan_layers,
     )
-    steps = paper_steps if arguments.steps is None else arguments.steps
-    shown = estimate.show(config, workload, steps, arguments.utilisation)
+    steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
+    check_whole_number("steps", steps, least=1)
+    cost = estimate.budget(config, workload)
     console = Console(width=100)
-    console.print(shown)
-    if compile is not None:
+    console.print(_memory_table(cost, workload))
+    console.print(_time_table(cost, workload, steps, arguments.utilisation))
+    if topology is not None:
         training_config = estimate.training_config_of(
             workload, remat=arguments.remat, batching=arguments.batching
         )
-        with Console(stderr=True).status(f"compiling for {compile}; it takes minutes"):
-            compiled = estimate.show_compiled(config, training_config, workload, compile)
+        with Console(stderr=True).status(f"compiling for {topology}; it takes minutes"):
+            compiled = _compiled(config, training_config, workload, topology)
         console.print(compiled)
+
+
+def _model(arguments: Arguments) -> TransformerConfig:
+    names = ("d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "dropout")
+    sizes = {name: getattr(arguments, name) for name in names}
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), arguments.vocab_size)
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    if arguments.model is None:
+        fields, _ = estimate.SIZES[arguments.size]
+        return TransformerConfig.preset(arguments.preset, **fields | sizes)
+    if (arguments.size, arguments.preset) != (Arguments.size, Arguments.preset):
+        raise InputError(
+            f"--model {arguments.model} takes the place of --size and --preset; leave them out"
+        )
+    return dataclasses.replace(read_model_config(arguments.model), **sizes)
+
+
+def _memory_table(cost: estimate.Budget, workload: estimate.Workload) -> Table:
+    table = Table(
+        "on each device",
+        *(f"remat {remat}" for remat in cost.activations),
+        title=f"{cost.num_parameters:,} parameters; {cost.rows} x {workload.length} tokens a "
+        f"side in {workload.compute_dtype} on {cost.num_devices} devices ({workload.mesh})",
+    )
+    for name in ("parameters", "gradients", "adam_moments", "loss"):
+        table.add_row(name.replace("_", " "), *[_gigabytes(getattr(cost, name))] * 3)
+    table.add_row("activations", *map(_gigabytes, cost.activations.values()))
+    table.add_row("total", *(_gigabytes(cost.total(remat)) for remat in cost.activations))
+    return table
+
+
+def _time_table(
+    cost: estimate.Budget, workload: estimate.Workload, steps: int, utilisation: float
+) -> Table:
+    table = Table(
+        f"{cost.num_devices} x",
+        "a step",
+        f"{steps:,} steps",
+        "target tokens/s",
+        "fits with remat",
+        title=f"{cost.flops:.3g} FLOPs a step, {cost.flops_per_token / 1e6:,.0f} million a "
+        f"target token; by data sheet, at {utilisation:.0%} of the peak",
+    )
+    for name, device in DEVICES.items():
+        seconds = cost.seconds(device, utilisation)
+        fitting = [remat for remat in cost.activations if cost.total(remat) <= device.memory]
+        table.add_row(
+            name,
+            f"{seconds * 1000:,.1f} ms",
+            f"{steps * seconds / 3600:,.2f} h",
+            f"{cost.rows * workload.length / seconds:,.0f}",
+            ", ".join(fitting) or "no",
+        )
+    return table
+
+
+def _compiled(
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    workload: estimate.Workload,
+    topology: str,
+) -> str:
+    """Compile the step and return in one line what XLA says of it."""
+    try:
+        compiled = estimate.compile_step(config, training_config, workload, topology)
+    except OutOfMemory as error:
+        return (
+            f"{topology}: the step does not fit: XLA needs at least {_gigabytes(error.needed)} of "
+            f"{_gigabytes(error.available)} ({_gigabytes(error.needed - error.available)} too much)"
+        )
+    memory, device = compiled.memory_analysis(), data_sheet(topology)
+    counted = advice = ""
+    if not is_gpu(topology):
+        counted = f"XLA counts {compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; "
+        if config.head_dim < TPU_COLUMNS:
+            advice = (
+                f". Heads of {config.head_dim} leave columns of the matrix unit idle: where rows "
+                f"are long, fewer heads of {TPU_COLUMNS} take fewer cycles"
+            )
+    return (
+        f"{topology}: the step fits: XLA's peak is {_gigabytes(memory.peak_memory_in_bytes)} of "
+        f"{_gigabytes(device.memory)} (arguments {_gigabytes(memory.argument_size_in_bytes)}, "
+        f"temporary {_gigabytes(memory.temp_size_in_bytes)}); {counted}nothing was timed{advice}"
+    )
+
+
+def _gigabytes(size: float | int) -> str:
+    return f"{size / 1e9:,.2f} GB"

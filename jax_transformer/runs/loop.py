@@ -21,6 +21,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import unsplit_warnings
 from jax_transformer.runs.checkpoints import RunCheckpoints, Saved, steps_in
+from jax_transformer.runs.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
 from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
 from jax_transformer.runs.progress import Progress
 from jax_transformer.runs.signals import Stopped, StopRequest
@@ -41,7 +42,6 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
-from jax_transformer.training.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
 from jax_transformer.training.step import (
     EvaluationStep,
     TrainState,

@@ -1,1 +1,1 @@
-"""Training: the objective, the optimizer, one pure step, checkpoints and the loop around them."""
+"""The mathematics of training: the objective, the optimizer, one pure step and its cost."""

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
-from rich.console import Group
-from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
@@ -22,15 +20,8 @@ from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime import sharding
-from jax_transformer.runtime.devices import DEVICES, Device
 from jax_transformer.runtime.host_memory import check_memory
-from jax_transformer.runtime.topologies import (
-    OutOfMemory,
-    compile_for_topology,
-    data_sheet,
-    is_gpu,
-    topology_devices,
-)
+from jax_transformer.runtime.topologies import Device, compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_sizes
@@ -40,8 +31,6 @@ BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
 WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide as the model
 MASK = 1  # bytes of an element of a dropout mask
-TPU_COLUMNS = 128  # of a matrix unit
-
 
 # The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
 # those of the base model, and for how many steps the paper trains them (section 5.2).
@@ -195,82 +184,11 @@ def compile_step(
     return compile_for_topology(step.lower(state_shapes(config, training_config), batch), topology)
 
 
-def show_compiled(
-    config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
-) -> str:
-    """Compile the step and return in one line what XLA says of it; arguments as `compile_step`."""
-    try:
-        compiled = compile_step(config, training_config, workload, topology)
-    except OutOfMemory as error:
-        return (
-            f"{topology}: the step does not fit: XLA needs at least {gigabytes(error.needed)} of "
-            f"{gigabytes(error.available)} ({gigabytes(error.needed - error.available)} too much)"
-        )
-    memory, device = compiled.memory_analysis(), data_sheet(topology)
-    counted = advice = ""
-    if not is_gpu(topology):
-        counted = f"XLA counts {compiled.cost_analysis()['flops']:.3g} FLOPs on a chip; "
-        if config.head_dim < TPU_COLUMNS:
-            advice = (
-                f". Heads of {config.head_dim} leave columns of the matrix unit idle: where rows "
-                f"are long, fewer heads of {TPU_COLUMNS} take fewer cycles"
-            )
-    return (
-        f"{topology}: the step fits: XLA's peak is {gigabytes(memory.peak_memory_in_bytes)} of "
-        f"{gigabytes(device.memory)} (arguments {gigabytes(memory.argument_size_in_bytes)}, "
-        f"temporary {gigabytes(memory.temp_size_in_bytes)}); {counted}nothing was timed"
-        f"{advice}"
-    )
-
-
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
     """Return how many numbers of these parameters a device holds."""
     laid = jax.tree.leaves(parameter_shardings(mesh, params, config))
     leaves = zip(laid, jax.tree.leaves(params), strict=True)
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
-
-
-def show(config: TransformerConfig, workload: Workload, steps: int, utilisation: float) -> Group:
-    """Return the budget as two tables: memory on each device, and time on each kind of device."""
-    check_whole_number("steps", steps, least=1)
-    if not 0 < utilisation <= 1:
-        raise InputError(f"utilisation={utilisation} must be above 0 and at most 1")
-    cost = budget(config, workload)
-    memory = Table(
-        "on each device",
-        *(f"remat {remat}" for remat in cost.activations),
-        title=f"{cost.num_parameters:,} parameters; {cost.rows} x {workload.length} tokens a "
-        f"side in {workload.compute_dtype} on {cost.num_devices} devices ({workload.mesh})",
-    )
-    for name in ("parameters", "gradients", "adam_moments", "loss"):
-        memory.add_row(name.replace("_", " "), *[gigabytes(getattr(cost, name))] * 3)
-    memory.add_row("activations", *map(gigabytes, cost.activations.values()))
-    memory.add_row("total", *(gigabytes(cost.total(remat)) for remat in cost.activations))
-    time = Table(
-        f"{cost.num_devices} x",
-        "a step",
-        f"{steps:,} steps",
-        "target tokens/s",
-        "fits with remat",
-        title=f"{cost.flops:.3g} FLOPs a step, {cost.flops_per_token / 1e6:,.0f} million a "
-        f"target token; by data sheet, at {utilisation:.0%} of the peak",
-    )
-    for name, device in DEVICES.items():
-        seconds = cost.seconds(device, utilisation)
-        fitting = [remat for remat in cost.activations if cost.total(remat) <= device.memory]
-        time.add_row(
-            name,
-            f"{seconds * 1000:,.1f} ms",
-            f"{steps * seconds / 3600:,.2f} h",
-            f"{cost.rows * workload.length / seconds:,.0f}",
-            ", ".join(fitting) or "no",
-        )
-    return Group(memory, time)
-
-
-def gigabytes(size: float | int) -> str:
-    """Return a number of bytes as text."""
-    return f"{size / 1e9:,.2f} GB"
 
 
 def step_flops(config: TransformerConfig, rows: int, length: int) -> float:

@@ -14,8 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import device  # noqa: E402
-from jax_transformer.runtime.devices import DEVICES  # noqa: E402
-from jax_transformer.runtime.topologies import topology_devices  # noqa: E402
+from jax_transformer.runtime.topologies import DEVICES, topology_devices  # noqa: E402
 
 pytestmark = pytest.mark.exhaustive
 

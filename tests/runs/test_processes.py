@@ -49,7 +49,7 @@ from jax_transformer.runtime import distributed
 from jax_transformer.text import batches
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.training.mesh import (sharded_batches, fill_rows)
+from jax_transformer.runs.mesh import (sharded_batches, fill_rows)
 
 try:
     distributed.initialize(sys.argv[1], 2, int(sys.argv[2]), start_timeout=60)

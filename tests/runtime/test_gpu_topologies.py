@@ -9,9 +9,9 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import topologies
-from jax_transformer.runtime.devices import DEVICES
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.runtime.topologies import (
+    DEVICES,
     GPUS,
     OutOfMemory,
     compile_for_topology,

@@ -17,8 +17,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import apply, init_params
 from jax_transformer.model.tree import parameter_count
 from jax_transformer.runtime import host_memory
+from jax_transformer.runtime.topologies import DEVICES
 from jax_transformer.training.budget import (
-    DEVICES,
     SIZES,
     Workload,
     activations_per_row,

@@ -31,6 +31,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
+from jax_transformer.runs.mesh import fill_rows, sharded_batches, sharded_epoch
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES, make_mesh, replicated, row_sharding
@@ -39,7 +40,6 @@ from jax_transformer.text.plan import PlannedBatch, plan_epoch
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.mesh import fill_rows, sharded_batches, sharded_epoch
 from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.step import (
     init_state,
