@@ -45,7 +45,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
-from jax_transformer.training import mesh as training_mesh
+from jax_transformer.runs import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
