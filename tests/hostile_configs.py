@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.attack.worker import memory
 from jax_transformer import TransformerConfig, convert, porting
 from jax_transformer.commands.convert import read_source
 from jax_transformer.config.presets import PRESETS
@@ -38,6 +37,7 @@ from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.translation import model_folder
+from tests.fuzz.outcomes import memory
 from tests.models import random_params, small_config, tiny_model
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
 from tests.runs.runs import make_settings, save

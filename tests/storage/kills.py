@@ -3,15 +3,17 @@
 A program for test_kills.py: the process of pytest has threads, so it should not fork.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.attack.kills import in_child
 from jax_transformer.convert import to_huggingface, write_layout
 from jax_transformer.convert.huggingface import read_config
 from jax_transformer.convert.layouts import LAYOUTS
@@ -21,6 +23,13 @@ from jax_transformer.storage.folder import staged
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.translation import model_folder
 from tests.models import random_params, small_config, tiny_model
+
+CHANGES = {  # audit events of Python; each is raised before the call
+    *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
+    *("os.chmod", "os.utime", "shutil.rmtree", "shutil.copyfile"),
+}
+EXCHANGE = "renameat2"  # a function of the C library; Python tells when its name is looked up
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 MODELS = [tiny_model(["a b c", "c d"], size, seed=size) for size in (12, 14)]
 MARIAN = small_config("marian")
@@ -67,6 +76,66 @@ WRITERS = {
 }
 
 
+def is_killed(write: Callable[[], object], folder: Path, moment: int, seconds: float = 0.0) -> bool:
+    """Run a writer in a child process and kill it; return whether it had not come to its end.
+
+    Args:
+        write: The writer.
+        folder: Changes of the disk at and below it count.
+        moment: Number of the change before which the child is killed.
+        seconds: It is killed so long after this moment.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()  # its own children are found by its group
+            _kill_at(folder, moment, seconds)
+            write()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM), f"died of {status}"
+        return True
+    assert status == 0, "the writer has failed"
+    return False
+
+
+def _kill_at(folder: Path, moment: int, seconds: float) -> None:
+    """Let this process be killed when it changes the disk below a folder for the nth time."""
+    count, place = 0, str(folder)
+
+    def changes(event: str, arguments: tuple[Any, ...]) -> bool:
+        if event == "open":
+            path, _, flags = arguments
+            return bool(flags & WRITING) and str(path).startswith(place)
+        if event == "ctypes.dlsym":
+            return arguments[1] == EXCHANGE
+        if event == "os.truncate":  # of a descriptor, which names no place
+            return True
+        relative = [path for path in arguments if isinstance(path, str) and path[:1] != "/"]
+        return event in CHANGES and (place in str(arguments) or bool(relative))
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if not changes(event, arguments):
+            return
+        count += 1
+        if count == moment:
+            if seconds:
+                signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the process
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of all files under a folder, and the names of empty folders."""
     return {
@@ -89,7 +158,7 @@ def kill_everywhere(home: Path, name: str, exists: bool) -> int:
     for moment in itertools.count(1):
         shutil.rmtree(home)
         shutil.copytree(begin, home)
-        if in_child(lambda: writer.write(target, 1), home, kill_at=(moment, 0.0)) >= 0:
+        if not is_killed(lambda: writer.write(target, 1), home, moment):
             break  # the writer has come to its end
         if target.exists():
             left = contents(home)

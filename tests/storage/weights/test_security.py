@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from hypothesis import given, settings, strategies
 
 import jax_transformer
-from benchmarks.attack.mutations import mutate_bytes
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.checks import WeightFileError
+from tests.fuzz.mutations import changed_bytes
 from tests.tiers import tiered
 
 SECONDS, MEGABYTES = 1.0, 64.0  # what refusing a file may cost
@@ -423,55 +424,58 @@ def test_a_damaged_digest_is_refused(tmp_path):
     assert files.read(path)["w"].sum() == 6
 
 
-def mutated_files(folder, count):
-    """Yield files of each kind, damaged at every depth: checksums and lengths may be right."""
-    draw = np.random.default_rng(0)
-
-    def mutate(data):
-        return mutate_bytes(draw, data)[0]
-
+def sound_files(folder):
+    """Write files of each kind; return their contents, and the records of the archive."""
     state_dict = torch.nn.Linear(5, 3).state_dict()
     state_dict |= {"tied": state_dict["weight"], "view": torch.ones(9)[2:6].bfloat16()}
     arrays = {name: np.ones((3, 5), np.float32) for name in ("w", "v")}
     torch.save(state_dict, folder / "w.pt")
-    with zipfile.ZipFile(folder / "w.pt") as file:
-        records = [(record.filename, file.read(record)) for record in file.infolist()]
     files.write(folder / "own.safetensors", arrays, metadata={"heads": "8"})
     safetensors.numpy.save_file(arrays, folder / "foreign.safetensors")
-    for index in range(count):
-        kind = index % 5
-        if kind == 0:
-            path, data = folder / "m.pt", mutate((folder / "w.pt").read_bytes())
-        elif kind in (1, 2):  # a sound archive around a damaged record, the pickle above all
-            damaged = 0 if kind == 1 else draw.integers(len(records))
-            file = io.BytesIO()
-            with zipfile.ZipFile(file, "w") as rewritten:
-                for place, (name, record) in enumerate(records):
-                    rewritten.writestr(name, mutate(record) if place == damaged else record)
-            path, data = folder / "m.pt", file.getvalue()
-        elif kind == 3:
-            whole = folder / str(draw.choice(["own.safetensors", "foreign.safetensors"]))
-            path, data = folder / "m.safetensors", mutate(whole.read_bytes())
-        else:  # a damaged header of the right length
-            data = (folder / "foreign.safetensors").read_bytes()
-            end = 8 + int.from_bytes(data[:8], "little")
-            text = mutate(data[8:end])
-            path, data = folder / "m.safetensors", struct.pack("<Q", len(text)) + text + data[end:]
-        path.write_bytes(data)
-        yield path
+    with zipfile.ZipFile(folder / "w.pt") as file:
+        records = [(record.filename, file.read(record)) for record in file.infolist()]
+    return {path.name: path.read_bytes() for path in folder.iterdir()}, records
+
+
+@strategies.composite
+def damaged(draw, sound, records):
+    """Return the name and the bytes of a damaged file: checksums and lengths may be right."""
+    kind = draw(strategies.sampled_from(("whole", "pickle", "record", "header")))
+    if kind == "whole":
+        name = draw(strategies.sampled_from(sorted(sound)))
+        return f"m{Path(name).suffix}", draw(changed_bytes(sound[name]))
+    if kind == "header":  # of the right length
+        data = sound["foreign.safetensors"]
+        end = 8 + int.from_bytes(data[:8], "little")
+        text = draw(changed_bytes(data[8:end]))
+        return "m.safetensors", struct.pack("<Q", len(text)) + text + data[end:]
+    # A sound archive around a damaged record, the pickle above all.
+    place = 0 if kind == "pickle" else draw(strategies.integers(0, len(records) - 1))
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as rewritten:
+        for number, (name, record) in enumerate(records):
+            rewritten.writestr(name, draw(changed_bytes(record)) if number == place else record)
+    return "m.pt", file.getvalue()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("count", tiered([150, 3000], [150]))
 def test_mutated_files_raise_nothing_else(tmp_path, count):
     refusals = []
-    for path in mutated_files(tmp_path, count):
+
+    @settings(max_examples=count, deadline=None, database=None, derandomize=True)
+    @given(damaged(*sound_files(tmp_path)))
+    def read(file):
+        name, data = file
+        (tmp_path / name).write_bytes(data)
         start = time.process_time()
         try:
-            files.read(path)
+            files.read(tmp_path / name)
         except WeightFileError as error:
-            refusals.append((path.name, error))
+            refusals.append((name, error))
         assert time.process_time() - start < SECONDS
+
+    read()
     assert 0 < len(refusals) < count
     for name, error in refusals:
         assert name in str(error)
