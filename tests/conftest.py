@@ -45,7 +45,7 @@ def pytest_unconfigure():
 # Modules whose fixtures take half a minute or more. They come first, so that one worker runs all
 # tests of such a module: workers take tests over from the end of each other's queue.
 FIRST = (
-    "tests/training/test_mesh.py",
+    "tests/runs/test_mesh.py",
     "tests/runs/test_kill_resume.py",
     "tests/benchmarks/test_benchmark_device.py",
     "tests/examples/test_ray_serve.py",

@@ -1,6 +1,6 @@
 """Generated masks on a mesh: each device draws its own rows, and no two devices the same.
 
-tests/training/test_mesh.py has the packed masks, which are the same on every mesh. Run as a module,
+tests/runs/test_mesh.py has the packed masks, which are the same on every mesh. Run as a module,
 this file prints what it finds: a process of its own can have eight devices.
 """
 

@@ -93,10 +93,10 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     traced = []
     original = step.batch_loss
 
-    def counted(params, batch, config, label_smoothing, dropout_key=None, **execution):
+    def counted(params, batch, config, smoothing, dropout_key=None, execution=None):
         kind = "validation" if dropout_key is None else "training"
         traced.append((kind, batch.src.shape))
-        return original(params, batch, config, label_smoothing, dropout_key, **execution)
+        return original(params, batch, config, smoothing, dropout_key, execution)
 
     monkeypatch.setattr(step, "batch_loss", counted)
     compiled_steps.clear()

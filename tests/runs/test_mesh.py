@@ -1,7 +1,7 @@
 """Training on every mesh of eight devices is training on one: losses, masks, samples, restores.
 
 Run as a module, this file prints what differs, as JSON: a process of its own has eight devices.
-By hand: `python -m tests.training.test_mesh CACHE`.
+By hand: `python -m tests.runs.test_mesh CACHE`.
 """
 
 import dataclasses
@@ -344,7 +344,7 @@ def main():
 def run_child(argument):
     """Return what a process with eight devices prints, and its log."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.test_mesh", argument],
+        [sys.executable, "-m", "tests.runs.test_mesh", argument],
         cwd=Path(__file__).parents[2],
         env=os.environ
         | {
