@@ -3,8 +3,6 @@
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -158,12 +156,9 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "B L D"],
-        sublayer: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
+        self, x: Float[Tensor, "B L D"], y: Float[Tensor, "B L D"]
     ) -> Float[Tensor, "B L D"]:
-        """Return the residual stream after the sublayer."""
-        y = sublayer(self.sublayer_input(x))
+        """Return the residual stream `x` after a sublayer whose output is `y`."""
         if self.config.norm_placement == "pre":
             return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
@@ -201,10 +196,10 @@ class EncoderLayer(nn.Module):
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        x = self.self_attention_residual(
-            x, lambda x: self.self_attention(x, x, x, mask, position_bias)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(x)
+        x = self.self_attention_residual(x, self.self_attention(y, y, y, mask, position_bias))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
 
 class DecoderLayer(nn.Module):
@@ -242,22 +237,12 @@ class DecoderLayer(nn.Module):
         memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        return self.wire(
-            x,
-            lambda x: self.self_attention(x, x, x, tgt_mask, position_bias),
-            lambda x: self.cross_attention(x, memory, memory, src_mask),
-        )
-
-    def wire(
-        self,
-        x: Float[Tensor, "B L D"],
-        attend_to_target: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
-        attend_to_memory: Callable[[Float[Tensor, "B L D"]], Float[Tensor, "B L D"]],
-    ) -> Float[Tensor, "B L D"]:
-        """Return the layer's output, given its two attentions as functions of their queries."""
-        x = self.self_attention_residual(x, attend_to_target)
-        x = self.cross_attention_residual(x, attend_to_memory)
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(x)
+        x = self.self_attention_residual(x, self.self_attention(y, y, y, tgt_mask, position_bias))
+        y = self.cross_attention_residual.sublayer_input(x)
+        x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
     def cross_attention_input(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B S D"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""

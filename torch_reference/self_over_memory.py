@@ -27,13 +27,12 @@ class SelfOverMemoryLayer(DecoderLayer):
 
         There is no `position_bias`: targets do not attend to each other.
         """
-        value = self.self_attention_residual(
-            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
-        )
-        x = self.cross_attention_residual(
-            value, lambda value: self.cross_attention(x, memory, value, src_mask)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(memory)
+        value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
+        y = self.cross_attention_residual.sublayer_input(value)
+        x = self.cross_attention_residual(value, self.cross_attention(x, memory, y, src_mask))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
 
 def decoder_layer(config: TransformerConfig) -> type[DecoderLayer]:

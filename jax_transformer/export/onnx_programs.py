@@ -130,17 +130,19 @@ def _layer_step(
     bias: Float[Tensor, "1 H 1 _"] | None,
 ) -> tuple[Float[Tensor, "B 1 D"], list[Heads]]:
     """Return a layer's output at one position, and its cache with that position written."""
-    attention, written = layer.self_attention, []
-
-    def attend_to_target(x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
-        for projection, kept in zip((attention.key, attention.value), cache, strict=True):
-            written.append(torch.cat([kept, attention.project(projection, x)], dim=2))
-        return _attend(attention, x, *written, None, bias)
-
-    def attend_to_memory(x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
-        return _attend(layer.cross_attention, x, *memory, src_mask, None)
-
-    return layer.wire(x, attend_to_target, attend_to_memory), written
+    attention = layer.self_attention
+    y = layer.self_attention_residual.sublayer_input(x)
+    written = [
+        torch.cat([kept, attention.project(projection, y)], dim=2)
+        for projection, kept in zip((attention.key, attention.value), cache, strict=True)
+    ]
+    y = _attend(attention, y, *written, None, bias)
+    x = layer.self_attention_residual(x, y)
+    y = layer.cross_attention_residual.sublayer_input(x)
+    y = _attend(layer.cross_attention, y, *memory, src_mask, None)
+    x = layer.cross_attention_residual(x, y)
+    y = layer.feed_forward_residual.sublayer_input(x)
+    return layer.feed_forward_residual(x, layer.feed_forward(y)), written
 
 
 def _attend(

@@ -9,7 +9,6 @@ N hypotheses of a source, slots N times target positions.
 """
 
 import hashlib
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -331,13 +330,8 @@ class Residual(nn.Module):
         self.norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
-    def __call__(
-        self,
-        x: Float[Array, "B L D"],
-        sublayer: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
-    ) -> Float[Array, "B L D"]:
-        """Return the residual stream after the sublayer."""
-        y = sublayer(self.sublayer_input(x))
+    def __call__(self, x: Float[Array, "B L D"], y: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Return the residual stream `x` after a sublayer whose output is `y`."""
         if self.config.norm_placement == "pre":
             return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
@@ -378,10 +372,10 @@ class EncoderLayer(nn.Module):
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        x = self.self_attention_residual(
-            x, lambda x: self.self_attention(x, x, x, mask, position_bias)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(x)
+        x = self.self_attention_residual(x, self.self_attention(y, y, y, mask, position_bias))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
 
 class DecoderLayer(nn.Module):
@@ -422,22 +416,12 @@ class DecoderLayer(nn.Module):
         memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        return self.wire(
-            x,
-            lambda x: self.self_attention(x, x, x, tgt_mask, position_bias),
-            lambda x: self.cross_attention(x, memory, memory, src_mask),
-        )
-
-    def wire(
-        self,
-        x: Float[Array, "B L D"],
-        attend_to_target: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
-        attend_to_memory: Callable[[Float[Array, "B L D"]], Float[Array, "B L D"]],
-    ) -> Float[Array, "B L D"]:
-        """Return the layer's output, given its two attentions as functions of their queries."""
-        x = self.self_attention_residual(x, attend_to_target)
-        x = self.cross_attention_residual(x, attend_to_memory)
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(x)
+        x = self.self_attention_residual(x, self.self_attention(y, y, y, tgt_mask, position_bias))
+        y = self.cross_attention_residual.sublayer_input(x)
+        x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
     def cross_attention_input(self, memory: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
@@ -468,16 +452,17 @@ class DecoderLayer(nn.Module):
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        target = self.self_attention_residual.sublayer_input(x)
-        new = keys_and_values(self.self_attention, target, cache_layout(cache.keys))
+        y = self.self_attention_residual.sublayer_input(x)
+        new = keys_and_values(self.self_attention, y, cache_layout(cache.keys))
         cache = write_slots(cache, *new, position * x.shape[1])
         keys, values, memory_keys, memory_values = cache
-        x = self.wire(
-            x,
-            lambda x: self.self_attention.attend_to_cache(x, keys, values, tgt_mask, position_bias),
-            lambda x: self.cross_attention.attend_to_cache(x, memory_keys, memory_values, src_mask),
-        )
-        return x, cache
+        y = self.self_attention.attend_to_cache(y, keys, values, tgt_mask, position_bias)
+        x = self.self_attention_residual(x, y)
+        y = self.cross_attention_residual.sublayer_input(x)
+        y = self.cross_attention.attend_to_cache(y, memory_keys, memory_values, src_mask)
+        x = self.cross_attention_residual(x, y)
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
 
 
 class OutputProjection(nn.Module):

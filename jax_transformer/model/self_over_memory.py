@@ -60,13 +60,12 @@ class SelfOverMemoryLayer(DecoderLayer):
 
         There is no `position_bias`: targets do not attend to each other.
         """
-        value = self.self_attention_residual(
-            memory, lambda memory: self.self_attention(memory, memory, memory, tgt_mask)
-        )
-        x = self.cross_attention_residual(
-            value, lambda value: self.cross_attention(x, memory, value, src_mask)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
+        y = self.self_attention_residual.sublayer_input(memory)
+        value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
+        y = self.cross_attention_residual.sublayer_input(value)
+        x = self.cross_attention_residual(value, self.cross_attention(x, memory, y, src_mask))
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
     def init_cache(
         self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
@@ -98,23 +97,15 @@ class SelfOverMemoryLayer(DecoderLayer):
         first, second = self.self_attention, self.cross_attention
         column = jnp.arange(cache.memory.shape[1])
         visible = (column <= column[:, None]) & (column <= position)  # [S, S], rows attend
-        value = self.self_attention_residual(
-            cache.memory,
-            lambda memory: first.attend_to_cache(
-                memory, cache.keys, cache.values, visible[None, None]
-            ),
-        )
+        y = self.self_attention_residual.sublayer_input(cache.memory)
+        y = first.attend_to_cache(y, cache.keys, cache.values, visible[None, None])
+        value = self.self_attention_residual(cache.memory, y)
+        values = cached_values(second.project(second.value, value), cache_layout(cache.memory_keys))
+        y = second.attend_to_cache(x, cache.memory_keys, values, src_mask)
         value_here = jax.lax.dynamic_index_in_dim(value, position, axis=1)  # [B, 1, D]
-        x = self.cross_attention_residual(
-            jnp.broadcast_to(value_here, x.shape),
-            lambda _: second.attend_to_cache(
-                x,
-                cache.memory_keys,
-                cached_values(second.project(second.value, value), cache_layout(cache.memory_keys)),
-                src_mask,
-            ),
-        )
-        return self.feed_forward_residual(x, self.feed_forward), cache
+        x = self.cross_attention_residual(jnp.broadcast_to(value_here, x.shape), y)
+        y = self.feed_forward_residual.sublayer_input(x)
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
 
 
 def decoder_layer(config: TransformerConfig) -> type[DecoderLayer]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
+from jax_transformer.commands.translate_arguments import GROUPS
 
 from jax_transformer.commands.budget import budget
 from jax_transformer.commands.convert import convert
@@ -17,7 +18,6 @@ from jax_transformer.commands.train_arguments import (
     Arguments,
     named_settings,
 )
-from jax_transformer.commands.translate_arguments import GROUPS
 from jax_transformer.storage.yaml_file import to_yaml
 from tests.fuzz import stock
 from tests.fuzz.mutations import PLACE_CHANGES, RAW, VALUES, Draw, changed_bytes

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from jax_transformer import TransformerConfig
 from jax_transformer.runs import loop
+from jax_transformer.runs import mesh as training_mesh
 from jax_transformer.runs.checkpoints import (
     HALF_WRITTEN,
     named_leaves,
@@ -45,7 +46,6 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair
-from jax_transformer.runs import mesh as training_mesh
 from jax_transformer.training.config import TrainingConfig
 
 ROOT = Path(__file__).parents[2]
