@@ -26,7 +26,7 @@ from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_from_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.weights.shards import weight_files
+from jax_transformer.storage.weights.shards import weight_names
 from jax_transformer.tokenizers import READERS, Tokenizer
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
@@ -182,7 +182,7 @@ def main(
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 seconds, above, peak = pool.apply(measure, (prepare, place, model, dtype))
             home = place / "model"
-            size = sum((home / name).stat().st_size for name in weight_files(home))
+            size = sum((home / name).stat().st_size for name in weight_names(home))
             row = f"{prepare.__name__:40}{seconds:7.2f}{above / size:30.2f}{peak / size:19.2f}"
             print(row, flush=True)
             if prepare is own_to_huggingface:

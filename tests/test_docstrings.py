@@ -14,7 +14,7 @@ PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in (jax_transformer, convert, porting)
     for name in module.__all__
-    if name not in ("files", "TRAINERS", "identity", "transpose")  # a module and three values
+    if name not in ("weight_files", "TRAINERS", "identity", "transpose")  # no functions
 }
 FUNCTIONS = {name: value for name, value in PUBLIC.items() if inspect.isfunction(value)}
 RECORDS = {

@@ -132,8 +132,8 @@ assert error < 1e-4
 # `jax-transformer translate` read it. A model of ids without a tokenizer is a file of its tensors:
 
 # %%
-convert.files.write("mine.safetensors", convert.to_torch(params, config, layout))
-again = convert.from_torch(convert.files.read("mine.safetensors"), config, layout)
+convert.weight_files.write("mine.safetensors", convert.to_torch(params, config, layout))
+again = convert.from_torch(convert.weight_files.read("mine.safetensors"), config, layout)
 assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
 
 # %% [markdown]

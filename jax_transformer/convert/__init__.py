@@ -27,7 +27,7 @@ from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
 from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
 from jax_transformer.errors import InputError, naming_the_extra, shorten
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
 
@@ -46,7 +46,6 @@ __all__ = [
     "Report",
     "Row",
     "WeightFileError",
-    "files",
     "from_huggingface",
     "from_torch",
     "get_layout",
@@ -61,6 +60,7 @@ __all__ = [
     "torch_nn_model",
     "torch_nn_module",
     "transpose",
+    "weight_files",
     "write_layout",
 ]
 

@@ -21,7 +21,7 @@ from jax_transformer.storage.reading import (
     read_bytes,
     read_json,
 )
-from jax_transformer.storage.weights.shards import weight_files
+from jax_transformer.storage.weights.shards import weight_names
 from jax_transformer.storage.writing import json_bytes
 
 ORIGIN_FILE = "huggingface_origin.json"
@@ -71,7 +71,7 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     """
     config = read_json(folder / CONFIG_FILE)
     family = get_family(config.get("model_type"))
-    elsewhere = {CONFIG_FILE, *weight_files(folder)}
+    elsewhere = {CONFIG_FILE, *weight_names(folder)}
     if family.tokenizer is not None:
         from jax_transformer.tokenizers.readers.classes import tokenizer_names
 

@@ -26,7 +26,7 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.model.layers import EncoderLayer, RelativeAttentionBias
 from jax_transformer.model.masks import source_mask
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from tests.convert.families.case import (
     CASES,
     as_inputs,
@@ -191,7 +191,9 @@ def test_what_transformers_saves_is_read(tmp_path, name, shape):
     config, params = from_huggingface(model)
     # Under the same names: no tied copies.
     to_huggingface(params, config, tmp_path / "own", family=name)
-    own, theirs = (files.read(tmp_path / name / "model.safetensors") for name in ("own", "new"))
+    own, theirs = (
+        weight_files.read(tmp_path / name / "model.safetensors") for name in ("own", "new")
+    )
     assert own.keys() == theirs.keys()
     for folder in ("new", "old"):
         read_config, read_params = from_huggingface(tmp_path / folder)

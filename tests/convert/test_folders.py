@@ -18,7 +18,7 @@ from jax_transformer.convert.huggingface import (
 )
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import formats
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
@@ -89,7 +89,7 @@ def assert_home_again(folder, home):
         if name == "config.json":
             assert list(json.loads(old).items()) == list(json.loads(new).items())
     assert found == whole
-    old, new = (files.read(path / "model.safetensors") for path in (home, folder))
+    old, new = (weight_files.read(path / "model.safetensors") for path in (home, folder))
     tables = {buffer.foreign for buffer in FAMILIES[model_type_of(home)].layout.buffers}
     for name in tables & old.keys():  # computed again
         np.testing.assert_allclose(new.pop(name), old.pop(name), atol=1e-6)

@@ -12,7 +12,7 @@ from jax_transformer import TransformerConfig, convert, generate
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from tests.convert.families.case import foreign_model, foreign_results, forward, ragged_tokens
 from tests.convert.tools import assert_same_params, same_bits
 from tests.parity.ladder import bound, error
@@ -85,7 +85,7 @@ def test_a_half_table_comes_back_bit_for_bit(half, tmp_path):
     to_huggingface(params, config, tmp_path / "home", family="pegasus")
     for name in TABLES:
         own, came = (
-            files.read(tmp_path / d / "model.safetensors")[name] for d in ("home", "model")
+            weight_files.read(tmp_path / d / "model.safetensors")[name] for d in ("home", "model")
         )
         assert same_bits(own, came)
 

@@ -11,7 +11,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import (
@@ -58,7 +58,9 @@ def test_every_row_comes_in_and_goes_home(name, shape, tmp_path):
     origin, _ = read_origin(tmp_path / "model")
     to_huggingface(params, config, tmp_path / "home", origin=origin)
     assert json.loads((tmp_path / "home" / "config.json").read_text()) == values
-    own, came = (files.read(tmp_path / each / "model.safetensors") for each in ("home", "model"))
+    own, came = (
+        weight_files.read(tmp_path / each / "model.safetensors") for each in ("home", "model")
+    )
     tables = {buffer.foreign for buffer in FAMILIES[name].layout.buffers}
     for each in (own, came):
         for table in tables & each.keys():

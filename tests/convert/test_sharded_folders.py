@@ -14,9 +14,9 @@ from jax_transformer.commands import main as cli
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import arrays
-from jax_transformer.storage.weights.shards import read_weights, weight_files
+from jax_transformer.storage.weights.shards import read_weights, weight_names
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.translation import model_folder
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
@@ -37,7 +37,7 @@ def home(tmp_path_factory):
     model.generation_config.max_length = 9
     model.save_pretrained(folder, max_shard_size="3KB")
     (folder / "pytorch_model.bin").write_bytes(b"stale")
-    assert len(weight_files(folder)) > 4
+    assert len(weight_names(folder)) > 4
     return folder
 
 
@@ -65,10 +65,10 @@ def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_pat
 
     convert(home, tmp_path / "direct", *layout)
     assert "not carried over: pytorch_model.bin\n" in capsys.readouterr().out
-    assert len(weight_files(tmp_path / "direct")) > 4
+    assert len(weight_names(tmp_path / "direct")) > 4
     convert(home, tmp_path / "weights.safetensors")
     assert {
-        array.dtype.name for array in files.read(tmp_path / "weights.safetensors").values()
+        array.dtype.name for array in weight_files.read(tmp_path / "weights.safetensors").values()
     } == {"bfloat16"}
     convert(tmp_path / "weights.safetensors", tmp_path / "file", *layout)
     model = model_folder.load(home)
@@ -100,7 +100,7 @@ def test_a_folder_in_bfloat16_translates(home):
 def test_one_file_by_default_and_shards_where_asked(home, tmp_path):
     config, params = from_huggingface(home)
     to_huggingface(params, config, tmp_path / "one", family="pegasus")
-    assert weight_files(tmp_path / "one") == ["model.safetensors"]
+    assert weight_names(tmp_path / "one") == ["model.safetensors"]
     with pytest.raises(InputError, match="max_shard_size='3' must be a number of bytes"):
         to_huggingface(params, config, tmp_path / "x", family="pegasus", max_shard_size="3")
     assert not (tmp_path / "x").exists()
@@ -113,7 +113,7 @@ def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
     message = r"holds model\.safetensors of other weights, which could be read in the place of the"
     with pytest.raises(InputError, match=message):
         to_huggingface(params, config, tmp_path / "one", **options, max_shard_size=3000)
-    assert weight_files(tmp_path / "one") == ["model.safetensors"]
+    assert weight_names(tmp_path / "one") == ["model.safetensors"]
     to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
     to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
     stale = (

@@ -25,7 +25,7 @@ from jax_transformer.convert.families.family import (
 )
 from jax_transformer.convert.huggingface import load_folder, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.tokenizers import read_byte_pair, read_files
 from jax_transformer.tokenizers.readers.classes import CLASSES, TokenizerClass
 from jax_transformer.translation.model_folder import save
@@ -149,7 +149,7 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
         "model.safetensors",
         "tokenizer.json",
     ]
-    written = files.read(folder / "model.safetensors")
+    written = weight_files.read(folder / "model.safetensors")
     assert "decoder.1.cross_attention.kv" in written
     assert "head" not in written  # a tied copy
 
@@ -158,14 +158,14 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     for number, layout in enumerate((["--layout", "toy"], [])):
         back = tmp_path / f"back{number}.safetensors"
         assert run("convert", folder, back, *layout)[0] == 0
-        assert_same_tensors(files.read(back), expected)
+        assert_same_tensors(weight_files.read(back), expected)
 
     # A type asked for is the type written, whatever the source and the output.
     half = tmp_path / "half"
     assert run("convert", own, half, "--output-layout", "toy", "--dtype", "bfloat16")[0] == 0
     assert run("convert", own, tmp_path / "half.pt", "--dtype", "bfloat16")[0] == 0
     for path in (half / "model.safetensors", tmp_path / "half.pt"):
-        assert {str(array.dtype) for array in files.read(path).values()} == {"bfloat16"}
+        assert {str(array.dtype) for array in weight_files.read(path).values()} == {"bfloat16"}
 
     code, printed = run("verify", folder)
     assert code == 0

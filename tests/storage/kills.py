@@ -18,7 +18,7 @@ from jax_transformer.convert import to_huggingface, write_layout
 from jax_transformer.convert.huggingface import read_config
 from jax_transformer.convert.layouts import LAYOUTS
 from jax_transformer.runs.evaluation import draw_curves
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.folder import staged
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.translation import model_folder
@@ -65,9 +65,9 @@ WRITERS = {
     ),
     " of Hugging Face": Writer(huggingface_folder, read_config),
     ".safetensors": Writer(
-        lambda path, version: files.write(path, TENSORS[version], overwrite=True)
+        lambda path, version: weight_files.write(path, TENSORS[version], overwrite=True)
     ),
-    ".pt": Writer(lambda path, version: files.write(path, TENSORS[version], overwrite=True)),
+    ".pt": Writer(lambda path, version: weight_files.write(path, TENSORS[version], overwrite=True)),
     ".toml": Writer(
         lambda path, version: write_layout(path, list(LAYOUTS.values())[version], overwrite=True)
     ),

@@ -30,7 +30,7 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # bytes
 SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 
 
-def weight_files(folder: Path) -> list[str]:
+def weight_names(folder: Path) -> list[str]:
     """Return the names of the files with a folder's weights; of an index, it and its shards."""
     for name in PREFERRED:
         if (folder / name).exists():
@@ -41,7 +41,7 @@ def weight_files(folder: Path) -> list[str]:
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
     """Return the tensors of a folder, all shards together; see `formats.read`."""
-    first = weight_files(folder)[0]
+    first = weight_names(folder)[0]
     if not first.endswith(".index.json"):
         return formats.read(folder / first)
     tensors: dict[str, np.ndarray] = {}

@@ -11,7 +11,7 @@ from jax_transformer.convert.families.family import config_from_json, config_to_
 from jax_transformer.convert.huggingface import from_huggingface, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from tests.convert.families.bart_lineage import tensor2tensor_sinusoids
 from tests.convert.families.case import foreign_results, forward, ragged_tokens, transformers
 from tests.convert.tools import assert_same_params, assert_same_tensors
@@ -98,8 +98,8 @@ def test_the_numbers_are_those_of_its_parts_and_the_weights_go_home(shared, norm
     values = json.loads((tmp_path / "model" / "config.json").read_text())
     assert json.loads((tmp_path / "home" / "config.json").read_text()) == values
     assert (tmp_path / "home" / "modeling_indictrans.py").read_text() == "# remote code"
-    own = files.read(tmp_path / "home" / "model.safetensors")
-    came = files.read(tmp_path / "model" / "pytorch_model.bin")
+    own = weight_files.read(tmp_path / "home" / "model.safetensors")
+    came = weight_files.read(tmp_path / "model" / "pytorch_model.bin")
     if shared:
         del came["lm_head.weight"]
     assert_same_tensors(own, came)

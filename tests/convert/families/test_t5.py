@@ -16,7 +16,7 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,
@@ -178,7 +178,9 @@ def test_float16_with_float32_inside_is_read(tmp_path):
     rounding = [error(logits, exact) for logits in (ours, theirs.float())]
     assert rounding[0] <= rounding[1] < 0.01
     to_huggingface(params, config, tmp_path / "home", family="t5")
-    home, mixed = (files.read(tmp_path / name / "model.safetensors") for name in ("home", "mixed"))
+    home, mixed = (
+        weight_files.read(tmp_path / name / "model.safetensors") for name in ("home", "mixed")
+    )
     assert home.keys() == mixed.keys()
     assert all(same_bits(home[name], mixed[name]) for name in home)
     best = generate(params, config, src, max_new_tokens=3, beam_size=2)

@@ -15,7 +15,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import safetensors_file
 from jax_transformer.storage.weights.checks import DTYPES, WeightFileError
 
@@ -75,8 +75,8 @@ def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix):
         for shape in ((), (1,), (7,), (5, 3), (2, 1, 11)):
             arrays[f"{name}.{len(shape)}.{shape[-1:]}"] = random_bits(shape, dtype)
     arrays |= {f"{np.dtype(dtype).name}.specials": specials(dtype) for dtype in FLOATS}
-    files.write(tmp_path / f"w{suffix}", arrays)
-    read = files.read(tmp_path / f"w{suffix}")
+    weight_files.write(tmp_path / f"w{suffix}", arrays)
+    read = weight_files.read(tmp_path / f"w{suffix}")
     assert read.keys() == arrays.keys()
     assert all(identical(read[name], arrays[name]) for name in arrays)
     assert all(array.flags.c_contiguous for array in read.values())
@@ -100,8 +100,8 @@ def test_any_memory_layout_is_stored_as_its_values(tmp_path, suffix):
         "torch_transposed": torch.tensor(base[0]).T,
         "torch_bfloat16": torch.tensor(base[0]).bfloat16().T,
     }
-    files.write(tmp_path / f"w{suffix}", views)
-    read = files.read(tmp_path / f"w{suffix}")
+    weight_files.write(tmp_path / f"w{suffix}", views)
+    read = weight_files.read(tmp_path / f"w{suffix}")
     for name, view in views.items():
         expected = view.float().numpy() if isinstance(view, torch.Tensor) else np.asarray(view)
         assert (read[name].astype(np.float64) == expected.astype(np.float64)).all(), name
@@ -109,8 +109,8 @@ def test_any_memory_layout_is_stored_as_its_values(tmp_path, suffix):
 
 def test_the_libraries_read_what_is_written(tmp_path):
     arrays = model()
-    files.write(tmp_path / "w.safetensors", arrays)
-    files.write(tmp_path / "w.pt", arrays)
+    weight_files.write(tmp_path / "w.safetensors", arrays)
+    weight_files.write(tmp_path / "w.pt", arrays)
     by_safetensors = safetensors.numpy.load_file(tmp_path / "w.safetensors")
     by_torch = torch.load(tmp_path / "w.pt", weights_only=True)
     for name, array in arrays.items():
@@ -126,7 +126,7 @@ def test_what_the_libraries_write_is_read(tmp_path):
     torch.save(dict(module.named_parameters()), tmp_path / "parameters.pth")
     safetensors.torch.save_file(state_dict, tmp_path / "w.safetensors")
     for name in ("w.pt", "parameters.pth", "w.safetensors"):
-        read = files.read(tmp_path / name)
+        read = weight_files.read(tmp_path / name)
         assert read.keys() == state_dict.keys()
         for key, tensor in state_dict.items():
             bits = read[key].view(np.int16)
@@ -135,8 +135,8 @@ def test_what_the_libraries_write_is_read(tmp_path):
 
 @pytest.mark.parametrize("table", [np.arange(6.0).reshape(3, 2), np.arange(6.0).reshape(3, 2).T])
 def test_torch_files_keep_ties(tmp_path, table):
-    files.write(tmp_path / "w.pt", {"in": table, "out": table, "copy": table.copy()})
-    read = files.read(tmp_path / "w.pt")
+    weight_files.write(tmp_path / "w.pt", {"in": table, "out": table, "copy": table.copy()})
+    read = weight_files.read(tmp_path / "w.pt")
     assert read["in"] is read["out"]
     assert read["in"] is not read["copy"]
     loaded = torch.load(tmp_path / "w.pt", weights_only=True)
@@ -146,7 +146,7 @@ def test_torch_files_keep_ties(tmp_path, table):
 def test_a_negative_view_of_a_tensor_is_not_that_tensor(tmp_path):
     tensor = torch.arange(6.0).reshape(3, 2)
     torch.save({"in": tensor, "out": tensor._neg_view()}, tmp_path / "w.pt")
-    read = files.read(tmp_path / "w.pt")
+    read = weight_files.read(tmp_path / "w.pt")
     np.testing.assert_array_equal(read["out"], -read["in"])
 
 
@@ -154,10 +154,10 @@ def test_safetensors_needs_no_torch(tmp_path):
     program = """
 import sys
 import numpy as np
-from jax_transformer.convert import files
-files.write(sys.argv[1], {"weight": np.ones((2, 3), np.float32)}, metadata={"heads": "8"})
-assert files.read(sys.argv[1])["weight"].sum() == 6
-assert files.read_metadata(sys.argv[1]) == {"heads": "8"}
+from jax_transformer.convert import weight_files
+weight_files.write(sys.argv[1], {"weight": np.ones((2, 3), np.float32)}, metadata={"heads": "8"})
+assert weight_files.read(sys.argv[1])["weight"].sum() == 6
+assert weight_files.read_metadata(sys.argv[1]) == {"heads": "8"}
 assert "torch" not in sys.modules, "torch was imported"
 """
     subprocess.run([sys.executable, "-c", program, tmp_path / "w.safetensors"], check=True)
@@ -168,15 +168,15 @@ def test_nested_state_dict_is_picked_by_key(tmp_path):
     inner = {"weight": torch.arange(6.0).reshape(2, 3)}
     torch.save({"model": inner, "epoch": 3, "note": "x", "loss": 0.5, "args": None}, path)
     with pytest.raises(WeightFileError, match=r"checkpoint.pt.*'model' \(dict\), 'epoch' \(int\)"):
-        files.read(path)
-    assert np.array_equal(files.read(path, key="model")["weight"], inner["weight"].numpy())
+        weight_files.read(path)
+    assert np.array_equal(weight_files.read(path, key="model")["weight"], inner["weight"].numpy())
     with pytest.raises(WeightFileError, match=r"no dict under key='ema'; it holds 'model' \(dict"):
-        files.read(path, key="ema")
+        weight_files.read(path, key="ema")
     with pytest.raises(WeightFileError, match="no dict under key='epoch'"):
-        files.read(path, key="epoch")
-    files.write(tmp_path / "w.safetensors", model())
+        weight_files.read(path, key="epoch")
+    weight_files.write(tmp_path / "w.safetensors", model())
     with pytest.raises(WeightFileError, match=r"key='model' is for torch\.save files"):
-        files.read(tmp_path / "w.safetensors", key="model")
+        weight_files.read(tmp_path / "w.safetensors", key="model")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nested_state_dict_is_picked_by_key(tmp_path):
 def test_anything_but_a_dict_of_tensors_is_refused(tmp_path, saved):
     torch.save(saved, tmp_path / "w.pt")
     with pytest.raises(WeightFileError, match=r"w\.pt holds"):
-        files.read(tmp_path / "w.pt")
+        weight_files.read(tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize(
@@ -202,27 +202,27 @@ def test_anything_but_a_dict_of_tensors_is_refused(tmp_path, saved):
 def test_other_tensors_are_refused_by_name(tmp_path, tensor, fault):
     torch.save({"fine": torch.ones(1000), "odd.weight": tensor}, tmp_path / "w.pt")
     with pytest.raises(WeightFileError, match=r"w\.pt"):
-        files.read(tmp_path / "w.pt")
+        weight_files.read(tmp_path / "w.pt")
     with pytest.raises(ValueError, match=rf"odd\.weight.*{fault}|{fault}|no dense array"):
-        files.write(tmp_path / "out.safetensors", {"odd.weight": tensor})
+        weight_files.write(tmp_path / "out.safetensors", {"odd.weight": tensor})
     assert not (tmp_path / "out.safetensors").exists()
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_existing_files_are_kept_unless_told(tmp_path, suffix):
     path = tmp_path / f"w{suffix}"
-    files.write(path, {"first": np.ones(3)})
+    weight_files.write(path, {"first": np.ones(3)})
     before = path.read_bytes()
     with pytest.raises(WeightFileError, match=f"w{suffix} already exists"):
-        files.write(path, {"second": np.ones(3)})
+        weight_files.write(path, {"second": np.ones(3)})
     assert path.read_bytes() == before
-    files.write(path, {"second": np.ones(3)}, overwrite=True)
-    assert list(files.read(path)) == ["second"]
+    weight_files.write(path, {"second": np.ones(3)}, overwrite=True)
+    assert list(weight_files.read(path)) == ["second"]
     assert os.listdir(tmp_path) == [path.name]
     link = tmp_path / f"link{suffix}"
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(WeightFileError, match="already exists"):
-        files.write(link, model())
+        weight_files.write(link, model())
 
 
 def test_unusable_places_are_refused(tmp_path):
@@ -236,13 +236,13 @@ def test_unusable_places_are_refused(tmp_path):
         "w": "must end in",
     }.items():
         with pytest.raises(WeightFileError, match=fault):
-            files.write(tmp_path / name, model(), overwrite=True)
+            weight_files.write(tmp_path / name, model(), overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.pt"]
     (tmp_path / "w.onnx").write_text("x")
     os.mkfifo(tmp_path / "fifo.safetensors")
     for name in ("absent.pt", "folder.pt", "w.onnx", "fifo.safetensors"):
         with pytest.raises(WeightFileError, match=name):
-            files.read(tmp_path / name)
+            weight_files.read(tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -257,7 +257,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path, suffix):
         ("a\0b", np.zeros(2), r"'a\\x00b'"),
     ):
         with pytest.raises(WeightFileError, match=fault):
-            files.write(tmp_path / f"out{suffix}", {name: array})
+            weight_files.write(tmp_path / f"out{suffix}", {name: array})
     assert os.listdir(tmp_path) == []
 
 
@@ -267,38 +267,38 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors_file, "_header", full)
     with pytest.raises(WeightFileError, match=r"w\.safetensors cannot be written.*No space left"):
-        files.write(tmp_path / "w.safetensors", model())
+        weight_files.write(tmp_path / "w.safetensors", model())
     assert os.listdir(tmp_path) == []
 
 
 def test_metadata_come_back_without_the_digests(tmp_path):
     path, metadata = tmp_path / "w.safetensors", {"format": "pt", "num_heads": "8", "π": "\n"}
-    files.write(path, model(), metadata=metadata)
-    assert files.read_metadata(path) == metadata
-    files.write(tmp_path / "w.pt", model())
-    assert files.read_metadata(tmp_path / "w.pt") == {}
+    weight_files.write(path, model(), metadata=metadata)
+    assert weight_files.read_metadata(path) == metadata
+    weight_files.write(tmp_path / "w.pt", model())
+    assert weight_files.read_metadata(tmp_path / "w.pt") == {}
     with pytest.raises(WeightFileError, match=r"only \.safetensors files hold metadata"):
-        files.write(tmp_path / "new.pt", model(), metadata=metadata)
+        weight_files.write(tmp_path / "new.pt", model(), metadata=metadata)
     with pytest.raises(WeightFileError, match="must not begin with 'sha256'"):
-        files.write(tmp_path / "new.safetensors", model(), metadata={"sha256:x": ""})
+        weight_files.write(tmp_path / "new.safetensors", model(), metadata={"sha256:x": ""})
 
 
 def test_every_flipped_bit_of_an_own_safetensors_file_is_detected(tmp_path):
     path, damaged = tmp_path / "w.safetensors", tmp_path / "damaged.safetensors"
-    files.write(path, model(), metadata={"format": "pt", "config": '{"num_heads": 3}'})
+    weight_files.write(path, model(), metadata={"format": "pt", "config": '{"num_heads": 3}'})
     size = path.stat().st_size
     for bit in np.random.default_rng(2).choice(8 * size, 1000, replace=False):
         flipped(path, int(bit), damaged)
         with pytest.raises(WeightFileError, match=re.escape(str(damaged))):
-            files.read(damaged)
+            weight_files.read(damaged)
 
 
 @pytest.mark.exhaustive
 def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
     """Flips between the records, in padding and directory, may pass, but change no weight."""
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
-    files.write(path, model())
-    whole = files.read(path)
+    weight_files.write(path, model())
+    whole = weight_files.read(path)
     data = path.read_bytes()
     inside = set()
     with zipfile.ZipFile(path) as archive:
@@ -311,7 +311,7 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
     for bit in bits:
         flipped(path, bit, damaged)
         with contextlib.suppress(WeightFileError):
-            read = files.read(damaged)
+            read = weight_files.read(damaged)
             assert bit not in inside
             assert read.keys() == whole.keys()
             assert all(identical(read[name], whole[name]) for name in whole)
@@ -320,22 +320,22 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
 def test_a_record_that_is_marked_as_a_folder_is_refused(tmp_path):
     """torch reads no byte of such a record: its tensors then hold whatever was in the memory."""
     path, damaged = tmp_path / "w.pt", tmp_path / "damaged.pt"
-    files.write(path, model())
+    weight_files.write(path, model())
     data = path.read_bytes()
     entries = [match.start() for match in re.finditer(rb"PK\x01\x02", data)]
     assert len(entries) > len(model())
     for begin in entries:
         flipped(path, 8 * (begin + 38) + 4, damaged)  # of its attributes, in the zip directory
         with pytest.raises(WeightFileError, match="is marked as a folder"):
-            files.read(damaged)
+            weight_files.read(damaged)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_every_truncation_is_detected(tmp_path, suffix):
-    files.write(tmp_path / f"w{suffix}", model())
+    weight_files.write(tmp_path / f"w{suffix}", model())
     data = (tmp_path / f"w{suffix}").read_bytes()
     damaged = tmp_path / f"damaged{suffix}"
     for length in range(0, len(data), 31):
         damaged.write_bytes(data[:length])
         with pytest.raises(WeightFileError, match="damaged"):
-            files.read(damaged)
+            weight_files.read(damaged)

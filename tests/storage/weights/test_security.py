@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings, strategies
 
 import jax_transformer
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights.checks import WeightFileError
 from tests.fuzz.mutations import changed_bytes
 from tests.tiers import tiered
@@ -64,7 +64,7 @@ def status(field):
 
 def refuse(path):
     with pytest.raises(WeightFileError) as refused:
-        files.read(path)
+        weight_files.read(path)
     message = str(refused.value)
     assert path.name in message
     assert "\n" not in message
@@ -123,7 +123,7 @@ def test_no_code_in_a_file_runs(tmp_path, canary):
                 refuse(path)
             # Behind the end of the pickle, and in a record of its own, code is so many bytes.
             archive(inert, b"\x80\x02}." + pickled, [("inner.pt", zipped.read_bytes())])
-            assert files.read(inert) == {}
+            assert weight_files.read(inert) == {}
             assert not canary.exists(), (name, protocol)
         for legacy in (True, False):
             path = tmp_path / "saved.pt"
@@ -164,12 +164,12 @@ def test_torch_before_its_hole_was_mended_is_refused(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", old)
         assert f"torch {version} (CVE-2026-24747)" in refuse(tmp_path / "w.pt")
         with pytest.raises(WeightFileError, match=r"install torch 2\.10 or newer"):
-            files.write(tmp_path / "new.pt", {"weight": np.ones(3)})
+            weight_files.write(tmp_path / "new.pt", {"weight": np.ones(3)})
     assert not called
     for version in ("2.10.0", "3.0.0a0+git1234567"):
         monkeypatch.setattr(torch, "__version__", version)
         monkeypatch.setitem(sys.modules, "torch", torch)
-        assert files.read(tmp_path / "w.pt")["weight"].sum() == 3
+        assert weight_files.read(tmp_path / "w.pt")["weight"].sum() == 3
 
 
 def test_absent_torch_is_said(tmp_path, monkeypatch):
@@ -234,13 +234,13 @@ def pickled_claim(count):
 
 def test_the_claiming_pickle_is_right(tmp_path):
     archive(tmp_path / "w.pt", pickled_claim(1), [("data/0", struct.pack("<f", 7))])
-    assert files.read(tmp_path / "w.pt")["w"].tolist() == [7]
+    assert weight_files.read(tmp_path / "w.pt")["w"].tolist() == [7]
 
 
 @pytest.mark.exhaustive
 def test_refusing_costs_little(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "warm.pt")
-    files.read(tmp_path / "warm.pt")  # torch itself is loaded
+    weight_files.read(tmp_path / "warm.pt")  # torch itself is loaded
     for path in hostile_files(tmp_path):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before, start = status("VmRSS"), time.process_time()
@@ -254,8 +254,8 @@ def test_a_tensor_of_more_axes_than_an_array_can_have_is_refused_by_its_shape(tm
     torch.save({"w": torch.zeros([1] * 65)}, tmp_path / "w.pt")
     header(tmp_path / "w.safetensors", {"w": entry([1] * 65, 0, 4)}, bytes(4))
     for path in tmp_path.iterdir():
-        with pytest.raises(files.WeightFileError, match=r"w has shape .*at most 64 axes"):
-            files.read(path)
+        with pytest.raises(weight_files.WeightFileError, match=r"w has shape .*at most 64 axes"):
+            weight_files.read(path)
 
 
 WHOLE = {"w": entry([2, 3], 0, 24), "b": entry([3], 24, 30, "BF16")}
@@ -281,7 +281,7 @@ FALSE_HEADERS = (
 @pytest.mark.parametrize("content", FALSE_HEADERS, ids=range(len(FALSE_HEADERS)))
 def test_false_headers_are_refused(tmp_path, content):
     header(tmp_path / "sound.safetensors", WHOLE, bytes(30))
-    assert files.read(tmp_path / "sound.safetensors").keys() == WHOLE.keys()
+    assert weight_files.read(tmp_path / "sound.safetensors").keys() == WHOLE.keys()
     header(tmp_path / "w.safetensors", content, bytes(30))
     assert "w.safetensors is damaged or hostile: " in refuse(tmp_path / "w.safetensors")
 
@@ -401,7 +401,7 @@ def test_a_damaged_digest_is_refused(tmp_path):
     """A digest that is left out, or one of a tensor that is not there, is as bad as a wrong one."""
     path = tmp_path / "w.safetensors"
     arrays = {"w": np.ones((2, 3), np.float32)}
-    files.write(path, arrays, metadata={"heads": "8"})
+    weight_files.write(path, arrays, metadata={"heads": "8"})
     whole = path.read_bytes()
     for old, new in ((b"[2,3]", b"[3,2]"), (b'"F32"', b'"I32"')):
         assert whole.count(old) == 1
@@ -421,7 +421,7 @@ def test_a_damaged_digest_is_refused(tmp_path):
         safetensors.numpy.save_file(arrays, path, metadata=changed)
         assert "sha256" in refuse(path)
     safetensors.numpy.save_file(arrays, path, metadata=stored)
-    assert files.read(path)["w"].sum() == 6
+    assert weight_files.read(path)["w"].sum() == 6
 
 
 def sound_files(folder):
@@ -430,7 +430,7 @@ def sound_files(folder):
     state_dict |= {"tied": state_dict["weight"], "view": torch.ones(9)[2:6].bfloat16()}
     arrays = {name: np.ones((3, 5), np.float32) for name in ("w", "v")}
     torch.save(state_dict, folder / "w.pt")
-    files.write(folder / "own.safetensors", arrays, metadata={"heads": "8"})
+    weight_files.write(folder / "own.safetensors", arrays, metadata={"heads": "8"})
     safetensors.numpy.save_file(arrays, folder / "foreign.safetensors")
     with zipfile.ZipFile(folder / "w.pt") as file:
         records = [(record.filename, file.read(record)) for record in file.infolist()]
@@ -470,7 +470,7 @@ def test_mutated_files_raise_nothing_else(tmp_path, count):
         (tmp_path / name).write_bytes(data)
         start = time.process_time()
         try:
-            files.read(tmp_path / name)
+            weight_files.read(tmp_path / name)
         except WeightFileError as error:
             refusals.append((name, error))
         assert time.process_time() - start < SECONDS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as files
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights.checks import WeightFileError
 from jax_transformer.storage.weights.shards import (
     INDEX_FILE,
@@ -17,7 +17,7 @@ from jax_transformer.storage.weights.shards import (
     read_weights,
     split,
     stale_files,
-    weight_files,
+    weight_names,
     write_weights,
 )
 from tests.convert.tools import assert_same_tensors
@@ -35,7 +35,7 @@ def arrays(*lengths):
 def folder(tmp_path):
     tensors = arrays(3, 4, 5)
     write_weights(tmp_path, tensors, split(tensors, 30))
-    assert weight_files(tmp_path) == [INDEX_FILE, FIRST, SECOND]
+    assert weight_names(tmp_path) == [INDEX_FILE, FIRST, SECOND]
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def test_an_index_is_written_and_read(folder):
 def test_shards_of_torch_are_read(tmp_path):
     tensors, shards = arrays(3, 4), {"w0": "pytorch_model-1.bin", "w1": "pytorch_model-2.bin"}
     for name, shard in shards.items():
-        files.write(tmp_path / shard, {name: tensors[name]})
+        weight_files.write(tmp_path / shard, {name: tensors[name]})
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": shards}))
     assert_same_tensors(read_weights(tmp_path), tensors)
@@ -72,13 +72,13 @@ def test_shards_of_torch_are_read(tmp_path):
 
 def test_files_are_preferred_as_by_transformers(folder):
     single = arrays(7)
-    files.write(folder / "pytorch_model.bin", arrays(1))
-    assert weight_files(folder)[0] == INDEX_FILE
-    files.write(folder / "model.safetensors", single)
+    weight_files.write(folder / "pytorch_model.bin", arrays(1))
+    assert weight_names(folder)[0] == INDEX_FILE
+    weight_files.write(folder / "model.safetensors", single)
     assert_same_tensors(read_weights(folder), single)
     for name in ("model.safetensors", INDEX_FILE):
         (folder / name).unlink()
-    assert weight_files(folder) == ["pytorch_model.bin"]
+    assert weight_names(folder) == ["pytorch_model.bin"]
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(InputError, match=r"holds none of model\.safetensors, model\.safe"):
         read_weights(folder)
@@ -99,7 +99,7 @@ OUTSIDE = ("../{0}", "/{0}", "sub/{0}", "..\\{0}", "{0}\n", "\x1b{0}", "..", "",
 def test_a_shard_outside_the_folder_is_refused_unread(folder, name, monkeypatch):
     """Also where such a file is there."""
     shard = name.format(SECOND)
-    monkeypatch.setattr(files.formats, "read", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr(weight_files.formats, "read", lambda *_: pytest.fail("was read"))
     text = json.dumps({"weight_map": {"w0": FIRST, "w1": FIRST, "w2": shard}})
     (folder / INDEX_FILE).write_text(text)
     with pytest.raises(WeightFileError, match=r"w2 is in .* which is not the name") as refused:
