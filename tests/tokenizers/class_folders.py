@@ -6,7 +6,9 @@ import os
 import pytest
 import tokenizers
 
+from jax_transformer.tokenizers import describe, from_description
 from jax_transformer.tokenizers.readers.class_settings import EXTRA, M2M100_CODES
+from tests.tokenizers import sentencepiece_models
 from tests.tokenizers.sentencepiece_models import pieces, text, train
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,6 +18,12 @@ FAIRSEQ = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}  # ids in the se
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 MODEL = "sentencepiece.bpe.model"
 NLLB = ["deu_Latn", "eng_Latn", "fra_Latn", "zho_Hans"]
+
+
+def came_back(tokenizer):
+    """Return the tokenizer from its description, as JSON, and its files."""
+    description = json.loads(json.dumps(describe(tokenizer)))
+    return from_description(description, tokenizer.contents, "x")
 
 
 def byte_level(folder, special):
@@ -84,6 +92,26 @@ def write_m2m100(folder, **languages):
     values = {"tokenizer_class": "M2M100Tokenizer", "additional_special_tokens": codes}
     (folder / "tokenizer_config.json").write_text(json.dumps(values | languages))
     return transformers.M2M100Tokenizer.from_pretrained(folder)
+
+
+MARIAN_CLEANS = {
+    "clean_up_tokenization_spaces": True,
+    "additional_special_tokens": ["<mask_1>"],
+    "added_tokens_decoder": {
+        "7": {"content": "e", "special": False},
+        "8": {"content": ".", "special": True},  # not listed above: decoding keeps it
+    },
+}
+
+
+def write_marian(folder, **options):
+    sentencepiece_models.write_marian(folder, **options)
+    return transformers.MarianTokenizer.from_pretrained(folder)
+
+
+def begins_with_an_unknown_code(theirs, line):
+    code, _ = theirs.remove_language_code(line)
+    return bool(code) and "</s>" not in code[0] and code[0] not in theirs.get_vocab()
 
 
 def write_t5(folder, saved=True):

@@ -1,12 +1,11 @@
 """One tokenizer for sources and one for targets."""
 
-import json
-
 import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description, separate, train_byte_pair
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
+from tests.tokenizers.class_folders import came_back
 from tests.tokenizers.sentencepiece_models import write_marian
 
 SIDES = (
@@ -35,8 +34,7 @@ def test_each_side_has_its_own(tokenizer):
 
 def test_it_comes_back_from_its_files(tokenizer):
     assert sorted(tokenizer.contents) == ["source_tokenizer.json", "target_tokenizer.json"]
-    description = json.loads(json.dumps(describe(tokenizer)))
-    back = from_description(description, tokenizer.contents, "x")
+    back = came_back(tokenizer)
     assert back.digest() == tokenizer.digest() != separate(*SIDES[::-1]).digest()
     assert back.encode_source(["abc cab"]) == tokenizer.encode_source(["abc cab"])
     assert back.encode_target(["xyz"]) == tokenizer.encode_target(["xyz"])
