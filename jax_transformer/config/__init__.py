@@ -1,5 +1,5 @@
 """What a model is: its shape, the described implementations by name, and declared fields."""
 
-from jax_transformer.config.transformer_config import LARGEST, TransformerConfig
+from jax_transformer.config.transformer_config import LARGEST, SPECIAL_IDS, TransformerConfig
 
-__all__ = ["LARGEST", "TransformerConfig"]
+__all__ = ["LARGEST", "SPECIAL_IDS", "TransformerConfig"]

@@ -22,6 +22,8 @@ Rate = Annotated[float, Meta(ge=0, le=1)]
 # Neither 0 nor infinite in float32.
 Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 
+SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")  # fields
+
 # A field with this value: what other fields must then be.
 REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("head_projection", "shared", {"d_kv": None}),
@@ -292,7 +294,7 @@ class TransformerConfig:
             )
         if self.num_heads * self.head_dim > LARGEST:
             yield f"num_heads={self.num_heads} times d_kv={self.d_kv} must be at most {LARGEST}"
-        for name in ("pad_id", "bos_id", "eos_id"):
+        for name in SPECIAL_IDS:
             token_id, vocab_size = getattr(self, name), self.tgt_vocab_size
             if name != "bos_id":  # padding and EOS also occur in sources
                 vocab_size = min(vocab_size, self.src_vocab_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert import languages
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
@@ -263,7 +263,7 @@ def _config_of(
         )
     tied = config.output_projection == "tied" if family.is_tied else None
     before = config_from_json(family, origin.config, tied)
-    special_ids = ("pad_id", "eos_id") if new_start else ("pad_id", "bos_id", "eos_id")
+    special_ids = ("pad_id", "eos_id") if new_start else SPECIAL_IDS
     for name in ("src_vocab_size", "tgt_vocab_size", *special_ids):
         old, new = getattr(before, name), getattr(config, name)
         if old != new:

@@ -3,14 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_generates
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer
 from jax_transformer.tokenizers.readers.library import MOST_IDS
 
 VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size")
-SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 DECIDED = VOCABULARY_SIZES + SPECIAL_IDS  # by the tokenizer
 # Fields that change no parameter and no output: a run that starts from a model may change them.
 DROPOUT_RATES = ("dropout", "attention_dropout", "activation_dropout")

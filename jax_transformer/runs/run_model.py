@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jax_transformer.config import SPECIAL_IDS
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import notes
@@ -15,7 +16,6 @@ from jax_transformer.convert.origin import read_origin as read_huggingface_origi
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.runs.model_settings import SPECIAL_IDS
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.tokenizers import Tokenizer, parse_byte_pair, read_files

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from jax_transformer.config import SPECIAL_IDS
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.readers.library import parse
 from jax_transformer.tokenizers.readers.model_files import TOKENIZER_FILE
@@ -106,7 +107,7 @@ def _tokenizer(library: tokenizers.Tokenizer, name: str) -> Tokenizer:
     # Special tokens in a text are then split like any other text. No file stores this setting.
     library.encode_special_tokens = True
     contents = {TOKENIZER_FILE: library.to_str().encode()}
-    left_out = {BYTE_PAIR_IDS[key] for key in ("pad_id", "bos_id", "eos_id")}
+    left_out = {BYTE_PAIR_IDS[key] for key in SPECIAL_IDS}
     segmenter = LibrarySegmenter(library, left_out)
     settings = BYTE_PAIR_IDS | {"source_suffix": [2], "target_suffix": [2]}
     tokenizer = Tokenizer.build(BYTE_PAIR, contents, settings, name, (segmenter, segmenter))

@@ -10,7 +10,7 @@ from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, read_byte_pair
 from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
-from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS, Tokenizer
+from jax_transformer.tokenizers.tokenizer import TOKENIZER_IDS, Tokenizer
 
 SEPARATE = "separate"
 SIDES = ("source", "target")
@@ -18,7 +18,7 @@ SIDES = ("source", "target")
 
 def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
     """Return a tokenizer that encodes sources by one tokenizer and targets by another."""
-    for name in SPECIAL_IDS:
+    for name in TOKENIZER_IDS:
         ids = getattr(source, name), getattr(target, name)
         if ids[0] != ids[1]:
             raise InputError(
@@ -32,7 +32,7 @@ def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
         for name, content in tokenizer.contents.items()
     }
     settings = {side: describe(tokenizer) for side, tokenizer in parts.items()}
-    special_ids = (getattr(target, name) for name in SPECIAL_IDS)
+    special_ids = (getattr(target, name) for name in TOKENIZER_IDS)
     return Tokenizer(SEPARATE, contents, settings, *special_ids, source.source, target.target)
 
 

@@ -10,19 +10,20 @@ import msgspec
 import numpy as np
 from jaxtyping import Array, Integer
 
+from jax_transformer.config import SPECIAL_IDS
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
 from jax_transformer.tokenizers.segmenters import LineError, Segmenter
 
-SPECIAL_IDS = ("pad_id", "bos_id", "eos_id", "unk_id")
+TOKENIZER_IDS = (*SPECIAL_IDS, "unk_id")
 AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
 # The settings of all kinds, and what an absent one means: the special ids; the ids before (prefix)
 # and after (suffix) each line, or the languages that decide them; the size of the model's tables
 # where it is not the tokenizer's; and from "class_name" on what the readers use.
 DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(SPECIAL_IDS),
+    **dict.fromkeys(TOKENIZER_IDS),
     **{key: [] for key in AFFIXES},
     "clean_up_spaces": False,
     "vocab_size": None,
@@ -116,7 +117,7 @@ class Tokenizer:
                     f"{name}: has {segmenter.size} ids, but the model {size}; use the tokenizer "
                     "that the model was trained with"
                 )
-        ids = {key: [values[key]] for key in SPECIAL_IDS} | {key: values[key] for key in AFFIXES}
+        ids = {key: [values[key]] for key in TOKENIZER_IDS} | {key: values[key] for key in AFFIXES}
         ids |= {"languages": list(languages.ids.values())} if languages else {}
         for key, members in ids.items():
             if any(type(i) is not int or not 0 <= i < min(sizes) for i in members):
@@ -130,7 +131,7 @@ class Tokenizer:
             for side, segmenter, size in zip(("source", "target"), segmenters, sizes, strict=True)
         )
         different = {key: value for key, value in values.items() if value != DEFAULTS[key]}
-        special_ids = (values[key] for key in SPECIAL_IDS)
+        special_ids = (values[key] for key in TOKENIZER_IDS)
         tokenizer = cls(kind, dict(contents), different, *special_ids, *sides)
         return tokenizer if languages is None else tokenizer._set_to(languages)
 

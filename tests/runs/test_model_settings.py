@@ -11,7 +11,8 @@ import yaml
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands.train import check_values, to_yaml
 from jax_transformer.commands.train_arguments import named_settings
-from jax_transformer.runs.model_settings import SPECIAL_IDS, VOCABULARY_SIZES, model_config
+from jax_transformer.config import SPECIAL_IDS
+from jax_transformer.runs.model_settings import VOCABULARY_SIZES, model_config
 from jax_transformer.tokenizers import train_byte_pair
 from tests.tiers import QUICK_PRESETS, tiered
 

@@ -20,7 +20,7 @@ from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Languages, LineError, describe, from_description
 from jax_transformer.tokenizers.readers.classes import read_class, tokenizer_names, written_config
-from jax_transformer.tokenizers.tokenizer import SPECIAL_IDS
+from jax_transformer.tokenizers.tokenizer import TOKENIZER_IDS
 from jax_transformer.training.config import TrainingConfig
 from tests.tiers import tiered
 from tests.tokenizers import class_folders as write
@@ -227,7 +227,7 @@ def test_it_comes_back_the_same(folder):
     back = came_back(own)
     assert back.digest() == own.digest()
     assert back.languages == own.languages
-    assert all(getattr(back, name) == getattr(own, name) for name in SPECIAL_IDS)
+    assert all(getattr(back, name) == getattr(own, name) for name in TOKENIZER_IDS)
     assert back.encode_target(STRINGS[:90]) == own.encode_target(STRINGS[:90])
     line = "tlx 6r5 tlx"
     ids = own.encode_source([line])[0]
@@ -266,8 +266,7 @@ def test_added_tokens_are_read_whatever_file_names_them(tmp_path, kind, older):
 
 def test_a_padded_table_decodes_ids_that_no_token_has(folder_of):
     own, theirs = folder_of("t5").read()
-    above = folder_of("t5").config.tgt_vocab_size - 1
-    assert above >= len(theirs)
+    assert (above := folder_of("t5").config.tgt_vocab_size - 1) >= len(theirs)
     assert own.decode([20, above, 21]) == theirs.decode([20, above, 21], skip_special_tokens=True)
     assert own.target_texts([above]) == [""]
 

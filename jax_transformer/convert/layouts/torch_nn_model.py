@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, transformer
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, expand, transpose
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Fields that no part of a module shows: its forward function, or its user, decides.
 SCALES = ("embedding_scale", "position_offset", "output_scale", "attention_scale")
-UNTOLD = (*FREE_FIELDS, *SCALES, "pad_id", "bos_id", "eos_id")
+UNTOLD = (*FREE_FIELDS, *SCALES, *SPECIAL_IDS)
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SOURCE = re.compile(r"src|source|enc|inp", re.IGNORECASE)
 TARGET = re.compile(r"tgt|trg|target|dec|out", re.IGNORECASE)
