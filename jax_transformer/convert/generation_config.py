@@ -178,6 +178,6 @@ def _min_new_tokens(read: _Reader, max_new_tokens: int, forced_end: bool) -> int
         new_tokens = max(0, read.count("min_length", 0) - 1)
     if new_tokens < max_new_tokens:
         return new_tokens
-    if forced_end:
+    if forced_end:  # which is stronger
         return max_new_tokens - 1
     raise read.refusal(key, f"must leave room for EOS among {max_new_tokens} new tokens")

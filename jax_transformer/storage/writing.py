@@ -51,7 +51,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """Yield the path of an empty file; when the block ends without an error, it becomes `path`."""
+    """Yield the path of an empty file; when the block ends, it becomes `path`.
+
+    After an error the old file stays. A symbolic link is replaced, not followed.
+    """
     path = path.absolute()
     scratch = path.with_name(WRITING + path.name)
     while not locked(descriptor := _opened(scratch), scratch, path):

@@ -234,7 +234,7 @@ def packed_part(
     seed: int = 0,
     dtype: np.dtype | None = None,
 ) -> Part:
-    """Return pairs of ids in memory, and count them; `sources` of a pair's ids are its source."""
+    """Return pairs of ids in memory, and count them; `sources` are the lengths of the sources."""
     ids = np.concatenate(pairs or [np.zeros(0, dtype)])
     sizes = np.array([len(pair) for pair in pairs], np.int64)
     index = np.zeros(len(pairs), INDEX_TYPE)

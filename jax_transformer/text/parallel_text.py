@@ -129,7 +129,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Files of a parallel text; a line of a .tsv file has a source, one tab and a target."""
+    """Files of a parallel text, in order; a line of a .tsv file is a source, a tab and a target."""
 
     sources: tuple[Path, ...]
     targets: tuple[Path, ...] = ()  # the translations of each source file that is not .tsv
@@ -171,12 +171,7 @@ class TextFiles:
         first = 0
         for files in self.aligned():
             for block in _file_blocks(files, first, pairs, self.reading):
-                for fact in self.facts:
-                    if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
-                        raise InputError(
-                            f"{fact.path}: changed while it was encoded; start again when it is "
-                            "complete"
-                        )
+                self._check_unchanged()
                 yield block
                 first = block.first + len(block.sources)
 
@@ -199,6 +194,13 @@ class TextFiles:
         """Return each .tsv file, and each other source file with its target file, in order."""
         targets = iter(self.targets)
         return [(path,) if is_tsv(path) else (path, next(targets)) for path in self.sources]
+
+    def _check_unchanged(self) -> None:
+        for fact in self.facts:
+            if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
+                raise InputError(
+                    f"{fact.path}: changed while it was encoded; start again when it is complete"
+                )
 
 
 def read_text(

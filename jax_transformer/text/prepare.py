@@ -313,5 +313,5 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # also ends by SIGKILL
+    multiprocessing.parent_process().join()  # until it has ended, also by SIGKILL
     os._exit(1)

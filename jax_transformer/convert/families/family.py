@@ -59,8 +59,8 @@ class Family:
             where the file is in half precision.
         full_name: Returns the layout's name of a tensor, given its name in the base class (for
             example BartModel, without an output); other names stay. None if the names are the same.
-        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. It
-            decides before "tie_word_embeddings" of config.json.
+        is_tied: Returns whether the output projection of foreign tensors, by name, is tied. If it
+            is given, it decides, and not "tie_word_embeddings" of config.json.
     """
 
     model_type: str

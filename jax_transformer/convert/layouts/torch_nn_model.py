@@ -56,7 +56,7 @@ class _Part(NamedTuple):
 
     @property
     def side(self) -> int:
-        """0 where the names name the source alone, 2 for the target, and 1 otherwise."""
+        """0 if the names name the source alone, 2 if the target alone, otherwise 1."""
         named = [any(map(words.search, self.names)) for words in (SOURCE, TARGET)]
         return 1 + named[1] - named[0]
 

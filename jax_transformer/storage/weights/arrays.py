@@ -20,7 +20,10 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Return an array of the same bits in native byte order, perhaps a strided view of `value`."""
+    """Return an array of the same bits in native byte order; bfloat16 is of ml_dtypes.
+
+    It may be a strided view of `value`: copy it before keeping it.
+    """
     if not (getattr(value, "is_fully_addressable", True) or value.is_fully_replicated):
         raise InputError(
             f"{type(value).__name__} of shape {value.shape} lies on the devices of several "

@@ -53,7 +53,7 @@ def read_metadata(path: Path, file: BinaryIO) -> dict[str, str]:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays of any strides, with a digest of each and of the metadata, known at the end."""
+    """Write arrays of any strides, with a digest of each and of the metadata."""
     if _free_text(metadata) != metadata:
         raise WeightFileError(f"{path}: names in the metadata must not begin with {_DIGEST!r}")
     # As the library sorts them: a tensor begins at a multiple of its items' size.
@@ -66,7 +66,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
             array = np.asarray(arrays[name], order="C")
             text[f"{_DIGEST}:{name}"] = _tensor_digest(name, array)
             file.write(array.reshape(-1).view(np.uint8))
-        file.seek(0)
+        file.seek(0)  # each digest is known now
         file.write(_header(arrays, names, text))
 
 
