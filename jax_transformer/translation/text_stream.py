@@ -7,7 +7,8 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,12 +21,7 @@ from jax_transformer.text.corpus import BAD_LINES_NAMED
 from jax_transformer.text.text_files import LONGEST_LINE, count_lines, decode_lines, open_stream
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import model_digest
-from jax_transformer.translation.resumable_file import (
-    ResumableFile,
-    check_input,
-    check_output,
-    resumable_file,
-)
+from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
 from jax_transformer.translation.source_batches import (
     FIRST_WINDOW,
     BatchOptions,
@@ -111,32 +107,6 @@ def _is_pipe(file: io.BufferedReader) -> bool:
         return False
 
 
-class StandardOutput:
-    """Standard output, as a `ResumableFile` of which no line was written before."""
-
-    lines = 0
-
-    def rest(self, lines: Iterable[str | None]) -> Iterable[str | None]:
-        """Return all lines."""
-        return lines
-
-    def write(self, content: bytes) -> None:
-        """Write bytes; `commit` shows them."""
-        sys.stdout.buffer.write(content)
-
-    def commit(self) -> None:
-        """Show what was written."""
-        sys.stdout.buffer.flush()
-
-
-def _open_output(
-    files: Files, facts: dict[str, Any]
-) -> contextlib.AbstractContextManager[ResumableFile | StandardOutput]:
-    if files.output is None:
-        return contextlib.nullcontext(StandardOutput())
-    return resumable_file(files.output, facts, resume=files.resume, overwrite=files.overwrite)
-
-
 def translate_text(
     search: TextSearch,
     text: Text,
@@ -160,27 +130,34 @@ def translate_text(
         lines = with_pauses(lines)
     is_counted = files.input is not None and files.input.is_file() and console.is_terminal
     total = count_lines(files.input) if is_counted else None  # a FIFO can be read once only
-    options = {"bad_lines": bad, "total": total, "console": None if text.is_typed else console}
-    with _open_output(files, _facts(search, files, reading, batching)) as output:
-        if begun := output.lines:
+    options = {"reading": reading, "batching": batching, "bad_lines": bad}
+    translate = partial(translate_windows, search, **options)
+    with contextlib.ExitStack() as opened:
+        if files.output is None:
+            begun, write, commit = 0, sys.stdout.buffer.write, sys.stdout.buffer.flush
+        else:
+            facts, replaced = _facts(search, files, reading, batching), files.overwrite
+            part = resumable_file(files.output, facts, resume=files.resume, overwrite=replaced)
+            file = opened.enter_context(part)
+            begun, write, commit, lines = file.lines, file.write, file.commit, file.rest(lines)
+        if begun:
             console.print(f"resumed after {begun:,} lines")
         if text.is_typed:
-            translated = _translated_when_entered(search, lines, reading, batching, **options)
+            translated = _translated_when_entered(translate, lines)
         else:
-            parts = windows(output.rest(lines), batching.window, begun)
-            translated = translate_windows(search, parts, reading, batching, **options)
+            parts = windows(lines, batching.window, begun)
+            translated = translate(parts, total=total, console=console)
         for window in translated:
             for translation in chain.from_iterable(window):
                 score = f"{translation.score:.6f}\t" if files.scores else ""
                 one_line = translation.text.replace("\n", " ")
-                output.write(f"{score}{one_line}\n".encode())
-            output.commit()
+                write(f"{score}{one_line}\n".encode())
+            commit()
     if numbers := sorted({number for number in bad or () if number > begun}):
         named = ", ".join(f"{text.name}:{number}" for number in numbers[:BAD_LINES_NAMED])
         console.print(f"{len(numbers):,} bad lines gave blank lines, the first: {named}")
     if files.alignments is not None:
-        parts, options = [Window(0, first, True)], {"bad_lines": bad}
-        (best,) = translate_windows(search, parts, reading, batching, **options)
+        (best,) = translate([Window(0, first, True)])
         most, model = alignment_plot.MAX_LINES, search.models[0]
         drawn = alignment_plot.alignments(model, first, best, most)
         alignment_plot.draw(files.alignments, drawn, files.overwrite)
@@ -190,8 +167,6 @@ def _facts(
     search: TextSearch, files: Files, reading: LineOptions, batching: BatchOptions
 ) -> dict[str, Any]:
     """Return what decides the translations, beside the lines."""
-    if files.output is None:  # the digest takes a while
-        return {}
     facts = dataclasses.asdict(search.generation)
     facts["max_new_tokens"] = search.generation.max_new_tokens if search.is_limited else None
     facts |= dataclasses.asdict(reading) | dataclasses.asdict(batching)
@@ -210,11 +185,7 @@ def _keeping(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
 
 
 def _translated_when_entered(
-    search: TextSearch,
-    lines: Iterator[str],
-    reading: LineOptions,
-    batching: BatchOptions,
-    **options: Any,
+    translate: Callable[[list[Window]], Iterator[list[list[Translation]]]], lines: Iterator[str]
 ) -> Iterator[list[list[Translation]]]:
     """Yield the translations of each line that is typed; one that is refused is told at once."""
     while True:
@@ -224,7 +195,6 @@ def _translated_when_entered(
             print(file=sys.stderr)
             return
         try:
-            window = Window(0, [line], True)
-            yield from translate_windows(search, [window], reading, batching, **options)
+            yield from translate([Window(0, [line], True)])
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
