@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from jax_transformer import InputError
@@ -262,6 +263,37 @@ def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeyp
     monkeypatch.setattr(sys, stream, None)
     with pytest.raises(SystemExit, match=f"is closed; name a file by {option}"):
         cli.main(["translate", str(tmp_path)])
+
+
+NOWHERE = "nosuch-org/model"  # a name of the hub, and of no folder here
+NAMING = {
+    "train": (f"--init={NOWHERE}",),
+    "prepare": (f"--init={NOWHERE}",),
+    "translate": (NOWHERE, "--input=lines"),
+    "average": (NOWHERE, "out"),
+    "convert": (NOWHERE, "out.safetensors"),
+    "export": (NOWHERE, "out"),
+    "verify": (NOWHERE,),
+    "suggest": (NOWHERE,),
+    "budget": (f"--model={NOWHERE}",),
+}
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_translate_and_export_alone_ask_the_hub(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines").touch()
+    asked = []
+
+    def refuse(name, **_):
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, *NAMING[command]])
+    assert str(left.value.code).startswith("error: ")
+    assert bool(asked) == (command in ("translate", "export"))
 
 
 LONG = "x" * 250  # a name that the disk can hold; those of half-written files are longer
