@@ -48,14 +48,12 @@ def export_ctranslate2(
 ) -> str:
     """Write a folder that `ctranslate2.Translator` loads, with the tokenizer's files beside it.
 
-    Random sources are translated greedily by both. In float32 all ids must be equal.
-
-    Returns:
-        A line that says how many translations are equal.
+    Returns a line about the proof, see `check_proof`: greedy translations by both, whose ids must
+    be equal in float32.
 
     Raises:
-        InputError: A field of the config has a value that CTranslate2 cannot express (names it);
-            the folder cannot be written; or a translation differs. Nothing is written then.
+        InputError: CTranslate2 cannot express a field of the config; the folder cannot be written;
+            or a translation differs. Nothing is written.
     """
     config = model.config
     check_expressible(config, EXPRESSIBLE, "CTranslate2")

@@ -31,15 +31,11 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
 def export_onnx(model: TrainedModel, folder: Path) -> str:
     """Write a folder of ONNX programs in float32, which the code in its README runs.
 
-    Random sources are translated greedily by both. All ids must be equal.
-
-    Returns:
-        A line that says how many translations are equal.
+    Returns a line about the proof, see `check_proof`: greedy translations by both, with equal ids.
 
     Raises:
-        InputError: A field of the config has a value that the programs cannot express (names it);
-            the tokenizer is of two libraries; the folder cannot be written; or a translation
-            differs. Nothing is written then.
+        InputError: The programs cannot express a field of the config; the tokenizer is of two
+            libraries; the folder cannot be written; or a translation differs. Nothing is written.
     """
     config = model.config
     check_expressible(config, EXPRESSIBLE, "an ONNX export")

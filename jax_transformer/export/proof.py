@@ -75,17 +75,14 @@ def check_proof(
     Raises:
         InputError: A translation differs, though it must not.
     """
-    equal = sum(
-        list(ours) == list(theirs) for ours, theirs in zip(proof.translations, found, strict=True)
-    )
-    if exact and equal < len(proof.translations):
+    pairs, count = zip(proof.translations, found, strict=True), len(proof.translations)
+    equal = sum(list(ours) == list(theirs) for ours, theirs in pairs)
+    if exact and equal < count:
         raise InputError(
-            f"{folder}: not written, because {len(proof.translations) - equal} of "
-            f"{len(proof.translations)} random sources are translated otherwise by {program}"
+            f"{folder}: not written, because {count - equal} of {count} random sources are "
+            f"translated otherwise by {program}"
         )
-    return (
-        f"{equal} of {len(proof.translations)} random sources have the same translation, id for id"
-    )
+    return f"{equal} of {count} random sources have the same translation, id for id"
 
 
 def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:

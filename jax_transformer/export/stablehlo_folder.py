@@ -33,27 +33,22 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     """Write programs for CPUs, GPUs and TPUs, the parameters, the tokenizer, and a README.
 
     The programs are those of `export_programs`: two whole searches with the model's generation
-    defaults, greedily and with beams, and the parts of a search. Random sources go through each of
-    them and through this library; in float32 all ids must be equal.
+    defaults, greedily and with beams, and the parts of a search. Returns a line about the proof of
+    each search, see `check_proof`: in float32 all ids must be equal.
 
     Args:
         beam_size: Hypotheses of the search with beams; None is the model's default, or 4 where
             that is greedy search.
 
-    Returns:
-        A line that says how many translations of each search are equal.
-
     Raises:
         InputError: The model has no token embeddings or output projection; an option does not fit
-            it; the language of the sources is not known; the folder cannot be written; or a
-            translation differs. Nothing is written then.
+            it; the folder cannot be written; or a translation differs. Nothing is written.
     """
     config = model.config
     check_generates(config)
-    if beam_size is None:
-        own = model.generation.get("beam_size", 1)
-        beam_size = own if own > 1 else BEAM_SIZE
     own = model.generation_config()
+    if beam_size is None:
+        beam_size = own.beam_size if own.beam_size > 1 else BEAM_SIZE
     searches = {
         "greedy": dataclasses.replace(own, beam_size=1, num_hypotheses=1),
         "beam": dataclasses.replace(own, beam_size=beam_size),
@@ -61,7 +56,7 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     for generation in searches.values():
         generation.check_model(config)
     check_writable(folder, [f"decode_step{SUFFIX}"])
-    shown = {name: _compiled_in(generation) for name, generation in searches.items()}
+    shown = {name: _not_default(generation) for name, generation in searches.items()}
     exact = all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
     lines = []
     with staged(folder) as staging:
@@ -89,11 +84,11 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     return "; ".join(lines)
 
 
-def _compiled_in(generation: GenerationConfig) -> dict[str, Any]:
-    """Return the options of a search that are not the defaults; the longest is an argument."""
-    fields = dataclasses.fields(GenerationConfig)[1:]
-    values = {each.name: getattr(generation, each.name) for each in fields}
-    return {each.name: values[each.name] for each in fields if values[each.name] != each.default}
+def _not_default(generation: GenerationConfig) -> dict[str, Any]:
+    """Return the options that are compiled in; `max_new_tokens` is an argument of the programs."""
+    options = dataclasses.asdict(generation)
+    default = dataclasses.asdict(GenerationConfig(generation.max_new_tokens))
+    return {name: value for name, value in options.items() if value != default[name]}
 
 
 def _bound(config: TransformerConfig) -> str:

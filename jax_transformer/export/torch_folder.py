@@ -19,18 +19,15 @@ from jax_transformer.translation.model_folder import TrainedModel, write
 
 
 def export_torch(model: TrainedModel, folder: Path, origin: Origin | None = None) -> str:
-    """Write the folder, in which a Hugging Face folder becomes one of this library.
+    """Write the folder in float32, in which a Hugging Face folder becomes one of this library.
 
-    Random sources are translated greedily by both, in float32. All ids must be equal.
+    Returns a line about the proof, see `check_proof`: greedy translations by both, with equal ids.
 
     Args:
         origin: Where the model comes from, for a way back to a Hugging Face folder.
 
-    Returns:
-        A line that says how many translations are equal.
-
     Raises:
-        InputError: The folder cannot be written, or a translation differs. Nothing is written then.
+        InputError: The folder cannot be written, or a translation differs. Nothing is written.
     """
     check_writable(folder, MODEL_FILES)
     model = model._replace(params=jax.tree.map(float32, model.params))

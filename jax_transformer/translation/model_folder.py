@@ -173,14 +173,9 @@ def read(
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        return TrainedModel(
-            *load_folder(
-                folder,
-                ignore_generation_config=ignore_generation_config,
-                source_lang=source_lang,
-                target_lang=target_lang,
-            )
-        )
+        ignored = {"ignore_generation_config": ignore_generation_config}
+        languages = {"source_lang": source_lang, "target_lang": target_lang}
+        return TrainedModel(*load_folder(folder, **ignored, **languages))
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
