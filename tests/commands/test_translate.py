@@ -295,6 +295,25 @@ def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, t
     assert [result.text for result in results] == drawn[:150]
 
 
+@pytest.fixture
+def kill_at(monkeypatch):
+    """Let the search with a number, from 1, end the process; 0 is none. Returns its calls."""
+    generate, calls = text_search.generate, []
+
+    def kill_at(number):
+        def generate_until(*arguments, **options):
+            calls.append(len(calls))
+            if len(calls) == number:
+                raise SystemExit(137)
+            return generate(*arguments, **options)
+
+        calls.clear()
+        monkeypatch.setattr(text_search, "generate", generate_until)
+        return calls
+
+    return kill_at
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -304,21 +323,13 @@ def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, t
     ],
     ids=["sampled", "lists and sentences", "sampled sentences"],
 )
-def test_a_resumed_output_has_the_same_bytes(run, tmp_path, monkeypatch, options):
+def test_a_resumed_output_has_the_same_bytes(run, tmp_path, kill_at, options):
     path, output = tmp_path / "input", tmp_path / "output"
     path.write_text("".join(f"{LINES[n % 4]}. Abc {LINES[n % 3]}!  Cab.\n" for n in range(150)))
     options = (f"--input={path}", "--window=70", "--overlong=cut", *options)
-    generate, calls, most = text_search.generate, [], 1000
-
-    def killed(*arguments, **options):
-        calls.append(len(calls))
-        if len(calls) == most:
-            raise SystemExit(137)
-        return generate(*arguments, **options)
-
-    monkeypatch.setattr(text_search, "generate", killed)
+    calls = kill_at(0)
     _, expected, _ = run(b"", *options)
-    most = 2 * len(calls)  # the last batch of the second run
+    kill_at(len(calls))  # the last batch
     options = (*options, f"--output={output}", "--resume")
     assert run(b"", *options)[0] == 137
     code, _, err = run(b"", *options)
@@ -404,27 +415,15 @@ def test_a_file_becomes_a_file(run, files):
     assert run(b"", "--resume")[2].startswith("error: --resume goes on with a file")
 
 
-def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, monkeypatch):
+def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, kill_at):
     path, output, expected = files
     options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
-    generate, calls = text_search.generate, []
-
-    def killed_at(number):
-        def generate_until(*arguments, **options):
-            calls.append(len(calls))
-            if len(calls) == number:
-                raise SystemExit(137)
-            return generate(*arguments, **options)
-
-        calls.clear()
-        monkeypatch.setattr(text_search, "generate", generate_until)
-
     for number, told in ((1, ""), (2, ""), (2, "resumed after 64 lines\n")):
-        killed_at(number)
+        kill_at(number)
         assert run(b"", *options) == (137, "", told)
         assert not output.exists()
     assert run(b"", *options, "--beam=2")[2].startswith("error: beam_size=2 is not that of the")
-    killed_at(0)
+    kill_at(0)
     assert run(b"", *options) == (0, "", "resumed after 134 lines\n")
     assert output.read_text() == expected
     assert {*os.listdir(output.parent)} == {"input.gz", "output"}
@@ -470,23 +469,15 @@ def test_bad_lines_are_skipped_in_their_places_and_counted(run, bad_files):
     assert told.startswith("5 bad lines gave blank lines, the first: standard input:3, ")
 
 
-@pytest.mark.parametrize(("killed_at", "done", "told"), [(2, 64, [65, 100, 149]), (3, 134, [149])])
+@pytest.mark.parametrize(("number", "done", "told"), [(2, 64, [65, 100, 149]), (3, 134, [149])])
 def test_a_killed_translation_with_bad_lines_goes_on_to_the_same_bytes(
-    run, bad_files, monkeypatch, killed_at, done, told
+    run, bad_files, kill_at, number, done, told
 ):
     path, output, expected, _ = bad_files
     options = (f"--input={path}", f"--output={output}", "--window=70", "--resume")
-    generate, calls = text_search.generate, []
-
-    def killed(*arguments, **options):
-        calls.append(len(calls))
-        if len(calls) == killed_at:
-            raise SystemExit(137)
-        return generate(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(text_search, "generate", killed)
-        assert run(b"", *options, "--bad-lines=skip")[0] == 137
+    kill_at(number)
+    assert run(b"", *options, "--bad-lines=skip")[0] == 137
+    kill_at(0)
     refused = "error: bad_lines='refuse' is not that of the unfinished output, which has 'skip'"
     assert run(b"", *options)[2].startswith(refused)
     named = ", ".join(f"{path}:{number}" for number in told)

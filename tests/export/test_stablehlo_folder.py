@@ -28,7 +28,7 @@ from jax_transformer.export import programs
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
 from tests.export.readme import run_readme
-from tests.models import random_params, small_config, tiny_model, unchecked
+from tests.models import random_params, small_config, unchecked
 from tests.parity.ladder import ROUNDED, check_errors, error, moved, widen
 from tests.tiers import DISTINCT_PRESETS
 
@@ -63,11 +63,6 @@ print(json.dumps(likeliest(Path(sys.argv[1]), src, tgt.reshape(2, 6)).tolist()))
 def as_users_call_it():
     with unchecked():  # the types of the code name lengths `int`, which a symbolic one is not
         yield
-
-
-@pytest.fixture(scope="module")
-def base():
-    return tiny_model(["abc cab fed dab bead", "xyz uvw"], vocab_size=30, seed=1, max_length=40)
 
 
 def with_preset(base, name, **fields):

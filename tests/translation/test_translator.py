@@ -144,12 +144,9 @@ def test_what_a_stream_brings_is_refused_where_it_comes(translator):
         translator("\ud800")
 
 
-def test_unknown_models_are_one_line(tmp_path):
+def test_unknown_models_and_languages_are_one_line(model, tmp_path):
     with pytest.raises(InputError, match="is not the folder of a trained model"):
         Translator(tmp_path / "nothing")
-
-
-def test_a_language_of_a_model_without_codes_is_refused(model, tmp_path):
     save(tmp_path / "model", model)
     for source in (model, tmp_path / "model"):
         with pytest.raises(InputError, match="target_lang='de': the model has no language codes"):
