@@ -64,7 +64,7 @@ class Query(NamedTuple):
     options: Options
 
     def lines(self) -> list[str]:
-        """Return the lines of all texts, each of which is translated alone."""
+        """Return the lines of all texts; each line is translated alone."""
         return [line.removesuffix("\r") for text in self.texts for line in text.split("\n")]
 
 
@@ -77,7 +77,7 @@ def read_query(
         beam_size: Hypotheses of a line that are there as alternatives, the best one included.
 
     Raises:
-        RequestError: It is no such query, or longer than a request may be.
+        RequestError: The request is not such a query, or is too long.
     """
     try:
         if content_type.partition(";")[0].strip().lower() == "application/json":
@@ -122,7 +122,7 @@ def answer(query: Query, lines: list[list[str]]) -> dict[str, Any]:
     """Return the answer to a query: LibreTranslate's JSON.
 
     Args:
-        lines: The hypotheses of each line of each text, best first, as many for each.
+        lines: The hypotheses of each line of each text, best first, equally many for each.
     """
     texts, rest = [], iter(lines)
     for text in query.texts:

@@ -2,8 +2,8 @@
 
     python ray_translate.py runs/0 --input news.en --output news.de --workers 2
 
-Ray Data gives parts of the file to workers, each of which holds a `Translator`, and returns their
-results in the order of the file. The output has the bytes that `jax-transformer translate` writes.
+Ray Data gives parts of the file to workers, and returns their results in the order of the file.
+Each worker holds a `Translator`. The output has the bytes that `jax-transformer translate` writes.
 All machines see the input under one name, and the model under one name or on the Hugging Face hub.
 """
 
@@ -29,7 +29,7 @@ except ModuleNotFoundError:
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
 
 Part = dict[str, Any]  # a row of Ray Data: some lines of the input, or what became of them
-OPTIONS: dict[str, Any] = {}  # of each call of the Translator, such as beam_size
+OPTIONS: dict[str, Any] = {}  # of each call of the Translator, for example beam_size
 
 
 def parts(path: Path, lines: int) -> Iterator[Part]:

@@ -20,9 +20,9 @@ REQUIRED = dataclasses.MISSING
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of which a wrong argument is one line, and that keeps values as text.
+    """A parser that refuses a wrong argument in one line, and keeps values as text.
 
-    A value that is not named is not among the results.
+    The results have only the values that are named.
     """
 
     def __init__(self, command: str, description: str, positional: Sequence[str] = ()) -> None:

@@ -30,7 +30,7 @@ Program = Callable[..., Any]  # of an execution, a config, parameters and arrays
 
 
 def named(tree: Any) -> dict[str, Array]:
-    """Return the leaves of a tree by their paths, as "decoder.layers_0.feed_forward.inner.bias"."""
+    """Return the leaves of a tree by their paths, for example "decoder.norm.scale"."""
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 

@@ -14,7 +14,7 @@ NOT_PLAIN = re.compile(r"[\s\ud800-\udfff]")  # sentencex 1.0.32 fails at some o
 
 
 def check_split(language: str | None, num_hypotheses: int = 1, alignments: bool = False) -> None:
-    """Refuse what is no code of a language, and what makes no sense where sentences are split."""
+    """Refuse a language that is not a code, and what cannot be joined from sentences."""
     if language is None:
         return
     named = f"split_sentences={shorten(language)}"
@@ -36,7 +36,7 @@ def split_sentences(text: str, language: str) -> list[str]:
 
     Args:
         language: Code of the language of the text, of two letters where ISO 639 has such a code.
-            Where sentencex has no rules for it, those of a related language or of English hold.
+            Without rules for it, sentencex uses those of a related language or of English.
     """
     import sentencex
 

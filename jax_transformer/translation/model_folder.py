@@ -225,7 +225,7 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
 
     Raises:
         InputError: The folder exists, or cannot be written; the parts of the model have another
-            type or do not belong together, or an option of `generate` is no default of a model.
+            type or do not belong together, or an option cannot be a default of a model.
     """
     folder = Path(folder)
     model = _checked(model)

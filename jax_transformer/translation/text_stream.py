@@ -42,8 +42,9 @@ class Files:
         output: File to write, named .part until it is finished; without it, standard output.
         resume: Go on with the unfinished --output, or begin it where there is none.
         overwrite: Replace an existing output or picture.
-        bad_lines: Refuse the window of a line that is no UTF-8, has a NUL, is above 1 MiB, or is no
-            source of the model; or skip the line: it gives blank lines, and is counted at the end.
+        bad_lines: Refuse the window of a line that is not UTF-8, has a NUL, is above 1 MiB, or
+            cannot be a source of the model; or skip the line: it gives blank lines, and is counted
+            at the end.
         scores: Write the score of each translation; a blank line has the score 0.
         alignments: Picture to write of the attention to the first few lines: .png, .pdf or .svg.
     """
@@ -118,7 +119,7 @@ def translate_text(
     """Translate the lines of a text, and write the translations of each window at once.
 
     Raises:
-        InputError: As `translate_windows`; a line is no text; or the unfinished output was made of
+        InputError: As `translate_windows`; a line is not text; or the unfinished output was made of
             something else.
     """
     bad: list[int] | None = [] if files.bad_lines == "skip" else None

@@ -146,7 +146,7 @@ def translate_windows(
 
 
 def _split(window: Window, language: str | None) -> tuple[list[list[str]], list[Place]]:
-    """Return the parts of each line, as `split_sentences` does, and the places of the odd ones."""
+    """Return the parts of each line, see `split_sentences`, and the places of the sentences."""
     whole = language is None
     texts = [["", line, ""] if whole else split_sentences(line, language) for line in window.lines]
     numbered = [(n, len(parts) // 2) for n, parts in enumerate(texts, window.start + 1)]
