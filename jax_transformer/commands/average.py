@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jax_transformer.errors import InputError
 from jax_transformer.runs.checkpoints import check_one_run, read_step, steps_in
-from jax_transformer.runs.run_model import trained_model
+from jax_transformer.runs.model_settings import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.writing import WRITING, check_path

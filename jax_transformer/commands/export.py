@@ -56,7 +56,7 @@ def export(arguments: Arguments) -> None:
     languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
     if to == "torch":
         from jax_transformer.export.torch_folder import export_torch
-        from jax_transformer.runs.run_model import read_initial_model
+        from jax_transformer.runs.model_settings import read_initial_model
 
         loaded, origin, report = read_initial_model(folder, **languages)
         for text in report:

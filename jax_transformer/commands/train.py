@@ -6,6 +6,9 @@ import itertools
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,31 +17,30 @@ from rich.console import Console
 
 from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.commands.train_arguments import (
-    NO_START,
+    NO_MODEL,
     TEXT_SIZES,
     Arguments,
+    InitialModel,
     NamedSettings,
-    Start,
     arguments_of_run,
     check_resumed,
-    check_start,
     kept_arguments,
     named_settings,
-    read_start,
+    new_arguments,
 )
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.runs import loop
-from jax_transformer.runs.checkpoints import Saved, restore, steps_in
+from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
-from jax_transformer.runs.output import check_output, claimed
+from jax_transformer.runs.output import check_output, exclusive_folder
 from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
-from jax_transformer.storage.folder import SETTINGS_FILE
+from jax_transformer.storage.folder import CHECKPOINTS, SETTINGS_FILE
 from jax_transformer.storage.writing import check_path, replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
@@ -55,29 +57,74 @@ SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
 
 
 def train(*argv: str) -> None:
-    """Parse the command line and train; an input error is one line and exit code 1."""
+    """Parse the command line, read the text, train, write the model, translate the validation text.
+
+    An input error is one line and exit code 1.
+    """
     console = Console(markup=False, highlight=False, soft_wrap=True)
     keep_compilations()
-    try:
+    with _errors_end_all_processes(console):
         named = named_settings(argv)
-        arguments = named.arguments()
-        if arguments.keep_freed_memory:
-            keep_freed_memory()
-        distributed.initialize(
-            arguments.coordinator,
-            arguments.num_processes,
-            arguments.process_id,
-            lost_after=arguments.lost_after,
+        _join_processes(named.arguments())
+        started, is_main = time.monotonic(), distributed.is_main()
+        console.quiet = not is_main
+        arguments, initial, resumed = _checked_arguments(named, console)
+        mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
+        settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
+        distributed.check_agreement(must_agree(settings, initial, mesh))
+        if unnamed := arguments.output is None:
+            created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
+            arguments = dataclasses.replace(arguments, output=Path(created.decode()))
+        show_settings(arguments, settings, mesh, console)
+        output, number_words = arguments.output, arguments.source is None
+        evaluation = Evaluation(
+            settings,
+            corpora.validation_text,
+            arguments.bleu_tokenization,
+            number_words,
+            console,
+            mesh,
         )
-        console.quiet = not distributed.is_main()
-        resumed = None
-        if arguments.resume:
-            arguments, resumed = resumed_arguments(named, arguments, console)
-            config, _, tokenizer, *_, generation, origin = resumed.settings
-            start = Start(tokenizer, config, generation=generation, origin=origin)
-        else:
-            arguments, start = new_arguments(named, arguments)
-        run(arguments, start, resumed, console)
+        check = partial(_check_not_taken, arguments, resumed)
+        exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
+        with stop_requests(console.print) as stop, exclusive:
+            if is_main:
+                if not resumed:
+                    loop.discard_run(output)  # the checkpoints of one that is overwritten
+                replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
+            # The number words are translated at the end only, unless BLEU selects.
+            translating = not number_words or arguments.training.select_by == "bleu"
+            run = loop.Run(
+                output,
+                settings,
+                resumed,
+                stop,
+                evaluation.measure if translating else None,
+                arguments.tensorboard,
+                mesh,
+                arguments.lost_after,
+                initial.params,
+            )
+            best = loop.train(run, corpora.training, corpora.validation, console)
+        if stop.signal is not None:  # it came after the last step, too late for the loop
+            message = f"the run in {output} is saved, and its model is not written"
+            raise Stopped(
+                f"stopped by {stop.signal.name}: {message}; resume writes it", stop.signal
+            )
+        if is_main:
+            evaluation.finish(output, best)
+            console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+            translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
+            console.print(f"to translate: {translate}")
+            if not number_words:
+                score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+                console.print(f"to score: {translate} | {score}")
+
+
+@contextlib.contextmanager
+def _errors_end_all_processes(console: Console) -> Iterator[None]:
+    try:
+        yield
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
@@ -85,23 +132,37 @@ def train(*argv: str) -> None:
         distributed.fail(error)
 
 
-def new_arguments(named: NamedSettings, arguments: Arguments) -> tuple[Arguments, Start]:
-    """Return the arguments of a new run, and what it starts from."""
-    if distributed.is_main() and arguments.output:
-        check_output(arguments.output, arguments.overwrite)
-    start = read_start(arguments)
-    arguments = named.arguments(start)
-    check_start(arguments, start)
-    return arguments, start
+def _join_processes(arguments: Arguments) -> None:
+    if arguments.keep_freed_memory:
+        keep_freed_memory()
+    processes = arguments.coordinator, arguments.num_processes, arguments.process_id
+    distributed.initialize(*processes, lost_after=arguments.lost_after)
+
+
+def _checked_arguments(
+    named: NamedSettings, console: Console
+) -> tuple[Arguments, InitialModel, CheckpointFolder | None]:
+    """Return the arguments, what the run starts from, and the checkpoint if it is resumed."""
+    arguments, resumed = named.arguments(), None
+    if arguments.resume:
+        arguments, resumed = resumed_arguments(named, arguments, console)
+        config, _, tokenizer, *_, generation, origin = resumed.settings
+        initial = InitialModel(tokenizer, config, generation=generation, origin=origin)
+    else:
+        if distributed.is_main() and arguments.output:
+            check_output(arguments.output, arguments.overwrite)
+        arguments, initial = new_arguments(named)
+    check_values(arguments, initial)
+    return arguments, initial, resumed
 
 
 def resumed_arguments(
     named: NamedSettings, arguments: Arguments, console: Console
-) -> tuple[Arguments, Saved]:
+) -> tuple[Arguments, CheckpointFolder]:
     """Return the run in --output and its arguments, except those that are named and may change."""
     if arguments.output is None or arguments.overwrite:
         raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
-    resumed = restore(arguments.output / loop.CHECKPOINTS, console)
+    resumed = restore(arguments.output / CHECKPOINTS, console)
     saved = arguments_of_run(resumed.settings)
     arguments = named.replaced_in(saved)
     check_resumed(saved, arguments)
@@ -113,80 +174,28 @@ def resumed_arguments(
     return arguments, resumed
 
 
-def run(arguments: Arguments, start: Start, resumed: Saved | None, console: Console) -> None:
-    """Read the text, train, write the model, translate the validation text."""
-    started = time.monotonic()
-    is_main = distributed.is_main()
-    check_values(arguments, start)
-    mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
-
-    expected = resumed.settings.text_sha256 if resumed else None
-    settings, corpora = prepare(arguments, start, console, expected)
-    distributed.check_agreement(facts(settings, start, mesh))
-    if unnamed := arguments.output is None:
-        created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
-        arguments = dataclasses.replace(arguments, output=Path(created.decode()))
-    show_settings(arguments, settings, mesh, console)
-
-    exact = arguments.source is None
-    evaluation = Evaluation(
-        settings, corpora.validation_text, arguments.bleu_tokenization, exact, console, mesh
-    )
-
-    def check() -> None:  # the text took its time, in which another run may have come
-        if resumed is None:
-            check_output(arguments.output, arguments.overwrite)
-        elif steps_in(arguments.output / loop.CHECKPOINTS)[-1:] != [resumed.progress.step]:
-            raise InputError(f"{arguments.output}: another process went on with it; resume again")
-
-    claim = claimed(arguments.output, check, unnamed) if is_main else contextlib.nullcontext()
-    with stop_requests(console.print) as stop, claim:
-        if is_main:
-            if not resumed:
-                loop.discard_run(arguments.output)  # the checkpoints of one that is overwritten
-            replace_file(arguments.output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-        # The number words are translated at the end only, unless BLEU selects.
-        translating = arguments.source or arguments.training.select_by == "bleu"
-        this_run = loop.Run(
-            arguments.output,
-            settings,
-            resumed,
-            stop,
-            evaluation.measure if translating else None,
-            arguments.tensorboard,
-            mesh,
-            arguments.lost_after,
-            start.params,
-        )
-        best = loop.train(this_run, corpora.training, corpora.validation, console)
-    if stop.signal is not None:  # it came after the last step, too late for the loop
-        name, output = stop.signal.name, arguments.output
-        message = f"the run in {output} is saved, and its model is not written; resume writes it"
-        raise Stopped(f"stopped by {name}: {message}", stop.signal)
-    if is_main:
-        evaluation.finish(arguments.output, best)
-        console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-        translate = f"jax-transformer translate {shlex.quote(str(arguments.output))} < FILE"
-        console.print(f"to translate: {translate}")
-        if arguments.source:
-            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-            console.print(f"to score: {translate} | {score}")
+def _check_not_taken(arguments: Arguments, resumed: CheckpointFolder | None) -> None:
+    """Refuse an output that another run has taken while the text was read."""
+    if resumed is None:
+        check_output(arguments.output, arguments.overwrite)
+    elif steps_in(arguments.output / CHECKPOINTS)[-1:] != [resumed.progress.step]:
+        raise InputError(f"{arguments.output}: another process went on with it; resume again")
 
 
-def check_values(arguments: Arguments, start: Start = NO_START) -> None:
+def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None:
     """Refuse arguments that cannot work, before any text is read."""
     check_path(arguments.text_settings().store)
-    if start.tokenizer is None:
+    if initial.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
-        config = model_config(arguments.model, start.config or start.tokenizer)
+        config = model_config(arguments.model, initial.config or initial.tokenizer)
     smallest = config
-    if start.tokenizer is None:  # the text may have few characters
+    if initial.tokenizer is None:  # the text may have few characters
         fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
         smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
     check_training(smallest, arguments.training)
-    if arguments.training.bpe_dropout and start.tokenizer is not None:
-        BPEDropout(start.tokenizer, arguments.training.bpe_dropout)
+    if arguments.training.bpe_dropout and initial.tokenizer is not None:
+        BPEDropout(initial.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
         check_packs(config)
     scores.check_tokenization(arguments.bleu_tokenization)
@@ -195,16 +204,20 @@ def check_values(arguments: Arguments, start: Start = NO_START) -> None:
         check_installed("tensorboardX")
 
 
-def prepare(
-    arguments: Arguments, start: Start, console: Console, expected_sha256: str | None = None
+def read_and_encode_text(
+    arguments: Arguments,
+    initial: InitialModel,
+    console: Console,
+    resumed: CheckpointFolder | None = None,
 ) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text."""
+    expected_sha256 = resumed.settings.text_sha256 if resumed else None
     text_settings = arguments.text_settings()
-    run_text = read_corpora(text_settings, start.tokenizer, console)
-    config = model_config(arguments.model, start.config or run_text.tokenizer)
+    run_text = read_corpora(text_settings, initial.tokenizer, console)
+    config = model_config(arguments.model, initial.config or run_text.tokenizer)
     check_training(config, arguments.training)
     encoded = encode_corpora(run_text, text_settings, console, expected_sha256)
-    for line in (*start.report, *encoded.report):
+    for line in (*initial.report, *encoded.report):
         console.print(line)
     settings = RunSettings(
         config,
@@ -212,8 +225,8 @@ def prepare(
         encoded.tokenizer,
         encoded.sha256,
         kept_arguments(arguments),
-        start.generation,
-        start.origin,
+        initial.generation,
+        initial.origin,
     )
     return settings, encoded
 
@@ -241,15 +254,15 @@ def show_settings(
     console.print(f"{trained:,} of {whole:,} parameters are trained")
 
 
-def facts(settings: RunSettings, start: Start, mesh: Mesh) -> dict[str, str]:
-    """Return the facts that all processes of a run must have in common, by name."""
+def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:
+    """Return by name what all processes of a run must have in common."""
     shared = {"library": distributed.library_digest(), "jax": jax.__version__}
     shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.text_sha256}
     shared |= {"mesh": describe(mesh)}
-    if start.params is not None:
-        initial = TrainedModel(start.config, start.params, start.tokenizer, start.generation)
-        shared["initial model"] = model_digest(initial)
+    if initial.params is not None:
+        parts = initial.config, initial.params, initial.tokenizer, initial.generation
+        shared["initial model"] = model_digest(TrainedModel(*parts))
     return {name: str(value) for name, value in shared.items()}
 
 

@@ -1,7 +1,8 @@
 """The arguments of `jax-transformer train`: flags, a YAML file, and what a new run starts from."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,12 +15,14 @@ from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
 from jax_transformer.runs.corpora import Files, TextSettings
 from jax_transformer.runs.model_settings import (
+    DECIDED,
     check_same_model,
     named_fields,
     preset_fields,
+    read_initial_model,
+    read_tokenizer,
     undecided_fields,
 )
-from jax_transformer.runs.run_model import read_initial_model, read_tokenizer
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
@@ -42,6 +45,15 @@ NUMBER_WORDS_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 256, "num_encoder_l
 NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0}
 
 
+# The headings of the help, by the first argument under each.
+HEADINGS = {"source": "text", "vocab_size": "tokenizer", "init": "initial model", "output": "run"}
+HEADINGS |= {"mesh": "devices and processes", "preset": "preset"}
+PREPARE = """Encode the training text as `jax-transformer train` would do, and keep it.
+
+The arguments are those of `jax-transformer train`, so a command line can be used for both. Those
+that do not concern the text change nothing and are not shown here."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Train a Transformer to translate, and write a model for `jax-transformer translate`.
@@ -56,54 +68,55 @@ class Arguments:
         source: Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several
             files are one text. A .tsv file holds sources and targets, with a tab between them.
         target: Translation of the training text, line by line: a file for each of --source that is
-            no .tsv file.
+            not a .tsv file.
         weights: One number for each file of --source: how often its pairs are drawn, in proportion.
-            If None, each pair is drawn once an epoch.
+            Without it, each pair is drawn once an epoch.
         valid_source: Validation text: selects the best parameters and is translated at the end.
         valid_target: Translation of the validation text, line by line.
-        tsv_columns: Columns of the source and of the target in .tsv files, such as 1 2, where they
-            have others too; if None, these two are all.
-        bad_lines: If a line is no UTF-8 text, has a NUL character or lacks a column, or the
+        tsv_columns: Columns of the source and of the target in .tsv files, for example 1 2; without
+            it, the files have only these two.
+        bad_lines: If a line is not UTF-8 text, has a NUL character or lacks a column, or the
             tokenizer refuses it, refuse the text, or skip its pair, which is counted.
         valid_pairs: Without validation files, pairs of the training text that are held out for
-            validation, chosen by --seed; if None, 5 % of them, at least 1 and at most 1,000.
-        longest_side: Most tokens of a side of a training pair that is kept; if None, max_length.
+            validation, chosen by --seed; by default 5 % of them, at least 1 and at most 1,000.
+        longest_side: Most tokens of a side of a training pair that is kept; by default
+            --max-length.
         max_ratio: Most tokens of the longer side, for each of the shorter, of a pair that is kept.
         drop_duplicates: Drop the training pairs that repeat an earlier one.
+        prepared: Folder that keeps tokenizers and encoded text; by default one in the user's cache.
+            A later run on the same text, tokenizer and limits uses them again.
+        vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
+            --init, the number of ids of the source's tokenizer.
+        byte_fallback: Whether that encoding also has the 256 bytes, from which it makes a character
+            that the training text lacks; if not, it becomes <unk>.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
-        prepared: Folder that keeps tokenizers and encoded text; if None, one in the user's cache. A
-            later run on the same text, tokenizer and limits uses them again.
-        init: Model to start from: the folder of a model of this library or of Hugging Face. The run
-            keeps its tokenizer, its config and its generation defaults; only the dropout rates may
-            be others.
-        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
-        source_lang: Code of the language of the sources; if None, the one that the folder names.
-        target_lang: Code of the language of the targets; if None, the one that the folder names.
         tokenizer: Tokenizer to use instead of training one: a tokenizer.json, or the folder of a
             tokenizer or of a model.
         target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
             model with token_embeddings "separate".
-        output: Folder of the run and its model; if None, the first free one of runs/0, runs/1, ...
+        init: Model to start from: the folder of a model of this library or of Hugging Face. The run
+            keeps its tokenizer, its config and its generation defaults; only the dropout rates may
+            be others.
+        ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
+        source_lang: Code of the language of the sources; by default the one that the folder names.
+        target_lang: Code of the language of the targets; by default the one that the folder names.
+        output: Folder of the run and its model; by default the first free of runs/0, runs/1, ...
         overwrite: Replace the model that is in --output.
         resume: Continue the run in --output from its last checkpoint, with its own settings.
         tensorboard: Also write events for TensorBoard, into tensorboard/ in the output.
-        mesh: Axes of the devices, such as data=4,fsdp=2: "data" copies the model, "fsdp" splits
-            parameters and optimizer, "tensor" the matrix products; -1 takes the other devices. If
-            None, one device.
+        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
+        mesh: Axes of the devices, for example data=4,fsdp=2: "data" copies the model, "fsdp" splits
+            parameters and optimizer, "tensor" the matrix products; -1 takes the other devices.
+            Without it, one device.
         coordinator: With several processes, host:port of the first one, where the port is free.
         num_processes: Number of processes.
         process_id: Number of this process, from 0.
         lost_after: Seconds of silence of another process after which this one ends.
         keep_freed_memory: Keep the memory of a step for the next one: faster on a CPU, Linux only.
-        bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
-        preset: The described implementation to train. It gives the fields of the model that are not
-            named; sizes that it leaves open are those of the task. Only the presets of Hugging Face
-            families can be written as Hugging Face folders later: marian, for example, and not the
-            default. None with --init.
-        vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
-            --init, the number of ids of the source's tokenizer.
-        byte_fallback: Whether that encoding also has the 256 bytes, of which a character is made
-            that the training text lacks; if not, it becomes <unk>.
+        preset: The described implementation to train, unless --init names a model. It gives the
+            fields of the model that are not named; sizes that it leaves open are those of the task.
+            Only the presets of Hugging Face families can be written as Hugging Face folders later:
+            marian, for example, and not the default.
         model: Fields of TransformerConfig. Vocabulary sizes and special ids (pad, BOS, EOS) come
             from the tokenizer.
         training: Batches, schedule, optimizer and objective.
@@ -121,28 +134,28 @@ class Arguments:
     longest_side: Count | None = None
     max_ratio: Annotated[float, Meta(ge=1)] | None = None
     drop_duplicates: bool = False
-    tokenizer_pairs: Count = 2_000_000
     prepared: Path | None = None
+    vocab_size: Count = 6000
+    byte_fallback: bool = False
+    tokenizer_pairs: Count = 2_000_000
+    tokenizer: Path | None = None
+    target_tokenizer: Path | None = None
     init: Path | None = None
     ignore_generation_config: bool = False
     source_lang: str | None = None
     target_lang: str | None = None
-    tokenizer: Path | None = None
-    target_tokenizer: Path | None = None
     output: Path | None = None
     overwrite: bool = False
     resume: bool = False
     tensorboard: bool = False
+    bleu_tokenization: str = "13a"
     mesh: str | None = None
     coordinator: str | None = None
     num_processes: Count | None = None
     process_id: int | None = None
     lost_after: Count = 120
     keep_freed_memory: bool = True
-    bleu_tokenization: str = "13a"
     preset: str | None = "vaswani2017"
-    vocab_size: Count = 6000
-    byte_fallback: bool = False
     model: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES)
     )
@@ -187,8 +200,8 @@ NUMBER_WORDS = Arguments(
 )
 
 
-class Start(NamedTuple):
-    """What a run has before it reads its text; `generation` and `origin` as in `RunSettings`."""
+class InitialModel(NamedTuple):
+    """The model or the tokenizer that a run starts from; the fields are as in `RunSettings`."""
 
     tokenizer: Tokenizer | None = None  # None trains one on the text
     config: TransformerConfig | None = None  # None leaves it to the arguments
@@ -198,10 +211,10 @@ class Start(NamedTuple):
     report: tuple[str, ...] = ()
 
 
-NO_START = Start()
+NO_MODEL = InitialModel()
 
 
-def read_start(arguments: Arguments) -> Start:
+def initial_model(arguments: Arguments) -> InitialModel:
     """Return what a new run starts from: the model of --init, or the tokenizer of --tokenizer."""
     source, target = arguments.tokenizer, arguments.target_tokenizer
     if target and not source:
@@ -220,30 +233,29 @@ def read_start(arguments: Arguments) -> Start:
             "tokenizer that has language codes: name it by --init or --tokenizer"
         )
     if arguments.init is None:
-        return Start(tokenizer)
-    (config, params, of_model, generation), origin, report = read_initial_model(
+        return InitialModel(tokenizer)
+    (config, params, model_tokenizer, generation), origin, report = read_initial_model(
         arguments.init, arguments.ignore_generation_config, *languages
     )
-    if tokenizer is not None and tokenizer.digest() != of_model.digest():
+    if tokenizer is not None and tokenizer.digest() != model_tokenizer.digest():
         raise InputError(
-            f"tokenizer={source} is not the tokenizer of the model in "
-            f"{arguments.init}: their sha256 are {tokenizer.digest()} and {of_model.digest()}; "
-            "leave tokenizer out"
+            f"tokenizer={source} is not the tokenizer of the model in {arguments.init}: their "
+            f"sha256 are {tokenizer.digest()} and {model_tokenizer.digest()}; leave tokenizer out"
         )
-    return Start(of_model, config, params, generation, origin, report)
+    return InitialModel(model_tokenizer, config, params, generation, origin, report)
 
 
-def check_start(arguments: Arguments, start: Start) -> None:
+def check_initial_model(arguments: Arguments, initial: InitialModel) -> None:
     """Refuse arguments that contradict what a new run starts from."""
-    if start.config is not None:
-        check_same_model(arguments.model, arguments.preset, start.config, str(arguments.init))
-    if start.tokenizer is not None and arguments.vocab_size != start.tokenizer.src_vocab_size:
+    if initial.config is not None:
+        check_same_model(arguments.model, arguments.preset, initial.config, str(arguments.init))
+    if initial.tokenizer is not None and arguments.vocab_size != initial.tokenizer.src_vocab_size:
         raise InputError(
             f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "
-            f"{start.tokenizer.src_vocab_size}; leave vocab_size out"
+            f"{initial.tokenizer.src_vocab_size}; leave vocab_size out"
         )
     tables = arguments.model["token_embeddings"]
-    has_two = start.tokenizer is not None and start.tokenizer.kind == "separate"
+    has_two = initial.tokenizer is not None and initial.tokenizer.kind == "separate"
     if has_two and tables != "separate":
         name = "tokenizer" if arguments.target_tokenizer is None else "target_tokenizer"
         raise InputError(
@@ -258,17 +270,18 @@ class NamedSettings(NamedTuple):
     run: dict[str, Any]  # fields of Arguments
     model: dict[str, Any]  # of TransformerConfig
     training: dict[str, Any]  # of TrainingConfig
+    dry_run: bool = False  # of `prepare`
 
-    def arguments(self, start: Start = NO_START) -> Arguments:
-        """Return the arguments: what is named wins over `start`, then the preset, then the task."""
+    def arguments(self, initial: InitialModel = NO_MODEL) -> Arguments:
+        """Return the arguments: what is named wins, then `initial`, the preset and the task."""
         numbers = not {"config", "source"} & self.run.keys()
         task, sizes = (NUMBER_WORDS, NUMBER_WORDS_SIZES) if numbers else (Arguments(), TEXT_SIZES)
         if (preset := self.run.get("preset")) is not None:
             task = dataclasses.replace(task, model=preset_fields(preset, sizes))
-        if start.tokenizer is not None:
-            task = dataclasses.replace(task, vocab_size=start.tokenizer.src_vocab_size)
-        if start.config is not None:
-            model = undecided_fields(start.config.to_dict())
+        if initial.tokenizer is not None:
+            task = dataclasses.replace(task, vocab_size=initial.tokenizer.src_vocab_size)
+        if initial.config is not None:
+            model = undecided_fields(initial.config.to_dict())
             task = dataclasses.replace(task, preset=None, model=model)
         return self.replaced_in(task)
 
@@ -279,24 +292,42 @@ class NamedSettings(NamedTuple):
         return dataclasses.replace(arguments, **self.run, model=model, training=training)
 
 
-def named_settings(argv: Sequence[str]) -> NamedSettings:
+def new_arguments(named: NamedSettings) -> tuple[Arguments, InitialModel]:
+    """Return the arguments of a new run, and what it starts from."""
+    initial = initial_model(named.arguments())
+    arguments = named.arguments(initial)
+    check_initial_model(arguments, initial)
+    return arguments, initial
+
+
+def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings:
     """Return what a command line names; with --help it is shown, and the program ends."""
-    flags = _parser(Arguments()).parse(argv)
-    wants_help = flags.pop("help", False)
-    part_of = {name: part for part, settings in PARTS.items() for name in declarations(settings)}
-    nested: dict[str, Any] = {part: {} for part in PARTS}
-    for name, value in flags.items():
-        (nested[part_of[name]] if name in part_of else nested)[name] = value
-    by_flag, by_file = _checked(nested, "", text=True), NamedSettings({}, {}, {})
-    if path := by_flag.run.get("config"):
+    names = {part: [*declarations(settings)] for part, settings in PARTS.items()}
+    of_run = [name for name in declarations(Arguments) if name not in PARTS]
+    flags = _parser(Arguments(), command, (*of_run, *itertools.chain(*names.values()))).parse(argv)
+    dry_run = flags.pop("dry_run", False)
+    helps = {topic: flags.pop(topic, False) for topic in ("help", *map("help_{}".format, PARTS))}
+    nested: dict[str, Any] = {
+        part: {name: flags.pop(name) for name in names[part] if name in flags} for part in PARTS
+    }
+    by_flag, by_file = _checked(nested | flags, "", text=True), ({}, {}, {})
+    if path := by_flag[0].get("config"):
         by_file = _checked(check_mapping(read_yaml(path), f"{path}: "), f"{path}: ")
-    named = NamedSettings(*(file | flag for file, flag in zip(by_file, by_flag, strict=True)))
-    if wants_help:
-        show_help(_parser(named.arguments()))
+    parts = (file | flag for file, flag in zip(by_file, by_flag, strict=True))
+    named = NamedSettings(*parts, dry_run)
+    topics = {"help": of_run, "help_model": names["model"], "help_training": names["training"]}
+    if command == "prepare":
+        topics["help"] = [*of_run[: of_run.index("output")], "max_length", "seed"]
+    for topic in (topic for topic, is_wanted in helps.items() if is_wanted):
+        shown = [name for name in topics[topic] if name not in DECIDED]
+        show_help(_parser(named.arguments(), command, shown))
     return named
 
 
-def _checked(named: Mapping[str, Any], prefix: str, *, text: bool = False) -> NamedSettings:
+def _checked(
+    named: Mapping[str, Any], prefix: str, *, text: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """Return the fields of Arguments, of TransformerConfig and of TrainingConfig."""
     of_run = dict(named)
     for name in Files._fields:  # one file needs no list
         if isinstance(of_run.get(name), str):
@@ -305,21 +336,27 @@ def _checked(named: Mapping[str, Any], prefix: str, *, text: bool = False) -> Na
     for part, settings in PARTS.items():
         where = f"{prefix}{part}: " if prefix else ""
         parts.append(checked_fields(settings, of_run.pop(part, {}), where, text=text))
-    return NamedSettings(checked_fields(Arguments, of_run, prefix, text=text), *parts)
+    return checked_fields(Arguments, of_run, prefix, text=text), *parts
 
 
-def _parser(defaults: Arguments) -> Parser:
-    parser = Parser("train", described(Arguments)[0])
-    model_defaults = dict.fromkeys(declarations(TransformerConfig)) | dict(defaults.model)
-    for settings, values in (
-        (Arguments, vars(defaults)),
-        (TransformerConfig, model_defaults),
-        (TrainingConfig, vars(defaults.training)),
-    ):
-        helps = described(settings)[1]
-        for name, declared in declarations(settings).items():
-            if name not in PARTS:
-                parser.add(name, declared, helps[name], values[name])
+def _parser(defaults: Arguments, command: str, names: Collection[str]) -> Parser:
+    """Return the parser of these arguments of `train` or `prepare`."""
+    prepares = command == "prepare"
+    parser = Parser(command, PREPARE if prepares else described(Arguments)[0])
+    if prepares:
+        parser.add("dry_run", bool, "Keep nothing of the text; say what would be kept.", False)
+    for part in () if prepares else PARTS:
+        text = f"show the arguments of the {part} and exit"
+        parser.add_argument(f"--help-{part}", action="store_true", help=text)
+    values = vars(defaults) | dict(defaults.model) | vars(defaults.training)
+    for part, settings in {"run": Arguments, **PARTS}.items():
+        helps, types = described(settings)[1], declarations(settings)
+        if settings is not Arguments:
+            parser.heading = parser.add_argument_group(f"fields of the {part}")
+        for name in (name for name in types if name in names):
+            if name in HEADINGS:
+                parser.heading = parser.add_argument_group(HEADINGS[name])
+            parser.add(name, types[name], helps[name], values.get(name))
     return parser
 
 

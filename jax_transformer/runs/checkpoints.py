@@ -53,7 +53,7 @@ class DamagedError(InputError):
     """The files of a checkpoint are not those that were written."""
 
 
-class Saved(NamedTuple):
+class CheckpointFolder(NamedTuple):
     """A checkpoint on disk, the folder of a step, whose files are those that were written."""
 
     directory: epath.Path
@@ -90,7 +90,7 @@ class Saved(NamedTuple):
         return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, restored))
 
 
-class RunCheckpoints:
+class CheckpointWriter:
     """Writes a run's checkpoints in the background. A context: leaving it waits for the last one.
 
     A step's folder appears under its number only when it is complete. Entering the context creates
@@ -101,7 +101,7 @@ class RunCheckpoints:
         self._directory = epath.Path(directory)
         self._settings = settings
 
-    def __enter__(self) -> "RunCheckpoints":
+    def __enter__(self) -> "CheckpointWriter":
         """Open the directory."""
         with contextlib.ExitStack() as opened, self._as_input_errors():
             if distributed.is_main():
@@ -229,7 +229,7 @@ def steps_in(directory: epath.PathLike) -> list[int]:
     return sorted(int(name) for name in names if name == str(int(name)))
 
 
-def restore(directory: epath.PathLike, console: Console) -> Saved:
+def restore(directory: epath.PathLike, console: Console) -> CheckpointFolder:
     """Find the newest complete checkpoint; report damaged ones and move them aside.
 
     All processes call this. Each checks a share of the files, and reads the description.
@@ -262,7 +262,7 @@ def restore(directory: epath.PathLike, console: Console) -> Saved:
     raise InputError(f"{directory}: all of its checkpoints are damaged ({names}); use a copy of it")
 
 
-def read_step(directory: epath.PathLike, step: int) -> Saved:
+def read_step(directory: epath.PathLike, step: int) -> CheckpointFolder:
     """Check the files of one step and read its description."""
     path = epath.Path(directory) / str(step)
     try:
@@ -274,7 +274,7 @@ def read_step(directory: epath.PathLike, step: int) -> Saved:
         raise
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return Saved(path, settings, progress)
+    return CheckpointFolder(path, settings, progress)
 
 
 def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterable[int]) -> None:

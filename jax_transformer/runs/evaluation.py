@@ -12,7 +12,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
-from jax_transformer.runs.run_model import trained_model
+from jax_transformer.runs.model_settings import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.folder import MODEL

@@ -20,10 +20,9 @@ from rich.console import Console
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import unsplit_warnings
-from jax_transformer.runs.checkpoints import RunCheckpoints, Saved, steps_in
+from jax_transformer.runs.checkpoints import CheckpointFolder, CheckpointWriter, steps_in
 from jax_transformer.runs.mesh import fill_rows, filled_rows, sharded_batches, sharded_epoch
-from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog
-from jax_transformer.runs.progress import Progress
+from jax_transformer.runs.metrics import METRICS_FILE, MetricsLog, Progress
 from jax_transformer.runs.signals import Stopped, StopRequest
 from jax_transformer.runs.state import (
     MOST_NONFINITE,
@@ -44,7 +43,6 @@ from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.step import (
     EvaluationStep,
-    TrainState,
     TrainStep,
     sharded_evaluation_step,
     sharded_init_state,
@@ -65,7 +63,7 @@ class Run:
 
     directory: Path
     settings: RunSettings
-    resumed: Saved | None = None  # None starts a new run
+    resumed: CheckpointFolder | None = None  # None starts a new run
     stop: StopRequest = dataclasses.field(default_factory=StopRequest)
     measure: Callable[[int, Params], dict[str, float]] | None = None
     tensorboard: bool = False
@@ -82,10 +80,10 @@ class Best(NamedTuple):
     score: float  # as `RunProgress.best_score`
 
 
-class _Services(NamedTuple):
+class _RunOutputs(NamedTuple):
     """What the loop reports to and evaluates with."""
 
-    checkpoints: RunCheckpoints
+    checkpoints: CheckpointWriter
     log: MetricsLog
     shown: Progress
     watchdog: distributed.Watchdog
@@ -100,18 +98,24 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     """
     for line in unsplit_warnings(run.mesh, run.settings.config):
         console.print(f"WARNING: {line}")
-    start = _start(run)
-    layout = epoch_layout(training, run.settings.training_config)
+    start, training_config = _start(run), run.settings.training_config
+    layout = epoch_layout(training, training_config)
     console.print(_epoch_report(training, run, layout))
     started = time.monotonic()
     with console.status("compiling"), run.stop.during("the compilation and one step"):
-        steps = _compile_steps(start.state, layout, run)
+        step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
+        for rows, length in layout.shapes:
+            shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
+            ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+            segments = None if training_config.batching == "buckets" else ids
+            batch = Batch(ids, ids, ids, segments, segments)
+            steps[shape] = step.lower(start.state, batch).compile()
     console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
-    with _open_services(run, start.progress, validation, console) as services:
-        services.checkpoints.save(start)
-        checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, services)
-        with services.watchdog.paused():
-            services.checkpoints.wait()
+    with _open_outputs(run, start.progress, validation, console) as outputs:
+        outputs.checkpoints.save(start)
+        checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, outputs)
+        with outputs.watchdog.paused():
+            outputs.checkpoints.wait()
             # The other processes wait here for the main one, which writes.
             stopped_by = distributed.agreed_signal(run.stop.signal)
     if stopped_by and loss_is_finite:
@@ -129,7 +133,7 @@ def _train_steps(
     steps: dict[tuple[int, int], TrainStep],
     training: Corpus,
     layout: EpochLayout,
-    services: _Services,
+    outputs: _RunOutputs,
 ) -> tuple[RunCheckpoint, bool]:
     """Make the remaining steps; return the last checkpoint, and whether each loss was finite."""
     training_config = run.settings.training_config
@@ -147,47 +151,47 @@ def _train_steps(
         evaluating = last or progress.step % training_config.evaluation_interval == 0
         reporting = evaluating or len(progress.window) >= STEPS_PER_REPORT
         if reporting:
-            checkpoint = checkpoint._replace(progress=_report(progress, services))
+            checkpoint = checkpoint._replace(progress=_report(progress, outputs))
             _refuse_nonfinite(run, checkpoint.progress, training)
         if evaluating:
-            checkpoint, loss = _evaluate(run, checkpoint, services)
+            checkpoint, loss = _evaluate(run, checkpoint, outputs)
             if not math.isfinite(loss):
                 return checkpoint, False
         # Several processes ask each other only after a report, when the host waits for the device.
         asking = reporting or jax.process_count() == 1
         stopping = asking and distributed.agreed_signal(run.stop.signal)
         if evaluating or stopping:
-            with services.watchdog.paused():
-                services.checkpoints.save(checkpoint)
+            with outputs.watchdog.paused():
+                outputs.checkpoints.save(checkpoint)
         if stopping:
             break
     return checkpoint, True
 
 
-def _report(progress: RunProgress, services: _Services) -> RunProgress:
+def _report(progress: RunProgress, outputs: _RunOutputs) -> RunProgress:
     """Show and log the steps of the window; return the progress with an empty one."""
     progress = progress._replace(window=jax.device_get(progress.window))
-    values = services.shown.report(progress.step, [metrics for _, metrics in progress.window])
-    services.log.write(progress.step, **values)
-    services.watchdog.alive()
+    values = outputs.shown.report(progress.step, [metrics for _, metrics in progress.window])
+    outputs.log.write(progress.step, **values)
+    outputs.watchdog.alive()
     return progress.after_report()
 
 
 def _evaluate(
-    run: Run, checkpoint: RunCheckpoint, services: _Services
+    run: Run, checkpoint: RunCheckpoint, outputs: _RunOutputs
 ) -> tuple[RunCheckpoint, float]:
     """Return the checkpoint with the best parameters up to date, and the validation loss."""
     progress, state, best_params = checkpoint
     measured = {}
-    with services.watchdog.paused(), run.stop.during("this evaluation"):
-        loss = services.validation_loss(state.eval_params)
+    with outputs.watchdog.paused(), run.stop.during("this evaluation"):
+        loss = outputs.validation_loss(state.eval_params)
         if math.isfinite(loss) and run.measure is not None:
             params = jax.tree.map(distributed.to_host, state.eval_params)
             measured = run.measure(progress.step, params)
             # Each process takes the main one's numbers: its own may differ in a bit.
             measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
-    services.shown.report_validation(progress.step, loss)
-    services.log.write(progress.step, validation_loss=loss, **measured)
+    outputs.shown.report_validation(progress.step, loss)
+    outputs.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
         return checkpoint, loss
     by_bleu = run.settings.training_config.select_by == "bleu"
@@ -241,9 +245,9 @@ def _start(run: Run) -> RunCheckpoint:
 
 
 @contextlib.contextmanager
-def _open_services(
+def _open_outputs(
     run: Run, progress: RunProgress, validation: Corpus, console: Console
-) -> Iterator[_Services]:
+) -> Iterator[_RunOutputs]:
     """Open everything that the loop writes to, and close it in the end."""
     settings, training_config = run.settings, run.settings.training_config
     evaluate = sharded_evaluation_step(run.mesh, settings.config, training_config)
@@ -258,7 +262,7 @@ def _open_services(
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None
     with (
-        RunCheckpoints(run.directory / CHECKPOINTS, settings) as checkpoints,
+        CheckpointWriter(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
         Progress(console, progress.step, training_config.steps) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
@@ -268,7 +272,7 @@ def _open_services(
                 f"WARNING: {run.directory / METRICS_FILE}: reports up to step {logged:,} are "
                 "missing or damaged; the log and the curves go on without them"
             )
-        yield _Services(checkpoints, log, shown, watchdog, validation_loss)
+        yield _RunOutputs(checkpoints, log, shown, watchdog, validation_loss)
 
 
 def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
@@ -337,18 +341,3 @@ def _batches(
             position = Position(epoch, window, number)
             if position not in progress.skipped:
                 yield position, batch
-
-
-def _compile_steps(
-    state: TrainState, layout: EpochLayout, run: Run
-) -> dict[tuple[int, int], TrainStep]:
-    """Compile the training step for every batch shape, [rows, length], of the epochs."""
-    training_config = run.settings.training_config
-    step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
-    for rows, length in layout.shapes:
-        shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
-        ids = jax.ShapeDtypeStruct(shape, jnp.int32)
-        segments = None if training_config.batching == "buckets" else ids
-        batch = Batch(ids, ids, ids, segments, segments)
-        steps[shape] = step.lower(state, batch).compile()
-    return steps

@@ -40,14 +40,16 @@ class TrainingConfig:
         adam_beta2: Decay of Adam's second moment.
         adam_epsilon: Added to the root of Adam's second moment.
         weight_decay: Decoupled weight decay (AdamW), of kernels and embeddings alone.
-        clip_norm: Largest global norm of the gradient; a larger one is scaled down. None: no limit.
+        clip_norm: Largest global norm of the gradient; a larger one is scaled down.
+            Without it, no limit.
         spike_factor: Reject a step whose loss is above this factor times the median of the 32
-            losses before it; None rejects only losses and gradients that are not finite.
-        freeze: Keep the parameters fixed whose path matches one of these patterns, as 'encoder/*'.
-            The paths are those that jax-transformer convert prints; "*" also matches "/".
+            losses before it; without it, only losses and gradients that are not finite.
+        freeze: Keep the parameters fixed whose path matches one of these patterns, for example
+            'encoder/*'. The paths are those that jax-transformer convert prints; "*" also matches
+            "/".
         num_microbatches: Parts of a batch whose gradients are added up, to save memory.
         ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
-            evaluated and kept in their place; None keeps no EMA.
+            evaluated and kept in their place. Without it, no EMA is kept.
         compute_dtype: Dtype of the computation; parameters, loss and optimizer stay float32.
         gradient_dtype: With compute_dtype "bfloat16", dtype in which devices add up their gradients
             of kernels and tables; "float32" doubles what they exchange.
@@ -65,7 +67,7 @@ class TrainingConfig:
             checkpoint of the run.
         select_by: What selects the best evaluation: the validation loss, or the BLEU of the
             validation text, translated greedily.
-        patience: End the run after so many evaluations without a better one; None: never.
+        patience: End the run after so many evaluations without a better one. Without it, never.
         keep_checkpoints: Number of run checkpoints to keep, the newest ones.
         bpe_dropout: Probability of dropping a merge of the byte-pair encoding, drawn anew in each
             epoch (Provilkov et al. 2020); for a tokenizer that this library has trained.

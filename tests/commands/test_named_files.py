@@ -17,7 +17,7 @@ from jax_transformer.porting.record import read_record
 from jax_transformer.porting.trainers import read_trainer
 from jax_transformer.runs.loop import read_nonfinite
 from jax_transformer.runs.metrics import read_metrics
-from jax_transformer.runs.run_model import read_tokenizer
+from jax_transformer.runs.model_settings import read_tokenizer
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import file_digest
 from jax_transformer.storage.weights.shards import read_weights

@@ -99,7 +99,7 @@ def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):
 
 
 def test_a_misspelt_argument_is_refused(corpus, capsys):
-    line = "error: '--dry-runn' is not an argument of jax-transformer train; see jax-transformer "
+    line = "error: '--dry-runn' is not an argument of jax-transformer prepare; did you mean --dry-"
     assert refusal(*arguments(corpus, "--dry-runn")).startswith(line)
     assert capsys.readouterr().err == ""
 
@@ -121,11 +121,23 @@ def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys)
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_says_what_it_does(capsys, option):
-    prepare(option)
+def test_help_lists_the_arguments_of_the_text(capsys, option):
+    with pytest.raises(SystemExit) as left:
+        prepare(option)
+    assert not left.value.code
     printed = capsys.readouterr().out
-    assert printed.startswith("usage: jax-transformer prepare [--dry-run]")
-    assert "--prepared" in printed
+    assert printed.startswith("usage: jax-transformer prepare ")
+    for flag in (
+        "--dry-run",
+        "--prepared PREPARED",
+        "--max-length",
+        "--seed",
+        "--init",
+        "--source",
+    ):
+        assert f"  {flag}" in printed
+    assert "--output" not in printed
+    assert "--steps" not in printed
     cli.main(["--help"])
     assert "prepare" in capsys.readouterr().out
 

@@ -81,14 +81,20 @@ def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
     assert shown.count("(ABBA)") == shown.count("chrF2 = ") == shown.count("BLEU = ")
 
 
-def test_help_names_numbers_and_no_constants_of_the_code(capsys):
-    for flags in ((), ("--source=x",)):
+def test_help_is_short_and_speaks_of_no_constants_of_the_code(capsys):
+    pages = {}
+    for flags in (("--help",), ("--source=x", "-h"), ("--help-model",), ("--help-training",)):
         with pytest.raises(SystemExit):
-            program(*flags, "--help")
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "Layers of the encoder, at most 10,000." in shown
-        assert "written as Hugging Face folders later" in shown
-        assert not re.search("`[A-Z_]+`", shown)
+            program(*flags)
+        pages[flags[-1]] = shown = " ".join((page := capsys.readouterr().out).split())
+        assert page.count("\n") < 200
+        assert not re.search("`[A-Z_]+`|if None|==SUPPRESS", shown)
+    assert "(default: 90)" in pages["--help"]
+    assert "(default: 6000)" in pages["-h"]
+    assert "written as Hugging Face folders later" in pages["--help"]
+    assert "--d-ff" not in pages["--help"]
+    assert "Layers of the encoder, at most 10,000." in pages["--help-model"]
+    assert "--warmup-steps" in pages["--help-training"]
 
 
 @pytest.mark.exhaustive
@@ -320,7 +326,7 @@ def test_overwriting_starts_the_run_over(finished, corpus, monkeypatch, capsys):
 @pytest.fixture
 def begun(corpus, monkeypatch, capsys):
     """A run at model that ended as it compiled its steps."""
-    interrupted = mock.patch.object(train.loop, "_compile_steps", side_effect=KeyboardInterrupt)
+    interrupted = mock.patch.object(train.loop, "sharded_train_step", side_effect=KeyboardInterrupt)
     with interrupted, pytest.raises(KeyboardInterrupt):
         program(*arguments(corpus, "--output=model"))
     capsys.readouterr()
@@ -395,26 +401,26 @@ def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch, capsys):
 def test_an_output_that_another_run_has_taken_in_the_meantime_is_kept(
     first_run, corpus, monkeypatch
 ):
-    prepare = train.prepare
+    read = train.read_and_encode_text
 
     def overtaken(*options):
         shutil.copytree(first_run[0] / "model", "model")
-        return prepare(*options)
+        return read(*options)
 
-    monkeypatch.setattr(train, "prepare", overtaken)
+    monkeypatch.setattr(train, "read_and_encode_text", overtaken)
     with pytest.raises(SystemExit, match="model: exists already"):
         program(*arguments(corpus, "--output=model"))
     assert Path("model/run/12").is_dir()
 
 
 def test_a_run_that_another_process_went_on_with_is_refused(finished, monkeypatch):
-    prepare = train.prepare
+    read = train.read_and_encode_text
 
     def overtaken(*options):
         shutil.copytree("model/run/12", "model/run/15")
-        return prepare(*options)
+        return read(*options)
 
-    monkeypatch.setattr(train, "prepare", overtaken)
+    monkeypatch.setattr(train, "read_and_encode_text", overtaken)
     with pytest.raises(SystemExit, match="model: another process went on with it; resume again"):
         program("--output=model", "--resume", "--steps=17")
 

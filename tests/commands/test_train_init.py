@@ -202,8 +202,8 @@ def started(*argv):
     """Return the settings of a run, without training."""
     options = [*TEXT, *argv]
     named = named_settings(options)
-    found, start = train.new_arguments(named, named.arguments())
-    return train.prepare(found, start, quiet())[0]
+    found, start = train.new_arguments(named)
+    return train.read_and_encode_text(found, start, quiet())[0]
 
 
 def test_one_tokenizer_may_be_a_file_or_a_folder(base):
@@ -234,8 +234,8 @@ def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     save(Path("model"), model)
     options = ["--init=model"]
     named = named_settings(options)
-    found, start = train.new_arguments(named, named.arguments())
-    settings, corpora = train.prepare(found, start, quiet())
+    found, start = train.new_arguments(named)
+    settings, corpora = train.read_and_encode_text(found, start, quiet())
     assert settings.config == model.config
     assert len(corpora.training) > 1000
 
@@ -331,6 +331,6 @@ def test_what_contradicts_the_tokenizer_is_refused(bad, capsys, options, message
 def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
     options = [*TEXT, "--init=sampling", "--ignore-generation-config"]
     named = named_settings(options)
-    _, start = train.new_arguments(named, named.arguments())
+    _, start = train.new_arguments(named)
     assert start.generation == {}
     assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'

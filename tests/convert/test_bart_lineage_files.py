@@ -17,7 +17,7 @@ from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.errors import InputError
-from jax_transformer.runs.run_model import read_initial_model
+from jax_transformer.runs.model_settings import read_initial_model
 from tests.convert.families.bart_lineage import both_sides, ids
 from tests.convert.families.case import (
     foreign_model,

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,24 +31,28 @@ def compiled_steps():
 @pytest.fixture(autouse=True)
 def compile_once(compiled_steps, monkeypatch):
     """Compile the steps of a module's runs once for all runs whose steps are the same."""
-    compile_steps = loop._compile_steps
+    honest = loop.sharded_train_step
 
-    def reuse(state, layout, run):
-        config, settings = run.settings[:2]
-        length = (settings.steps, settings.cooldown_steps)
+    def reuse(mesh, config, settings):
         deciding = {
             name: value
             for name, value in dataclasses.asdict(settings).items()
             if name not in MAY_CHANGE or name == "remat"
         }
         if settings.cooldown_steps or settings.schedule == "cosine":
-            deciding["length"] = length
-        key = (config, tuple(deciding.items()), run.mesh, layout.shapes)
-        if key not in compiled_steps:
-            compiled_steps[key] = compile_steps(state, layout, run)
-        return compiled_steps[key]
+            deciding["length"] = (settings.steps, settings.cooldown_steps)
 
-    monkeypatch.setattr(loop, "_compile_steps", reuse)
+        def compiled(state, batch):
+            shape = batch.src.shape, batch.src_segments is None
+            key = (config, tuple(deciding.items()), mesh, shape)
+            if key not in compiled_steps:
+                step = honest(mesh, config, settings)
+                compiled_steps[key] = step.lower(state, batch).compile()
+            return SimpleNamespace(compile=lambda: compiled_steps[key])
+
+        return SimpleNamespace(lower=compiled)
+
+    monkeypatch.setattr(loop, "sharded_train_step", reuse)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,15 @@
 """Runs for tests: a tiny model's settings, and checkpoints with other numbers at each step."""
 
 import io
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from jax_transformer.convert.origin import Origin
-from jax_transformer.runs.checkpoints import RunCheckpoints
+from jax_transformer.runs import loop
+from jax_transformer.runs.checkpoints import CheckpointWriter
 from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
@@ -61,9 +63,23 @@ def make_checkpoint(settings, step):
 
 
 def save(directory, settings, steps):
-    with RunCheckpoints(directory, settings) as checkpoints:
+    with CheckpointWriter(directory, settings) as checkpoints:
         for step in steps:
             checkpoints.save(make_checkpoint(settings, step))
+
+
+def spoil_steps(monkeypatch, spoil):
+    """Let `spoil` wrap each step that the loop compiles."""
+    honest = loop.sharded_train_step
+
+    def spoilt(*arguments):
+        def lower(state, batch):
+            lowered = honest(*arguments).lower(state, batch)
+            return SimpleNamespace(compile=lambda: spoil(lowered.compile()))
+
+        return SimpleNamespace(lower=lower)
+
+    monkeypatch.setattr(loop, "sharded_train_step", spoilt)
 
 
 def quiet():

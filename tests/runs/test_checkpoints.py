@@ -14,8 +14,8 @@ from jax_transformer import InputError
 from jax_transformer.commands.average import average_run
 from jax_transformer.runs.checkpoints import (
     FORMAT,
+    CheckpointWriter,
     DescribingHandler,
-    RunCheckpoints,
     restore,
     steps_in,
     verified,
@@ -67,7 +67,7 @@ def test_frozen_parameters_are_saved_once(settings, tmp_path):
 def test_what_is_saved_is_the_state_of_that_moment(settings, tmp_path):
     checkpoint = make_checkpoint(settings, 1)
     expected = jax.tree.map(np.copy, checkpoint.best_params)
-    with RunCheckpoints(tmp_path, settings) as checkpoints:
+    with CheckpointWriter(tmp_path, settings) as checkpoints:
         checkpoints.save(checkpoint)
         for leaf in jax.tree.leaves(checkpoint.best_params):
             leaf[...] = 0  # as the next step reuses its memory
@@ -85,7 +85,7 @@ def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypat
         finalize(self, path)
 
     monkeypatch.setattr(DescribingHandler, "finalize", waits)
-    with RunCheckpoints(directory, settings) as checkpoints:
+    with CheckpointWriter(directory, settings) as checkpoints:
         checkpoints.save(make_checkpoint(settings, 12))  # returns while it is being written
         assert written.wait(60)
         assert steps_in(directory) == [0, 4, 8]
@@ -282,7 +282,7 @@ def test_opening_what_is_no_directory_is_an_error(settings, tmp_path):
 
 def test_one_process_at_a_time_writes_to_a_run(settings, directory):
     temporary = directory / "99.orbax-checkpoint-tmp"
-    with RunCheckpoints(directory, settings):
+    with CheckpointWriter(directory, settings):
         temporary.mkdir()  # what the first process is writing
         with pytest.raises(InputError, match="another process is training this run"):
             save(directory, settings, [12])

@@ -16,8 +16,8 @@ import pytest
 
 from jax_transformer import InputError
 from jax_transformer.runs.checkpoints import (
+    CheckpointWriter,
     DescribingHandler,
-    RunCheckpoints,
     _orbax_quiet,
     restore,
     steps_in,
@@ -162,7 +162,7 @@ def test_a_save_that_fails_is_an_error_and_leaves_the_steps_before(
     settings, directory, monkeypatch, caplog, point, number
 ):
     def save_broken():
-        with RunCheckpoints(directory, settings) as checkpoints:
+        with CheckpointWriter(directory, settings) as checkpoints:
             broken.setattr(*point, raising(number))
             checkpoints.save(make_checkpoint(settings, 12))
 
@@ -177,7 +177,7 @@ def test_a_save_that_fails_is_an_error_and_leaves_the_steps_before(
 
 
 def test_the_next_save_tells_of_the_one_that_failed(settings, directory, monkeypatch):
-    with RunCheckpoints(directory, settings) as checkpoints, monkeypatch.context() as broken:
+    with CheckpointWriter(directory, settings) as checkpoints, monkeypatch.context() as broken:
         broken.setattr(DescribingHandler, "finalize", raising(errno.EIO))
         checkpoints.save(make_checkpoint(settings, 12))
         with pytest.raises(InputError, match=r"could not be written .*Input/output error"):
@@ -242,7 +242,7 @@ def read_only(directory):
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(settings, directory):
-    with RunCheckpoints(directory, settings) as checkpoints:
+    with CheckpointWriter(directory, settings) as checkpoints:
 
         def save_and_wait():
             checkpoints.save(make_checkpoint(settings, 12))

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.runs.run_model import read_tokenizer
+from jax_transformer.runs.model_settings import read_tokenizer
 from jax_transformer.tokenizers import separate, write_files
 from jax_transformer.translation.model_folder import save
 from tests.models import tiny_model

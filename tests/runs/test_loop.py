@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError, TransformerConfig
-from jax_transformer.runs import loop, progress
+from jax_transformer.runs import loop
+from jax_transformer.runs import metrics as run_metrics
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
@@ -22,6 +23,7 @@ from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics
+from tests.runs.runs import spoil_steps
 
 SETTINGS = TrainingConfig(
     steps=20,
@@ -93,14 +95,14 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     traced = []
     original = step.batch_loss
 
-    def counted(params, batch, config, smoothing, dropout_key=None, execution=None):
+    def counted(params, batch, config, label_smoothing, dropout_key=None, execution=None):
         kind = "validation" if dropout_key is None else "training"
         traced.append((kind, batch.src.shape))
-        return original(params, batch, config, smoothing, dropout_key, execution)
+        return original(params, batch, config, label_smoothing, dropout_key, execution)
 
     monkeypatch.setattr(step, "batch_loss", counted)
     compiled_steps.clear()
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
     lines = console()
     best = train(SETTINGS, lines)
     shown = lines.file.getvalue()
@@ -155,21 +157,18 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(train, monk
 
 def scripted_steps(monkeypatch, bad):
     """Let the steps of these numbers, from 1, find a loss that is not finite."""
-    compile_steps, number = loop._compile_steps, itertools.count(1)
+    number = itertools.count(1)
 
-    def scripted(*arguments):
-        def spoil(make):
-            def run(state, batch):
-                state, metrics = make(state, batch)
-                fine = next(number) not in bad
-                nan = np.float32("nan")
-                return state, metrics._replace(finite=fine, loss=metrics.loss if fine else nan)
+    def spoil(make):
+        def run(state, batch):
+            state, metrics = make(state, batch)
+            fine = next(number) not in bad
+            nan = np.float32("nan")
+            return state, metrics._replace(finite=fine, loss=metrics.loss if fine else nan)
 
-            return run
+        return run
 
-        return {shape: spoil(make) for shape, make in compile_steps(*arguments).items()}
-
-    monkeypatch.setattr(loop, "_compile_steps", scripted)
+    spoil_steps(monkeypatch, spoil)
 
 
 def test_steps_that_are_left_out_are_told_and_count_in_no_mean(train, monkeypatch):
@@ -196,7 +195,7 @@ def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypat
 def test_more_tokens_than_an_int32_holds_are_counted():
     many = Metrics(np.float32(2.0), np.int32(2**31 - 1), np.float32(0.1), np.bool_(True))
     shown = console()
-    with progress.Progress(shown, first=0, steps=20) as bar:
+    with run_metrics.Progress(shown, first=0, steps=20) as bar:
         told = bar.report(10, [many] * 10)
     assert told["loss"] == 2.0
     assert told["tokens_per_second"] > 0
@@ -204,12 +203,12 @@ def test_more_tokens_than_an_int32_holds_are_counted():
 
 
 def test_rejected_steps_are_told_and_count_in_no_mean(monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0)
+    monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
     fine = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True), np.bool_(False))
     spike = fine._replace(loss=np.float32(90.0), spike=np.bool_(True))
     bad = fine._replace(loss=np.float32("nan"), finite=np.bool_(False))
     lines = console(soft_wrap=True)
-    with progress.Progress(lines, first=0, steps=20) as bar:
+    with run_metrics.Progress(lines, first=0, steps=20) as bar:
         some, none = bar.report(2, [fine, spike]), bar.report(5, [bad, bad, spike])
     assert (some["loss"], some["rejected"]) == (2.0, 1)
     assert ("loss" in none, none["rejected"]) == (False, 3)
@@ -223,10 +222,10 @@ def test_rejected_steps_are_told_and_count_in_no_mean(monkeypatch):
 @pytest.mark.parametrize("jump", [0, -1000, 10**15], ids=["still", "back", "ahead"])
 def test_a_clock_that_jumps_gives_finite_numbers(monkeypatch, jump):
     now = itertools.count(2 * 10**15, jump)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(run_metrics.time, "monotonic", lambda: float(next(now)))
     lines = console()
     metrics = Metrics(np.float32(1.0), np.int32(7), np.float32(1e-5), np.bool_(True))
-    with progress.Progress(lines, 0, 10) as shown:
+    with run_metrics.Progress(lines, 0, 10) as shown:
         values = [shown.report(step, [metrics]) for step in (1, 2)]
     assert all(0 < one["tokens_per_second"] < 1e8 for one in values)
     line = lines.file.getvalue()

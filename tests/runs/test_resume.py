@@ -34,7 +34,7 @@ from tests.runs.kill_resume import (
     tiny_task,
     train_or_resume,
 )
-from tests.runs.runs import quiet
+from tests.runs.runs import quiet, spoil_steps
 
 
 def newest(directory):
@@ -113,26 +113,23 @@ def test_outside_of_the_loop_signals_do_what_they_did():
 
 def poison(monkeypatch, positions, settings, training):
     """Let the batches of these positions have a loss that is not finite."""
-    compile_steps, poisoned = loop._compile_steps, set()
+    poisoned = set()
     for epoch, window, batch in positions:
         assert not window
         planned = plan_epoch(training, settings.training_config, epoch)[batch]
         poisoned.add(make_batch(training, planned).src.tobytes())
 
-    def scripted(*arguments):
-        def spoil(make):
-            def step(state, batch):
-                if batch.src.tobytes() not in poisoned:
-                    return make(state, batch)
-                kept = jax.tree.map(jnp.copy, state)
-                _, metrics = make(state, batch)
-                return kept, metrics._replace(finite=np.bool_(False), loss=np.float32("nan"))
+    def spoil(make):
+        def step(state, batch):
+            if batch.src.tobytes() not in poisoned:
+                return make(state, batch)
+            kept = jax.tree.map(jnp.copy, state)
+            _, metrics = make(state, batch)
+            return kept, metrics._replace(finite=np.bool_(False), loss=np.float32("nan"))
 
-            return step
+        return step
 
-        return {shape: spoil(make) for shape, make in compile_steps(*arguments).items()}
-
-    monkeypatch.setattr(loop, "_compile_steps", scripted)
+    spoil_steps(monkeypatch, spoil)
 
 
 @pytest.mark.exhaustive

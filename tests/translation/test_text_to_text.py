@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from jax_transformer.commands.train_arguments import Arguments, read_start
+from jax_transformer.commands.train_arguments import Arguments, initial_model
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
@@ -228,7 +228,7 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, translated, 
     folder = folder_of(kind)
     source, target, other = folder.codes
     arguments = Arguments(init=folder.path, source_lang=source, target_lang=target)
-    start = read_start(arguments)
+    start = initial_model(arguments)
     code = start.tokenizer.languages.ids[target]
     assert start.tokenizer.bos_id == start.config.bos_id
     assert (start.config.bos_id == code) is start.tokenizer.languages.starts
@@ -317,15 +317,15 @@ def test_the_folder_names_the_languages_where_no_flag_does(tmp_path):
 
 def test_languages_need_a_model_or_a_tokenizer_with_codes(folder_of):
     with pytest.raises(InputError) as refused:
-        read_start(Arguments(target_lang="de_DE"))
+        initial_model(Arguments(target_lang="de_DE"))
     assert str(refused.value) == (
         "source_lang=None and target_lang='de_DE' need a model or a tokenizer that has language "
         "codes: name it by --init or --tokenizer"
     )
     folder = folder_of("mbart-50")
     languages = {"source_lang": "fr_XX", "target_lang": "sl_SI"}
-    by_tokenizer = read_start(Arguments(tokenizer=folder.path, **languages))
-    by_model = read_start(Arguments(tokenizer=folder.path, init=folder.path, **languages))
+    by_tokenizer = initial_model(Arguments(tokenizer=folder.path, **languages))
+    by_model = initial_model(Arguments(tokenizer=folder.path, init=folder.path, **languages))
     assert by_tokenizer.tokenizer.digest() == by_model.tokenizer.digest()
     assert by_tokenizer.tokenizer.languages.target == "sl_SI"
 
