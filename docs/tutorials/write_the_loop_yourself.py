@@ -136,8 +136,9 @@ def step(params, state, batch, key):
 
 # %% [markdown]
 # With the cross-entropy alone, `jt.make_train_step(config, optimizer, label_smoothing=0.1)` returns
-# such a step. To add up the gradients of several batches, add their sums and divide once by the
-# number of all their targets; `optax.MultiSteps` takes the mean of the batches' means instead.
+# such a step, and `num_microbatches=4` adds up the gradients of four parts of the batch: they are
+# divided once by the number of all targets. `optax.MultiSteps` takes the mean of the parts' means
+# instead, which is another step where the parts have unequal numbers of targets.
 #
 # ## One device or many
 #

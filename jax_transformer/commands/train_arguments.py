@@ -35,6 +35,9 @@ from jax_transformer.training.config import Count, Positive, TrainingConfig
 # that may differ when a run is resumed.
 OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes", "process_id")
 NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model"}
+KEPT_WHEN_RESUMED = ("preset", "vocab_size", "byte_fallback", "valid_pairs", "init", "tokenizer")
+KEPT_WHEN_RESUMED += ("target_tokenizer", "weights", "longest_side", "max_ratio", "drop_duplicates")
+KEPT_WHEN_RESUMED += ("tokenizer_pairs", "tsv_columns", "bad_lines", "source_lang", "target_lang")
 # Kept as absolute paths.
 PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
@@ -375,20 +378,11 @@ def arguments_of_run(settings: RunSettings) -> Arguments:
 
 def check_resumed(saved: Arguments, named: Arguments) -> None:
     """Refuse arguments that a resumed run keeps and that differ from its own."""
-    kept = (
-        "preset",
-        "vocab_size",
-        "byte_fallback",
-        "valid_pairs",
-        "init",
-        "tokenizer",
-        "target_tokenizer",
-    )
-    text = ("weights", "longest_side", "max_ratio", "drop_duplicates", "tokenizer_pairs")
-    text += ("tsv_columns", "bad_lines")
+    kept = KEPT_WHEN_RESUMED
     # BLEU that selects the best parameters is computed in the same way throughout.
-    selecting = ("bleu_tokenization",) if saved.training.select_by == "bleu" else ()
-    for name in (*kept, *text, "source_lang", "target_lang", *selecting):
+    if saved.training.select_by == "bleu":
+        kept += ("bleu_tokenization",)
+    for name in kept:
         values = (getattr(arguments, name) for arguments in (saved, named))
         check_equal(name, *(_absolute(value) for value in values))
 

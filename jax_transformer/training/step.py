@@ -52,22 +52,18 @@ def make_train_step(
     call it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`;
     gradients are then added up over the mesh.
 
-    The wrappers in `jax_transformer.training.optimizer` are for this step as well: `with_ema`
-    averages the parameters, `with_guard` rejects steps that are not finite.
-
     Args:
-        optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. Its `update` also gets
-            `value`, the loss. To add up gradients, set `num_microbatches`. `optax.MultiSteps` takes
-            the mean of its batches' mean gradients, so each token of a batch with few tokens has
-            more weight than one of a batch with many.
+        optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. `training.optimizer` has
+            wrappers: `with_ema` averages the parameters, `with_guard` rejects steps. To accumulate
+            gradients, set `num_microbatches`. `optax.MultiSteps` averages the mean gradients of its
+            batches: it gives the tokens of a batch with fewer tokens more weight.
         execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
             keeps parameters, gradients and the optimizer's state in float32.
         label_smoothing: From 0 to below 1 (section 5.4).
-        num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory;
-            the step is that of the whole batch, but each part drops its own elements.
-        freeze: Patterns of the parameters that stay fixed, for example `("encoder/*",)`. The
-            optimizer's state is then that of the others:
-            `optimizer.init(jax_transformer.training.freeze.trainable(params, freeze))`.
+        num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory.
+            The step is that of the whole batch, except that each part drops its own elements.
+        freeze: Patterns of the parameters that stay fixed, for example `("encoder/*",)`. The state
+            is then `optimizer.init(training.freeze.trainable(params, freeze))`.
         gradient_dtype: "bfloat16" rounds the parameters before the computation, which is then in
             bfloat16: devices add up their gradients in half the bytes.
 
@@ -248,7 +244,7 @@ def _train_step(
 train_step = jax.jit(_train_step, static_argnames=STATIC, donate_argnames="state")
 
 
-def _evaluation_step(
+def evaluation_step(
     params: Params,
     batch: Batch,
     config: TransformerConfig,
@@ -262,9 +258,6 @@ def _evaluation_step(
     with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
         params = _in_dtype(params, config, training_config.compute_dtype)
         return batch_loss(params, batch, config, smoothing, execution=execution)
-
-
-evaluation_step = jax.jit(_evaluation_step, static_argnames=STATIC)
 
 
 def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -324,14 +317,15 @@ def sharded_train_step(
     """Return `train_step` for a mesh, compiled; the state handed in is donated."""
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
+    step = partial(
+        _train_step,
+        config=config,
+        training_config=training_config,
+        execution=execution,
+        mesh=mesh.abstract_mesh,
+    )
     return jax.jit(
-        partial(
-            _train_step,
-            config=config,
-            training_config=training_config,
-            execution=execution,
-            mesh=mesh.abstract_mesh,
-        ),
+        step,
         in_shardings=(state, row_sharding(mesh)),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
@@ -345,14 +339,12 @@ def sharded_evaluation_step(
     """Return `evaluation_step` for a mesh, compiled."""
     device = mesh.devices.flat[0]
     execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped=False)
-    return jax.jit(
-        partial(
-            _evaluation_step,
-            config=config,
-            training_config=training_config,
-            execution=execution,
-            mesh=mesh.abstract_mesh,
-        ),
-        in_shardings=(state_shardings(mesh, config, training_config).params, row_sharding(mesh)),
-        out_shardings=replicated(mesh),
+    step = partial(
+        evaluation_step,
+        config=config,
+        training_config=training_config,
+        execution=execution,
+        mesh=mesh.abstract_mesh,
     )
+    params = state_shardings(mesh, config, training_config).params
+    return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))
