@@ -22,7 +22,8 @@ from jax_transformer.model.checks import (
     check_whole,
 )
 from jax_transformer.model.functional import segment_positions
-from jax_transformer.model.transformer import Params, Transformer, apply, decode, encode
+from jax_transformer.model.masks import source_mask
+from jax_transformer.model.transformer import Params, Transformer, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import Share
@@ -41,11 +42,7 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    if batch.src_segments is None:
-        inputs = (batch.src, batch.tgt_in)
-        hidden = apply(of_body, body, *inputs, dropout_key=dropout_key, execution=execution)
-    else:
-        hidden = decode_packed(of_body, batch, body, dropout_key, execution)
+    hidden = decode_batch(of_body, batch, body, dropout_key, execution)
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
@@ -164,21 +161,25 @@ def check_packs(config: TransformerConfig) -> None:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
 
 
-def decode_packed(
+def decode_batch(
     params: Params,
     batch: Batch,
     config: TransformerConfig,
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> Float[Array, "batch length _"]:
-    """Return what `decode` returns for a packed batch; each pair has what it has alone.
+    """Return what `decode` returns for a batch; each pair of a packed row has what it has alone.
 
-    Attention stays inside a segment: a target segment attends to the source segment of the same
-    number. Positions start at 0 in each segment.
+    In a packed row, attention stays inside a segment: a target segment attends to the source
+    segment of the same number. Positions start at 0 in each segment.
     """
+    options = {"dropout_key": dropout_key, "execution": execution}
+    if batch.src_segments is None:
+        src_mask = source_mask(batch.src, config)
+        memory = encode(params, config, batch.src, src_mask, **options)
+        return decode(params, config, batch.tgt_in, memory, None, src_mask, **options)
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
-    options = {"dropout_key": dropout_key, "execution": execution}
     src_mask = SegmentMask(src_segments, src_segments)
     src_positions = segment_positions(src_segments)
     memory = encode(params, config, batch.src, src_mask, src_positions=src_positions, **options)

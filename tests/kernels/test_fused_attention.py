@@ -16,7 +16,7 @@ from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import functional
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
 from jax_transformer.text.batches import Batch
-from jax_transformer.training.objective import decode_packed
+from jax_transformer.training.objective import decode_batch
 from tests.kernels.test_attention_backend import (
     BATCH,
     HEAD_DIM,
@@ -130,7 +130,7 @@ def logits_and_gradient(params, config, tokens, by):
     def run(params):
         def logits(params):
             if isinstance(tokens, Batch):
-                return decode_packed(params, tokens, config, execution=by)
+                return decode_batch(params, tokens, config, execution=by)
             return apply(params, config, *tokens, execution=by)
 
         output, transpose = jax.vjp(logits, params)

@@ -12,7 +12,7 @@ from jax_transformer import InputError, apply
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.objective import batch_loss, decode_packed
+from jax_transformer.training.objective import batch_loss, decode_batch
 from jax_transformer.training.step import init_state, train_step
 from tests.convert.tools import gradient_error
 from tests.models import random_params, small_config
@@ -63,7 +63,7 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
     plan = plan_epoch(corpus, PACKED, epoch=0)
     assert max(np.bincount(planned.member_rows).max() for planned in plan) >= 3
     packed, alone = (
-        jax.jit(function, static_argnames="config") for function in (decode_packed, apply)
+        jax.jit(function, static_argnames="config") for function in (decode_batch, apply)
     )
     worst, compared = 0.0, 0
     for planned in plan:
@@ -123,7 +123,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
         src=np.where(second_src, batch.src, 5),
         tgt_in=np.where(second_tgt, batch.tgt_in, 7),
     )
-    packed = jax.jit(decode_packed, static_argnames="config")
+    packed = jax.jit(decode_batch, static_argnames="config")
     logits, changed = (np.asarray(packed(params, one, config)) for one in (batch, others))
     assert np.array_equal(changed[second_tgt], logits[second_tgt])
     assert not np.isclose(changed[batch.tgt_segments == 1], logits[batch.tgt_segments == 1]).all()
