@@ -3,6 +3,9 @@
 A model must learn to reorder and to join words.
 """
 
+import re
+from collections.abc import Iterable
+
 import numpy as np
 
 from jax_transformer.text.parallel_text import Text
@@ -22,39 +25,27 @@ GERMAN_BELOW_20 = (
 GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 
 
-def english(number: int) -> str:
-    """Return a number below a million in English: 21 is "twenty-one"."""
-    thousands, below_1000 = divmod(number, 1000)
-    hundreds, below_100 = divmod(below_1000, 100)
-    words = []
-    if thousands:
-        words += [english(thousands), "thousand"]
-    if hundreds:
-        words += [ENGLISH_BELOW_20[hundreds], "hundred"]
-    if below_100 >= 20:
-        tens, units = divmod(below_100, 10)
-        words.append(ENGLISH_TENS[tens - 2] + (f"-{ENGLISH_BELOW_20[units]}" if units else ""))
-    elif below_100 or not number:
-        words.append(ENGLISH_BELOW_20[below_100])
-    return " ".join(words)
+def english(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return numbers below a million in English: 21 is "twenty-one"."""
+    tens = [f"{ten}-{unit}" for ten in ENGLISH_TENS for unit in ENGLISH_BELOW_20[:10]]
+    below_100 = ["", *ENGLISH_BELOW_20[1:], *(word.removesuffix("-zero") for word in tens)]
+    hundreds = [f"{unit} hundred {rest}" for unit in ENGLISH_BELOW_20[1:10] for rest in below_100]
+    below = [*below_100, *hundreds]
+    words = [
+        (f"{below[n // 1000]} thousand " if n >= 1000 else "") + below[n % 1000] for n in numbers
+    ]
+    return tuple([" ".join(word.split()) or ENGLISH_BELOW_20[0] for word in words])
 
 
-def german(number: int) -> str:
-    """Return a number below a million in German: 21 is "einundzwanzig"."""
-    thousands, below_1000 = divmod(number, 1000)
-    hundreds, below_100 = divmod(below_1000, 100)
-    word = ""
-    if thousands:
-        word += _as_prefix(german(thousands)) + "tausend"
-    if hundreds:
-        word += _as_prefix(GERMAN_BELOW_20[hundreds]) + "hundert"
-    if below_100 >= 20:
-        tens, units = divmod(below_100, 10)
-        word += f"{_as_prefix(GERMAN_BELOW_20[units])}und" if units else ""
-        word += GERMAN_TENS[tens - 2]
-    elif below_100 or not number:
-        word += GERMAN_BELOW_20[below_100]
-    return word
+def german(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return numbers below a million in German: 21 is "einundzwanzig"."""
+    first = ["", "ein", *GERMAN_BELOW_20[2:10]]  # a digit as the first part of a longer word
+    tens = [f"{unit}und{ten}" for ten in GERMAN_TENS for unit in first]
+    below_100 = ["", *GERMAN_BELOW_20[1:], *(word.removeprefix("und") for word in tens)]
+    below = [*below_100, *(f"{unit}hundert{rest}" for unit in first[1:] for rest in below_100)]
+    thousands = [re.sub("eins$", "ein", word) + "tausend" for word in below]
+    words = [(thousands[n // 1000] if n >= 1000 else "") + below[n % 1000] for n in numbers]
+    return tuple([word or GERMAN_BELOW_20[0] for word in words])
 
 
 def corpus(seed: int) -> tuple[Text, Text]:
@@ -68,9 +59,4 @@ def corpus(seed: int) -> tuple[Text, Text]:
 
 def _pairs(numbers: list[int]) -> Text:
     numbers = sorted(numbers)
-    return Text(tuple(map(english, numbers)), tuple(map(german, numbers)))
-
-
-def _as_prefix(word: str) -> str:
-    """Return a number word as the first part of a longer one: a final "eins" becomes "ein"."""
-    return word.removesuffix("s") if word.endswith("eins") else word
+    return Text(english(numbers), german(numbers))

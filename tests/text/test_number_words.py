@@ -32,16 +32,15 @@ WRITTEN_BY_HAND = {  # every word of both languages, alone or as a part
 
 
 def test_words_equal_those_written_by_hand():
-    assert {
-        number: (english(number), german(number)) for number in WRITTEN_BY_HAND
-    } == WRITTEN_BY_HAND
+    words = zip(english(WRITTEN_BY_HAND), german(WRITTEN_BY_HAND), strict=True)
+    assert dict(zip(WRITTEN_BY_HAND, words, strict=True)) == WRITTEN_BY_HAND
 
 
 def test_the_parts_share_no_number_hold_all_and_are_a_function_of_the_seed(monkeypatch):
     monkeypatch.setattr(number_words, "NUMBERS", 400)
     monkeypatch.setattr(number_words, "HELD_OUT", 50)
     training, held_out = number_words.corpus(seed=0)
-    everything = {english(n): german(n) for n in range(400)}
+    everything = dict(zip(english(range(400)), german(range(400)), strict=True))
     assert (len(training.sources), len(held_out.sources)) == (350, 50)
     assert {*training.sources} | {*held_out.sources} == {*everything}
     for part in (training, held_out):
