@@ -253,6 +253,7 @@ def draw_parameter(key: PRNGKeyArray, config: TransformerConfig, path: str) -> F
     return initialization.draw(own_key, kind, scale, row.shape(config))
 
 
+@functools.lru_cache(maxsize=2**14)
 def find_parameter(path: str) -> Parameter | None:
     """Return the parameter whose path is a suffix of this path, None where there is none.
 

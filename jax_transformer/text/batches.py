@@ -127,8 +127,8 @@ def _read_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
 def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
     """Return the share of padding in all source and target columns of a plan, from 0 to 1."""
     slots = sum(2 * planned.rows * planned.length for planned in plan)
-    tokens = sum(int(corpus.side_lengths(planned.members).sum()) for planned in plan)
-    return 1 - tokens / slots
+    pairs = np.concatenate([planned.members for planned in plan])
+    return 1 - int(corpus.side_lengths(pairs).sum()) / slots
 
 
 def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
