@@ -1,10 +1,12 @@
-"""Preparing and reading a large corpus: python -m benchmarks.corpora --source FILE --target FILE.
+"""Preparing and reading a large corpus: python -m benchmarks.corpora --pairs N --store DIR.
+
+Makes a text by code, or takes --source FILE --target FILE. The made words are drawn by Zipf's law
+from a lexicon of syllables, so that byte-pair encoding has something to learn.
 
 Prints, for one core and for all: pairs a second of preparing, beside those of the tokenizer alone
 on the same lines; tokens a second of the batches made from the prepared corpus, in buckets and
 packed; the time to the first batch at the beginning of an epoch and far into it; and the peak
-memory of each. Each measurement is a process of its own. `benchmarks.made_text` makes a text.
-Needs Linux (sched_setaffinity).
+memory of each. Each measurement is a process of its own. Needs Linux (sched_setaffinity).
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks.systems import processor
@@ -42,12 +45,47 @@ from jax_transformer.training.config import TrainingConfig
 
 QUIET = Console(file=io.StringIO())
 NOTHING = np.zeros(0, np.int64)
+BLOCK = 100_000  # pairs that are made at a time
+WORDS, SYLLABLES = 50_000, 300
+MEAN_WORDS = 17  # of a sentence
+
+
+def make(folder: Path, pairs: int) -> tuple[Path, Path]:
+    """Write two line-aligned files of so many lines; return their paths."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "made.source", folder / "made.target"
+    lexicons = [_lexicon(random) for _ in paths]
+    chances = 1 / (np.arange(WORDS) + 10.0)
+    chances = chances.cumsum() / chances.sum()
+    with paths[0].open("w") as source, paths[1].open("w") as target:
+        for start in track(range(0, pairs, BLOCK), "making the text"):
+            count = min(BLOCK, pairs - start)
+            counts = np.clip(random.gamma(3, MEAN_WORDS / 3, count).astype(int), 1, 80)
+            words = np.searchsorted(chances, random.random(counts.sum()))
+            ends = counts.cumsum()
+            for file, lexicon in zip((source, target), lexicons, strict=True):
+                spelled = lexicon[words].tolist()
+                lines = (
+                    " ".join(spelled[end - length : end])
+                    for end, length in zip(ends.tolist(), counts.tolist(), strict=True)
+                )
+                file.write("\n".join(lines) + "\n")
+    return paths
+
+
+def _lexicon(random: np.random.Generator) -> np.ndarray:
+    letters = [list("bcdfghjklmnprstvwz"), list("aeiou"), [*list("lnrst"), ""]]
+    syllables = ["".join(random.choice(kind) for kind in letters) for _ in range(SYLLABLES)]
+    parts = random.integers(1, 5, WORDS)
+    return np.array(["".join(random.choice(syllables, count)) for count in parts], object)
 
 
 def main(
-    source: Path,
-    target: Path,
+    source: Path | None = None,
+    target: Path | None = None,
     store: Path | None = None,
+    pairs: int = 10_000_000,
     vocab_size: int = 8000,
     max_length: int = 128,
     tokenizer_pairs: int = 200_000,
@@ -58,9 +96,10 @@ def main(
     """Measure.
 
     Args:
-        source: Training text.
+        source: Training text; None makes one.
         target: Its translation.
-        store: Where it is prepared; None prepares it in a temporary folder.
+        store: Where it is made and prepared; None takes a temporary folder.
+        pairs: Lines of a text that is made.
         vocab_size: Entries of the byte-pair encoding.
         max_length: Most tokens of a side.
         tokenizer_pairs: Pairs that the tokenizer is trained on.
@@ -68,11 +107,12 @@ def main(
         batches: Batches that are made in each mode.
         rounds: How often preparing and the tokenizer are measured, in turn.
     """
-    shared = source, target, vocab_size, max_length, tokenizer_pairs
     cores = sorted(os.sched_getaffinity(0))
     print(f"processor: {processor()}; {len(cores)} cores")
     with tempfile.TemporaryDirectory() as folder:
         kept = store or Path(folder)
+        texts = (source, target) if source and target else make(kept, pairs)
+        shared = *texts, vocab_size, max_length, tokenizer_pairs
         prepared = _apart(cores, _prepare_whole, *shared, kept)
         print(json.dumps({"preparing all, once": prepared}))
         table = Table("cores", "prepared, pairs/s", "tokenizer alone, pairs/s", "share")

@@ -2,7 +2,7 @@
 
 Of one model of each lineage: Marian and M2M100, which descend from BART, and T5. The same weights
 and sources, greedy and beam search, exactly `NEW_TOKENS` tokens a target, float32 on one core,
-called in turn, each call right after a discarded one. Needs the extra "bench", and Linux
+called in turn, each call right after a discarded one. Needs the extra "test", and Linux
 (sched_setaffinity).
 """
 

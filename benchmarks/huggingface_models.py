@@ -1,27 +1,24 @@
-"""Small Hugging Face models of every family with tokenizers that are trained on the same text.
+"""Small Hugging Face models of every family, of random weights, with tokenizers trained on a text.
 
-`build` writes a folder as `save_pretrained` does, of random weights or trained by transformers.
-Nothing is downloaded.
+`build` writes a folder as `save_pretrained` does. Nothing is downloaded.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from rich.progress import track
-
 SIZES = {
-    "d_model": 128,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 512,
-    "decoder_ffn_dim": 512,
-    "max_position_embeddings": 128,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
     "scale_embedding": True,
 }
 T5_KEYS = {
@@ -31,7 +28,6 @@ T5_KEYS = {
     "encoder_ffn_dim": "d_ff",
     "dropout": "dropout_rate",
 }
-PIECES = 4000  # of a language
 FAIRSEQ_IDS = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}  # in a sentencepiece model
 T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 
@@ -50,33 +46,22 @@ class Text(NamedTuple):
 
 
 def build(
-    family: str,
-    folder: Path,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    steps: int,
-    pieces: int = PIECES,
-    **sizes: int,
+    family: str, folder: Path, sources: Sequence[str], targets: Sequence[str], pieces: int
 ) -> None:
-    """Train a tokenizer and a model of a family, and write them.
+    """Train a tokenizer, draw a model of a family, and write both.
 
     Args:
         family: A name in `FAMILIES`.
         folder: The folder to write; created.
         sources: Source sentences, English.
         targets: Their translations, German.
-        steps: Training steps, of 64 pairs each; 0 leaves the weights random.
         pieces: Most tokens of a language in the tokenizer.
-        **sizes: Keys of config.json that differ from `SIZES`.
     """
     import torch
 
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    text = Text(sources, targets, pieces)
-    model, tokenizer = FAMILIES[family](folder, text, SIZES | sizes)
-    if steps:
-        _train(model, tokenizer, sources, targets, steps)
+    model, tokenizer = FAMILIES[family](folder, Text(sources, targets, pieces), SIZES)
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -335,50 +320,3 @@ def _train_sentencepiece(path: Path, lines: Sequence[str], size: int, **options:
             hard_vocab_limit=False,  # a small text may have fewer pieces
             **options,
         )
-
-
-def _batches(
-    model: Any, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], steps: int
-) -> Iterator[dict[str, Any]]:
-    """Yield batches of 64 pairs of similar length, in random order."""
-    import torch
-
-    src = tokenizer(list(sources)).input_ids
-    tgt = tokenizer(text_target=list(targets)).input_ids
-    order = np.argsort([len(ids) for ids in src], kind="stable")
-    starts = np.arange(0, len(order) - 63, 64)
-    random = np.random.default_rng(0)
-
-    def padded(rows: list[list[int]], value: int) -> Any:
-        rows = [torch.tensor(row) for row in rows]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-
-    for start in random.choice(starts, steps):
-        members = order[start : start + 64]
-        ids = padded([src[index] for index in members], model.config.pad_token_id)
-        yield {
-            "input_ids": ids,
-            "attention_mask": (ids != model.config.pad_token_id).long(),
-            "labels": padded([tgt[index] for index in members], -100),
-        }
-
-
-def _train(
-    model: Any, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], steps: int
-) -> None:
-    import torch
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / 200, (steps - step) / (steps / 3))
-    )
-    model.train()
-    batches = _batches(model, tokenizer, sources, targets, steps)
-    for batch in track(batches, f"training {type(model).__name__}", total=steps):
-        loss = model(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    print(f"last loss {loss.item():.3f} nats a token")

@@ -3,7 +3,7 @@
 Of the base size of benchmarks.training, float32 on one core: what XLA asks for to run the compiled
 step, and the most that is resident in a process that trains, above what was before there was a
 model. Beside it, what a beam search pays for hypotheses that continue others. Needs the extra
-"bench", and Linux (/proc).
+"test", and Linux (/proc).
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 The same weights, batches and work (tied embeddings, label smoothing, Adam), float32 on one core,
 the systems called in turn, each block of steps right after a discarded one. The loss of the first
 step without dropout says that the work is the same. The machine's limits are measured in turn with
-them: large products and long sums of vectors. Needs the extra "bench", and Linux
+them: large products and long sums of vectors. Needs the extra "test", and Linux
 (sched_setaffinity).
 """
 

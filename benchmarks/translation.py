@@ -2,7 +2,7 @@
 
 `jax-transformer translate` beside transformers and CTranslate2 on the same Hugging Face folder of
 Marian's family: lines a second from the start of the process to its end, with the imports, the
-reading of the model and compilation. Needs the extra "bench".
+reading of the model and compilation. Needs the extra "test".
 """
 
 import json
@@ -17,12 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.streaming import write_input
 from benchmarks.systems import processor, read_lines
 from jax_transformer.storage import weights as files
 
@@ -111,6 +111,15 @@ def write_models(model: Path, folder: Path) -> None:
     metadata = {"format": "pt"}
     files.write(folder / "model.safetensors", tensors, overwrite=True, metadata=metadata)
     TransformersConverter(str(folder)).convert(str(folder / "ctranslate2"))
+
+
+def write_input(path: Path, lines: list[str], count: int) -> None:
+    """Write `count` lines: the given ones, again and again, each time in another order."""
+    random = np.random.default_rng(0)
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, count, len(lines)):
+            order = random.permutation(len(lines))[: count - start]
+            file.writelines(f"{lines[index]}\n" for index in order)
 
 
 def timed(command: Sequence[str], environment: dict[str, str]) -> float:

@@ -47,7 +47,6 @@ def pytest_unconfigure():
 FIRST = (
     "tests/runs/test_mesh.py",
     "tests/runs/test_kill_resume.py",
-    "tests/benchmarks/test_benchmark_device.py",
     "tests/examples/test_ray_serve.py",
 )
 

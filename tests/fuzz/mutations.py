@@ -75,7 +75,7 @@ def changed_tokenizer(draw: Draw, data: bytes) -> bytes:
 @st.composite
 def changed_bytes(draw: Draw, data: bytes) -> bytes:
     """Flip bits, cut, insert, append, remove or overwrite."""
-    how = draw(st.sampled_from(("flip", "flip", "cut", "insert", "append", "overwrite")))
+    how = draw(st.sampled_from(("flip", "flip", "flip", "cut", "insert", "append", "overwrite")))
     changed, end = bytearray(data), len(data)
     if how == "cut":
         return data[: draw(st.integers(0, end))]

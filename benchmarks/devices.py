@@ -1,0 +1,252 @@
+"""Training and generation on a GPU or a TPU, timed or only compiled: python -m benchmarks.devices.
+
+`run --device gpu` times the training step of base and big in bfloat16 on one device, beside
+nn.Transformer where PyTorch finds the GPU, and generation: tokens a second, and the share of the
+device's peak (MFU). `compile --topology v5e:2x4` compiles for devices that are not there and prints
+XLA's estimates: memory beside the computed budget, cycles by kind of work, kernels, exchanges.
+Needs the extra "cuda" or "tpu", or to compile "cuda" or "tpu-compile".
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.nn_transformer import (
+    Size,
+    Steps,
+    draw_batch,
+    model_config,
+    our_steps,
+    prepared,
+    torch_steps,
+)
+from benchmarks.systems import processor, spread, start, stop, time_in_turn
+from jax_transformer import TransformerConfig, generate, init_params
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.runtime import sharding
+from jax_transformer.runtime.topologies import (
+    OutOfMemory,
+    compile_for_topology,
+    data_sheet,
+    is_gpu,
+    topology_devices,
+)
+from jax_transformer.training.budget import (
+    SIZES,
+    Workload,
+    budget,
+    compile_step,
+    step_flops,
+    training_config_of,
+)
+from jax_transformer.training.config import TrainingConfig
+from tests.compiled import GPU_CLOCK, report
+
+VOCABULARY, ROWS, LENGTH = 32_000, 64, 128  # rows on each device
+SETTINGS = TrainingConfig(
+    schedule="constant", learning_rate=1e-4, warmup_steps=1, compute_dtype="bfloat16"
+)
+STEPS = 10  # of a timed block
+TINY = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
+BACKENDS = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}  # as jax_platforms names them
+System = Callable[[Size, float], float]  # of a size and a dropout rate or a number of beams
+
+
+class Task(NamedTuple):
+    """A training step to compile."""
+
+    model: str
+    layers: int
+    mesh: str
+    dropout: float = 0.1
+    scan_layers: bool = False
+    length: int = LENGTH  # tokens of a row on each side; a device has `ROWS * LENGTH` tokens
+
+
+def shape(model: str, **fields: Any) -> TransformerConfig:
+    """Return the config of base, big or tiny."""
+    sizes = TINY if model == "tiny" else SIZES[model][0]
+    vocabulary = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), VOCABULARY)
+    return TransformerConfig.preset("vaswani2017", **sizes | vocabulary | fields)
+
+
+def tasks(devices: int, quick: bool) -> list[Task]:
+    """Return the steps for this number of devices; `quick` leaves out deep models."""
+    data = f"data={devices}"
+    shallow = [Task("base", 1, data), Task("base", 1, data, length=2048)]
+    if devices % 4 == 0:
+        meshes = (f"data={devices // 2},fsdp=2", f"data={devices // 4},fsdp=2,tensor=2")
+        shallow += [Task("base", 1, mesh) for mesh in meshes]
+    deep = [Task("base", 6, data), Task("base", 6, data, dropout=0.0)]
+    return shallow if quick else [*deep, *shallow, Task("big", 6, data, scan_layers=True)]
+
+
+def compile_task(task: Task, topology: str, clock: float) -> None:
+    """Compile a step; print what XLA says of it beside the computed budget."""
+    layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), task.layers)
+    config, devices = shape(task.model, dropout=task.dropout, **layers), topology_devices(topology)
+    shards = len(devices) // sharding.parse_sizes(task.mesh, len(devices))[2]
+    rows = max(ROWS * LENGTH // task.length, 1) * shards
+    workload = Workload(rows, task.length, mesh=task.mesh, scan_layers=task.scan_layers)
+    computed = budget(config, workload).total("none")
+    started = time.process_time()
+    try:
+        step = compile_step(config, training_config_of(workload), workload, topology)
+    except OutOfMemory as error:
+        needed, available = error.needed / 1e9, error.available / 1e9
+        print(f"{task}: does not fit, XLA needs at least {needed:.2f} GB of {available:.2f} GB")
+        return
+    found = report(step)
+    flops = step_flops(config, rows, task.length) / len(devices)
+    share = found.utilisation(flops, data_sheet(topology).flops / clock)
+    print(
+        f"\n{task}: peak {found.peak / 1e9:.2f} GB (temporary {found.temporary / 1e9:.2f}), "
+        f"computed {computed / found.peak:.2f} of it; {found.total_cycles:,} cycles "
+        f"({1e3 * found.total_cycles / clock:.1f} ms), estimated utilisation {share:.1%}; "
+        f"{found.kernels} operations; without an estimate: {found.unestimated or 'nothing'}; "
+        f"compiled in {time.process_time() - started:.0f} s\n{shares(found.cycles)}"
+    )
+    print(*(f"  {one}" for one in found.collectives), sep="\n")
+
+
+def compile_search(beam_size: int, topology: str) -> None:
+    """Compile a search of base with 2 + 2 layers for one device: 32 rows, 64 + 64 tokens."""
+    config = shape("base", num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
+    device = topology_devices(topology)[0]
+    execution = execution_on(device, "bfloat16", config.head_dim, dropped=False)
+
+    def search(params: Any, src: jax.Array) -> Any:
+        options = {"beam_size": beam_size, "execution": execution}
+        return generate(params, config, src, max_new_tokens=64, **options)
+
+    place = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(device))
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
+    params = jax.tree.map(lambda leaf: place(leaf.shape, jnp.bfloat16), params)
+    lowered = jax.jit(search).lower(params, place((32, 64), jnp.int32))
+    found = report(compile_for_topology(lowered, topology))
+    (loop,) = found.loops
+    print(
+        f"\nsearch, beam {beam_size}: {sum(loop.cycles.values()):,} cycles a step, {loop.kernels} "
+        f"operations; peak {found.peak / 1e6:,.0f} MB\n{shares(loop.cycles)}"
+    )
+
+
+def shares(cycles: dict[str, int]) -> str:
+    """Return cycles by kind of work, with their shares."""
+    whole = sum(cycles.values())
+    return "  " + ", ".join(
+        f"{kind} {n // 1000:,} k ({n / whole:.0%})" for kind, n in cycles.items()
+    )
+
+
+def compile_all(topology: str = "v5e:2x4", quick: bool = False) -> None:
+    """Compile the programs and print what XLA estimates; nothing is timed.
+
+    Args:
+        topology: The slice, as for `jax-transformer budget --compile`.
+        quick: Leave out the models of 6 + 6 layers.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    clock = GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
+    print(
+        f"{topology}, bfloat16, {ROWS} rows of {LENGTH} a device, jax {jax.__version__}, not timed"
+    )
+    for task in tasks(len(topology_devices(topology)), quick):
+        compile_task(task, topology, clock)
+    compile_search(1, topology)
+    compile_search(4, topology)
+
+
+def load_ours(device: str) -> System:
+    """Return the training step of this library."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the others need memory as well
+    jax.config.update("jax_platforms", BACKENDS[device])
+    print(f"{jax.devices()[0].device_kind}, {processor()}", flush=True)
+    return prepared(lambda size, dropout: our_steps(size, dropout, SETTINGS, STEPS))
+
+
+def load_torch(device: str, compiled: bool = False) -> System:
+    """Return the training step of nn.Transformer."""
+    import torch
+
+    jax.config.update("jax_platforms", "cpu")  # it draws the weights, and takes no memory there
+    torch.set_float32_matmul_precision("high")  # as JAX on a GPU
+    options = {"compiled": compiled, "device": BACKENDS[device]}
+    return prepared(lambda size, rate: torch_steps(size, rate, SETTINGS, STEPS, **options))
+
+
+def load_generation(device: str) -> System:
+    """Return the generation of this library: the number of tokens that it made."""
+    jax.config.update("jax_platforms", BACKENDS[device])
+    return prepared(_generation)
+
+
+def _generation(size: Size, beam_size: float) -> Steps:
+    config = model_config(size, dropout=0.0)
+    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, dropped=False)
+    params = init_params(jax.random.key(0), config)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    options = {"max_new_tokens": size.length, "min_new_tokens": size.length - 1}
+    options |= {"beam_size": int(beam_size), "execution": execution}
+    src = draw_batch(size).src
+
+    def run() -> float:
+        return float(np.sum(generate(params, config, src, **options).lengths[:, 0]))
+
+    return run
+
+
+def run(
+    device: Literal["gpu", "tpu", "cpu"] = "gpu",
+    models: tuple[Literal["base", "big", "tiny"], ...] = ("base", "big"),
+    rows: int = 128,
+    length: int = 128,
+    rounds: int = 5,
+    peak_tflops: float | None = None,
+) -> None:
+    """Time training and generation on a device; print tokens a second and shares of the peak.
+
+    Args:
+        device: An NVIDIA GPU, a chip of a TPU, or the CPU.
+        models: "tiny" is for machines without an accelerator.
+        rows: Sentence pairs of a batch, with at most `length` tokens a side.
+        peak_tflops: Peak of the device in bfloat16, by its data sheet.
+    """
+    loaders: dict[str, Callable[..., System]] = {"ours": load_ours}
+    if device != "tpu":
+        loaders |= {"torch": load_torch, "torch.compile": partial(load_torch, compiled=True)}
+    for model in models:
+        config = shape(model)
+        layers, sizes = config.num_encoder_layers, (config.d_model, config.num_heads, config.d_ff)
+        size = Size(*sizes, layers, VOCABULARY, rows, length)
+        flops = step_flops(model_config(size, 0.0), rows, length)
+        tokens = int(np.count_nonzero(draw_batch(size).tgt_out))
+        for loaded, options in ((loaders, (0.0, 0.1)), ({"generate": load_generation}, (1, 4))):
+            systems = start(loaded, device)
+            for option in options:
+                results, seconds = time_in_turn(systems, (size, option), rounds)
+                for name, taken in seconds.items():
+                    step, shown = median(taken) / STEPS, f"loss {results[name]:.4f}"
+                    if name == "generate":
+                        step, tokens, shown = median(taken), results[name], "beam"
+                    elif peak_tflops:
+                        shown += f", MFU {flops / step / peak_tflops / 1e12:.1%}"
+                    ratio = spread(np.divide(taken, seconds[next(iter(seconds))]))
+                    print(
+                        f"{model}, {name} {option}: {1e3 * step:,.1f} ms, {tokens / step:,.0f} "
+                        f"tokens/s, / ours {ratio}, {shown}"
+                    )
+            stop(systems)
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"run": run, "compile": compile_all})
