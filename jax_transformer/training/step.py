@@ -91,8 +91,7 @@ def make_train_step(
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """Return the parameters and the optimizer's state after a step, and the loss before it."""
         check_batch(batch)
-        # A batch of padding alone has loss 0.
-        count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)
+        count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)  # of padding alone: loss 0
 
         def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
             whole = merged(params, trained)
@@ -220,7 +219,7 @@ def _train_step(
     """
     execution = execution or training_execution(None, config, training_config)
     half = training_config.compute_dtype == "bfloat16" and execution.compute_dtype is None
-    make = make_train_step(
+    step = make_train_step(
         config,
         run_optimizer(config, training_config),
         execution,
@@ -231,7 +230,7 @@ def _train_step(
     )
     dropout_key = jax.random.fold_in(state.key, state.step)
     with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
-        params, optimizer_state, loss = make(
+        params, optimizer_state, loss = step(
             state.params, state.optimizer_state, batch, dropout_key
         )
     finite, spike = optimizer_state.finite, optimizer_state.spike
