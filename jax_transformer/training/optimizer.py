@@ -172,8 +172,8 @@ class GuardState(NamedTuple):
     """The state of `with_guard`."""
 
     inner: optax.OptState
-    finite: Bool[Array, ""]  # loss and gradient of the last step
-    spike: Bool[Array, ""]  # whether its loss was so far above the recent ones
+    nonfinite: Int[Array, ""]  # steps so far whose loss or gradient was not finite
+    spikes: Int[Array, ""]  # steps so far whose loss was a spike
     # The finite losses of the last steps, where spikes are rejected; NaN for steps not made yet.
     recent_losses: Float[Array, " window"] | None
 
@@ -195,7 +195,8 @@ def with_guard(
 
     def init(params: Params) -> GuardState:
         recent = None if spike_factor is None else jnp.full(SPIKE_WINDOW, jnp.nan)
-        return GuardState(optimizer.init(params), jnp.array(True), jnp.array(False), recent)
+        none = jnp.zeros((), jnp.int32)
+        return GuardState(optimizer.init(params), none, jnp.copy(none), recent)
 
     def update(
         gradients: Params,
@@ -220,7 +221,7 @@ def with_guard(
         )
         # Added to a parameter, -0.0 changes no bit of it, not even the sign of a zero.
         updates = jax.tree.map(lambda leaf: jnp.where(accepted, leaf, -0.0), updates)
-        return updates, GuardState(inner, finite, spike, recent)
+        return updates, GuardState(inner, state.nonfinite + ~finite, state.spikes + spike, recent)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
