@@ -308,8 +308,11 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
     names = {part: [*declarations(settings)] for part, settings in PARTS.items()}
     of_run = [name for name in declarations(Arguments) if name not in PARTS]
     flags = _parser(Arguments(), command, (*of_run, *itertools.chain(*names.values()))).parse(argv)
+    topics = {"help": of_run} | {f"help_{part}": names[part] for part in PARTS}
+    if command == "prepare":  # what concerns the text
+        topics["help"] = [*of_run[: of_run.index("output")], "max_length", "seed"]
+    shown = {name for topic in topics if flags.pop(topic, False) for name in topics[topic]}
     dry_run = flags.pop("dry_run", False)
-    helps = {topic: flags.pop(topic, False) for topic in ("help", *map("help_{}".format, PARTS))}
     nested: dict[str, Any] = {
         part: {name: flags.pop(name) for name in names[part] if name in flags} for part in PARTS
     }
@@ -318,12 +321,8 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
         by_file = _checked(check_mapping(read_yaml(path), f"{path}: "), f"{path}: ")
     parts = (file | flag for file, flag in zip(by_file, by_flag, strict=True))
     named = NamedSettings(*parts, dry_run)
-    topics = {"help": of_run, "help_model": names["model"], "help_training": names["training"]}
-    if command == "prepare":
-        topics["help"] = [*of_run[: of_run.index("output")], "max_length", "seed"]
-    for topic in (topic for topic, is_wanted in helps.items() if is_wanted):
-        shown = [name for name in topics[topic] if name not in DECIDED]
-        show_help(_parser(named.arguments(), command, shown))
+    if shown:
+        show_help(_parser(named.arguments(), command, shown - {*DECIDED}))
     return named
 
 
