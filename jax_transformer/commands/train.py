@@ -65,7 +65,11 @@ def train(*argv: str) -> None:
     keep_compilations()
     with _errors_end_all_processes(console):
         named = named_settings(argv)
-        _join_processes(named.arguments())
+        arguments = named.arguments()
+        if arguments.keep_freed_memory:
+            keep_freed_memory()
+        processes = arguments.coordinator, arguments.num_processes, arguments.process_id
+        distributed.initialize(*processes, lost_after=arguments.lost_after)
         started, is_main = time.monotonic(), distributed.is_main()
         console.quiet = not is_main
         arguments, initial, resumed = _checked_arguments(named, console)
@@ -130,13 +134,6 @@ def _errors_end_all_processes(console: Console) -> Iterator[None]:
         sys.exit(stopped.exit_code)
     except Exception as error:
         distributed.fail(error)
-
-
-def _join_processes(arguments: Arguments) -> None:
-    if arguments.keep_freed_memory:
-        keep_freed_memory()
-    processes = arguments.coordinator, arguments.num_processes, arguments.process_id
-    distributed.initialize(*processes, lost_after=arguments.lost_after)
 
 
 def _checked_arguments(
