@@ -3,14 +3,15 @@
 import dataclasses
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from jax_transformer.commands.translate_arguments import GROUPS
 
 from jax_transformer.commands.budget import budget
+from jax_transformer.commands.command_line import declared_fields
 from jax_transformer.commands.convert import convert
 from jax_transformer.commands.train_arguments import (
     OF_ONE_START,
@@ -18,6 +19,7 @@ from jax_transformer.commands.train_arguments import (
     Arguments,
     named_settings,
 )
+from jax_transformer.commands.translate import translate
 from jax_transformer.storage.yaml_file import to_yaml
 from tests.fuzz import stock
 from tests.fuzz.mutations import PLACE_CHANGES, RAW, VALUES, Draw, changed_bytes
@@ -111,14 +113,21 @@ def _training(draw: Draw, folder: Path, stock_folder: Path) -> Attempt:
     return run, (path,)
 
 
+def flag_names(called: Callable[[Any], None]) -> list[str]:
+    """Return the names of the flags of a command, without dashes."""
+    settings, names = next(iter(inspect.get_annotations(called, eval_str=True).values())), []
+    types = declared_fields(settings)
+    for each in dataclasses.fields(settings):
+        part = each.metadata.get("options") or types[each.name]
+        is_part = dataclasses.is_dataclass(part)
+        names += [field.name for field in dataclasses.fields(part)] if is_part else [each.name]
+    return names
+
+
 def _other(draw: Draw, folder: Path, stock_folder: Path) -> Attempt:
     """Return an attempt on the flags of `translate`, `convert` or `budget`."""
-    name = draw(st.sampled_from(("translate", "convert", "budget")))
-    names = [flag for group in GROUPS.values() for flag in group]
-    if name != "translate":
-        parameters = inspect.signature({"convert": convert, "budget": budget}[name]).parameters
-        names = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    given = draw(flags(names))
+    called = draw(st.sampled_from((translate, convert, budget)))
+    name, given = called.__name__, draw(flags(flag_names(called)))
     model = stock.stocked(stock_folder, "own model", stock.own_folder)
     positional = {"translate": [str(model)], "budget": []}
     positional["convert"] = [str(model), str(folder / "model.safetensors")]
