@@ -265,6 +265,15 @@ def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeyp
         cli.main(["translate", str(tmp_path)])
 
 
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - cli.PARSES_ITSELF))
+def test_help_says_each_thing_where_it_is_asked_and_in_plain_words(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.run_command(command, "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("As for ", "if None", "(default: None", "(default: False", "(default: ()"):
+        assert words not in shown
+
+
 NOWHERE = "nosuch-org/model"  # a name of the hub, and of no folder here
 NAMING = {
     "train": (f"--init={NOWHERE}",),
