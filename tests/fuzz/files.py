@@ -144,8 +144,9 @@ FIXED: dict[str, tuple[Callable[[Path], object], Callable[[Path], str]]] = {
 DIGESTED = ("own model", "weights.safetensors", "average of a run")
 PUBLISHED_NAMES = [f"{how} {row}" for row in PUBLISHED for how in ("read", "convert")]
 PUBLISHED_NAMES += [f"generate {row}" for row in GENERATING]
-# Half of the attempts are on the files of this library.
-NAMES = st.booleans().flatmap(lambda own: st.sampled_from([*FIXED] if own else PUBLISHED_NAMES))
+# Half of the attempts are on the files of this library, most of these on those with digests.
+OWN_NAMES = [*FIXED, *3 * DIGESTED]
+NAMES = st.booleans().flatmap(lambda own: st.sampled_from(OWN_NAMES if own else PUBLISHED_NAMES))
 
 
 def published(stock_folder: Path, row: str) -> Path:

@@ -15,7 +15,6 @@ from tests.storage.kills import WRITERS, contents, is_killed
 
 VERSIONS = st.integers(0, 1)
 MOST_CHANGES = 40  # of the disk that a writer makes
-LATER = 0.004  # seconds after a change, at most
 NEIGHBOURS = {
     "a link to the user's folder": lambda path, victim: path.symlink_to(victim),
     "a link to the user's file": lambda path, victim: path.symlink_to(victim / "thesis.tex"),
@@ -80,12 +79,12 @@ class Machine(RuleBasedStateMachine):
         if contents(self.folder) != contents(self.twin):
             raise Fault(f"after a write there are {[*contents(self.folder)]}")
 
-    @rule(version=VERSIONS, moment=st.integers(1, MOST_CHANGES), later=st.floats(0, LATER))
-    def kill(self, version: int, moment: int, later: float) -> None:
+    @rule(version=VERSIONS, moment=st.integers(1, MOST_CHANGES))
+    def kill(self, version: int, moment: int) -> None:
         """Kill a writer at a change of the disk: the old content is there, or the new one."""
         if self.damaged or self.crowded:
             return
-        is_killed(lambda: self.writer.write(self.target, version), self.folder, moment, later)
+        is_killed(lambda: self.writer.write(self.target, version), self.folder, moment)
         found, old = self.visible(self.folder), self.visible(self.twin)
         if found != old:
             self.writer.write(self.twin / self.target.name, version)

@@ -100,10 +100,7 @@ def tree_digest(path: Path) -> str:
 
 
 def command(arguments: Sequence[str], stdin: bytes = b"") -> bytes:
-    """Run a command of `jax-transformer` in this process; return its standard output.
-
-    A refusal, exit code 1 with a message or 2 for a flag, is raised; another end is a fault.
-    """
+    """Run a command in this process; return what it prints, or raise its refusal."""
     code, out, error = None, io.BytesIO(), io.BytesIO()
     streams = {
         "stdin": io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)), "utf-8"),

@@ -83,14 +83,13 @@ def is_killed(write: Callable[[], object], folder: Path, moment: int, seconds: f
         write: The writer.
         folder: Changes of the disk at and below it count.
         moment: Number of the change before which the child is killed.
-        seconds: It is killed so long after this moment.
     """
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.setsid()  # its own children are found by its group
-            _kill_at(folder, moment, seconds)
+            _kill_at(folder, moment)
             write()
             code = 0
         except BaseException:
@@ -101,13 +100,13 @@ def is_killed(write: Callable[[], object], folder: Path, moment: int, seconds: f
     if os.WIFSIGNALED(status):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM), f"died of {status}"
+        assert os.WTERMSIG(status) == signal.SIGKILL, f"died of {status}"
         return True
     assert status == 0, "the writer has failed"
     return False
 
 
-def _kill_at(folder: Path, moment: int, seconds: float) -> None:
+def _kill_at(folder: Path, moment: int) -> None:
     """Let this process be killed when it changes the disk below a folder for the nth time."""
     count, place = 0, str(folder)
 
@@ -128,10 +127,7 @@ def _kill_at(folder: Path, moment: int, seconds: float) -> None:
             return
         count += 1
         if count == moment:
-            if seconds:
-                signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the process
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
 
