@@ -151,9 +151,7 @@ def shares(cycles: dict[str, int]) -> str:
 def compile_all(topology: str = "v5e:2x4", quick: bool = False) -> None:
     """Compile the programs and print what XLA estimates; nothing is timed.
 
-    Args:
-        topology: The slice, as for `jax-transformer budget --compile`.
-        quick: Leave out the models of 6 + 6 layers.
+    The topology is as for `jax-transformer budget --compile`; `quick` leaves out deep models.
     """
     jax.config.update("jax_platforms", "cpu")
     clock = GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
