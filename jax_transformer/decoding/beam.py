@@ -1,52 +1,26 @@
-"""Beam search: the N best hypotheses of a source side by side, in one loop.
+"""Beam search: the N best hypotheses of a source side by side.
 
 Letters in shapes: B batch, N open hypotheses of a source, F finished hypotheses that are kept,
 L target positions, V target vocabulary, C candidates.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.generation_config import EarlyStopping
-from jax_transformer.decoding.hypotheses import (
-    Hypotheses,
-    LengthPenalty,
-    Step,
-    extend_all,
-    next_logits,
-    start_sequences,
-)
+from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
 from jax_transformer.decoding.rules import Rules, apply_rules, is_end
 from jax_transformer.kernels.execution import TopK
 
 
-class _State(NamedTuple):
-    step: Int32[Array, ""]
-    cache: Cache
-    sequences: Int32[Array, "B N _"]  # open hypotheses, best first
-    scores: Float[Array, "B N"]  # sums of their log-probabilities
-    finished: Hypotheses  # F of each source
-    ended: Bool[Array, " B"]
-    failed_at: Int32[Array, " B"]
-
-
-def beam_search(
-    advance: Step,
-    cache: Cache,
-    config: TransformerConfig,
+def extend_beam(
+    state: State,
+    logits: Float[Array, "B N V"],
+    normalizer: Float[Array, "B N"],
     rules: Rules,
-    length_penalty: LengthPenalty,
-    num_hypotheses: int,
-    early_stopping: EarlyStopping,
+    selection: Selection,
     top_k: TopK,
-    batch_sizes: Sequence[int],
-) -> tuple[Hypotheses, Int32[Array, " B"]]:
+) -> State:
     """Keep the N most likely open hypotheses of each source, and the F best finished ones.
 
     A step ranks all one-token continuations of the N open hypotheses of a source; the lowest beam
@@ -55,86 +29,66 @@ def beam_search(
     first N are finished as they are.
 
     A source is done, and keeps its finished hypotheses as they are, by a rule of transformers,
-    `GenerationConfig.early_stopping`. "never" compares the best score that the best open hypothesis
-    can still reach, at the most favourable length: log-probabilities only fall, so it is exact.
+    `GenerationConfig.early_stopping`.
 
-    Returns the K best targets, and the step at which a source's logits were not finite, or -1.
+    Args:
+        rules: The rules of the rows that are left of `selection.rules`.
     """
-    batch, count, length = cache.ancestors.shape
-    most_finished = num_hypotheses if early_stopping == "never" else count  # F
+    step, (_, count) = state.step, state.scores.shape
+    alive = state.scores > -jnp.inf
+    failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.ended
+    ended = state.ended | failed
+
+    allowed = logits - normalizer[..., None]
+    allowed = apply_rules(allowed, state.sequences, step, rules)
     num_candidates = (1 + len(rules.eos_ids)) * count
+    totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
+    sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
+    sequences = sequences.at[:, :, step + 1].set(tokens)
 
-    def is_done(
-        best_open: Float[Array, " B"],
-        worst_kept: Float[Array, " B"],
-        counted: Int32[Array, " B"],
-        rules: Rules,
-    ) -> Bool[Array, " B"]:
-        if early_stopping is True:
-            return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
-        if early_stopping is False:
-            return best_open / length_penalty(counted) <= worst_kept
-        longest = rules.limits - rules.prefix_lengths
-        return _limit(best_open, counted, longest, length_penalty) <= worst_kept
-
-    def extend(state: _State, rules: Rules) -> _State:
-        step = state.step
-        logits, normalizer, cache = next_logits(advance, state.cache, state.sequences, step)
-        alive = state.scores > -jnp.inf
-        failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.ended
-        ended = state.ended | failed
-
-        allowed = logits - normalizer[..., None]
-        allowed = apply_rules(allowed, state.sequences, step, rules)
-        totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
-        sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
-        sequences = sequences.at[:, :, step + 1].set(tokens)
-
-        free = step >= rules.prefix_lengths  # EOS in a prefix ends nothing
-        at_limit = step + 1 >= rules.limits
-        ends = (is_end(tokens, rules) & free[:, None]) | at_limit[:, None]
-        counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
-        scores = jnp.where(ends & ~ended[:, None], totals, -jnp.inf)
-        scores = scores / length_penalty(counted)[:, None]
-        lengths = jnp.broadcast_to(step + 1, ends.shape)
-        new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
-        finished = _best(state.finished, new)
-        scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
-        parents = jnp.take_along_axis(parents, order, axis=1)
-        ancestors = jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1)
-        return _State(
-            step=step + 1,
-            cache=cache._replace(ancestors=ancestors),
-            sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
-            scores=scores,
-            finished=finished,
-            ended=ended | is_done(scores[:, 0], finished.scores[:, -1], counted, rules),
-            failed_at=jnp.where(failed, step, state.failed_at),
-        )
-
-    sequences, scores = start_sequences(cache, config, rules)
-    end = extend_all(
-        extend,
-        _State(
-            step=jnp.zeros((), jnp.int32),
-            cache=cache,
-            sequences=sequences,
-            # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
-            scores=scores.at[:, 1:].set(-jnp.inf),
-            finished=Hypotheses(
-                jnp.full((batch, most_finished, length), config.pad_id, jnp.int32),
-                jnp.full((batch, most_finished), -jnp.inf, scores.dtype),
-                jnp.zeros((batch, most_finished), jnp.int32),
-            ),
-            ended=jnp.zeros(batch, bool),
-            failed_at=jnp.full(batch, -1, jnp.int32),
-        ),
-        rules,
-        batch_sizes,
+    free = step >= rules.prefix_lengths  # EOS in a prefix ends nothing
+    at_limit = step + 1 >= rules.limits
+    ends = (is_end(tokens, rules) & free[:, None]) | at_limit[:, None]
+    counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
+    scores = jnp.where(ends & ~ended[:, None], totals, -jnp.inf)
+    scores = scores / selection.length_penalty(counted)[:, None]
+    lengths = jnp.broadcast_to(step + 1, ends.shape)
+    new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
+    finished = _best(state.finished, new)
+    scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
+    parents = jnp.take_along_axis(parents, order, axis=1)
+    ancestors = jnp.take_along_axis(state.caches[0].ancestors, parents[..., None], axis=1)
+    longest = rules.limits - rules.prefix_lengths
+    done = _is_done(scores[:, 0], finished.scores[:, -1], counted, longest, selection)
+    return state._replace(
+        caches=tuple(cache._replace(ancestors=ancestors) for cache in state.caches),
+        sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
+        scores=scores,
+        finished=finished,
+        ended=ended | done,
+        failed_at=jnp.where(failed, step, state.failed_at),
     )
-    tokens, scores, lengths = (leaf[:, :num_hypotheses] for leaf in end.finished)
-    scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
-    return Hypotheses(tokens, scores, lengths), end.failed_at
+
+
+def _is_done(
+    best_open: Float[Array, " B"],
+    worst_kept: Float[Array, " B"],
+    counted: Int32[Array, " B"],
+    longest: Int32[Array, " B"],
+    selection: Selection,
+) -> Bool[Array, " B"]:
+    """Return whether a source is done, by `GenerationConfig.early_stopping`."""
+    if selection.early_stopping is True:
+        return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
+    penalty = selection.length_penalty
+    if selection.early_stopping is False:
+        return best_open / penalty(counted) <= worst_kept
+    # Log-probabilities only fall, so the best score that an open hypothesis can still reach is its
+    # present sum at the most favourable length. The penalty is monotonic in the length, so that is
+    # the shortest or the longest.
+    shortest = jnp.minimum(counted + 1, longest)
+    reachable = jnp.maximum(best_open / penalty(shortest), best_open / penalty(longest))
+    return reachable <= worst_kept
 
 
 def _best_continuations(
@@ -167,15 +121,3 @@ def _best(finished: Hypotheses, new: Hypotheses) -> Hypotheses:
         scores,
         jnp.take_along_axis(both.lengths, order, axis=1),
     )
-
-
-def _limit(
-    total: Float[Array, " B"],
-    counted: Int32[Array, " B"],
-    longest: Int32[Array, " B"],
-    penalty: LengthPenalty,
-) -> Float[Array, " B"]:
-    """Return an upper bound of the score that an open hypothesis can still reach."""
-    # The penalty is monotonic in the length, so the best length is the shortest or the longest.
-    shortest = jnp.minimum(counted + 1, longest)
-    return jnp.maximum(total / penalty(shortest), total / penalty(longest))

@@ -1,8 +1,6 @@
 """`generate`: the public function for greedy search, beam search and sampling."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,16 +8,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.beam import beam_search
-from jax_transformer.decoding.cache import Cache, check_slots, new_cache, next_step
-from jax_transformer.decoding.generation_config import EarlyStopping, GenerationConfig
-from jax_transformer.decoding.greedy import greedy_search
-from jax_transformer.decoding.hypotheses import Hypotheses, LengthPenalty, batch_sizes
-from jax_transformer.decoding.rules import Rules, as_array, make_rules
-from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
+from jax_transformer.decoding.cache import check_slots
+from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.hypotheses import Hypotheses, make_selection
+from jax_transformer.decoding.sampling import Keys
+from jax_transformer.decoding.search import search
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
-from jax_transformer.kernels.panels import Panels, arrange_for_steps
 from jax_transformer.model import functional
 from jax_transformer.model.checks import (
     check_config,
@@ -31,10 +26,7 @@ from jax_transformer.model.checks import (
     check_not_empty,
     check_params,
 )
-from jax_transformer.model.self_over_memory import pad_source
-from jax_transformer.model.transformer import Params, SourceMask, run_module
-
-ModelStep = Callable[[Cache, Int32[Array, "B N"]], tuple[Float[Array, "B N V"], Cache]]
+from jax_transformer.model.transformer import Params, SourceMask
 
 
 class NonFiniteError(InputError):
@@ -114,47 +106,49 @@ def generate(
         NonFiniteError: Logits are NaN or infinite. Names row and step; under a transformation,
             where nothing can be raised, that row's scores are NaN.
     """
-    if generation is None:
-        chosen = GenerationConfig(**options)
-    elif isinstance(generation, GenerationConfig):
-        chosen = dataclasses.replace(generation, **options)
-    else:
+    if generation is not None and not isinstance(generation, GenerationConfig):
         raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
+    given = {} if generation is None else vars(generation)
+    options = GenerationConfig(**given | options)
     check_execution(execution, SearchExecution)
     models = _models(params, config)
+    ids = _check(models, options, src, src_mask, memory, prefix)
     params, configs = zip(*models, strict=True)
-    config = configs[0]
-    prefix_length = 0
-    if prefix is not None:
-        check_id_batch("prefix", prefix)
-        prefix_length = prefix.shape[1]
-    for model in models:
-        ids = checked_source(*model, src, src_mask)
-        chosen.check_model(model[1], prefix_length)
-    target_length = prefix_length + chosen.max_new_tokens
-    if memory is not None:
-        if len(models) > 1:
-            raise InputError("memory is that of one model; leave it out for an ensemble")
-        check_slots(config, memory, src_mask, target_length)
-        if memory.shape[:2] != ids.shape:
-            wanted = f"[batch, length, d_model] as src, which is {[*ids.shape, config.d_model]}"
-            raise InputError(f"memory of shape {memory.shape} must be {wanted}")
-    rules = make_rules(chosen, config, ids, prefix, length_limits)
-    sampling = make_sampling(chosen, key, ids.shape[0])
-    penalty = LengthPenalty(as_array(chosen.length_penalty), chosen.length_normalization)
-    hypotheses, failed_at = search(
-        *(params, configs, ids, src_mask, memory, rules, sampling, penalty),
-        target_length=target_length,
-        beam_size=chosen.beam_size,
-        num_hypotheses=chosen.num_hypotheses,
-        # Greedy search has no use for it, and is compiled once for all its values.
-        early_stopping="never" if chosen.beam_size == 1 else chosen.early_stopping,
-        execution=execution,
-    )
+    selection = make_selection(options, configs[0], ids, prefix, length_limits, key)
+    length = options.max_new_tokens + (0 if prefix is None else prefix.shape[1])
+    sizes = {"target_length": length, "beam_size": options.beam_size}
+    arrays = ids, src_mask, memory, selection
+    hypotheses, failed_at = search(params, configs, *arrays, **sizes, execution=execution)
     if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
         row = int(np.argmax(np.asarray(failed_at) >= 0))
         raise NonFiniteError(f"src[{row}]", row, int(failed_at[row]))
     return hypotheses
+
+
+def _check(
+    models: Sequence[tuple[Params, TransformerConfig]],
+    options: GenerationConfig,
+    src: Integer[Array | np.ndarray, "B S"],
+    src_mask: SourceMask | None,
+    memory: Float[Array | np.ndarray, "B S D"] | None,
+    prefix: Integer[Array | np.ndarray, "_ P"] | None,
+) -> Int32[Array, "B S"]:
+    """Return the ids of the source as int32; refuse what does not fit the models."""
+    prefix_length = 0
+    if prefix is not None:
+        check_id_batch("prefix", prefix)
+        prefix_length = prefix.shape[1]
+    for params, config in models:
+        ids = checked_source(params, config, src, src_mask)
+        options.check_model(config, prefix_length)
+    if memory is not None:
+        if len(models) > 1:
+            raise InputError("memory is that of one model; leave it out for an ensemble")
+        check_slots(config, memory, src_mask, prefix_length + options.max_new_tokens)
+        if memory.shape[:2] != ids.shape:
+            wanted = f"[batch, length, d_model] as src, which is {[*ids.shape, config.d_model]}"
+            raise InputError(f"memory of shape {memory.shape} must be {wanted}")
+    return ids
 
 
 def _models(
@@ -193,100 +187,3 @@ def checked_source(
     check_not_empty("src", src)
     check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
     return functional.cast_ids(src, config.src_vocab_size)
-
-
-STATIC = ("configs", "target_length", "beam_size", "num_hypotheses", "early_stopping", "execution")
-
-
-@partial(jax.jit, static_argnames=STATIC)
-def search(
-    params: tuple[Params, ...],
-    configs: tuple[TransformerConfig, ...],
-    src: Int32[Array, "B S"],
-    src_mask: SourceMask | None,
-    memory: Float[Array, "B S D"] | None,
-    rules: Rules,
-    sampling: Sampling | None,
-    length_penalty: LengthPenalty,
-    *,
-    target_length: int,
-    beam_size: int,
-    num_hypotheses: int,
-    early_stopping: EarlyStopping,
-    execution: SearchExecution,
-) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    """Return what `generate` does for data that it has checked, and the step of each failed row.
-
-    Args:
-        target_length: Number L of positions; symbolic in a program for any (`jax.export`).
-    """
-    models = [
-        _arranged(*model, src, src_mask, memory, target_length, beam_size, execution)
-        for model in zip(params, configs, strict=True)
-    ]
-    steps, caches = zip(*models, strict=True)
-
-    def advance(
-        cache: Cache, tokens: Int32[Array, "B N"]
-    ) -> tuple[list[Float[Array, "B N V"]], Cache]:
-        logits, after = [], []
-        for step, layers, mask in zip(steps, cache.layers, cache.src_mask, strict=True):
-            of_model, written = step(cache._replace(layers=layers, src_mask=mask), tokens)
-            logits.append(of_model)
-            after.append(written)
-        return logits, _joined(after)
-
-    cache, config = _joined(caches), configs[0]
-    # What is drawn depends on the index of a row, so rows keep their places where tokens are drawn.
-    leave = execution.smaller_batches and sampling is None
-    sizes = batch_sizes(src.shape[0]) if leave else [src.shape[0]]
-    if beam_size == 1:
-        return greedy_search(advance, cache, config, rules, sampling, length_penalty, sizes)
-    return beam_search(
-        advance,
-        cache,
-        config,
-        rules,
-        length_penalty,
-        num_hypotheses,
-        early_stopping,
-        execution.top_k,
-        sizes,
-    )
-
-
-def _joined(caches: Sequence[Cache]) -> Cache:
-    """Return one cache: models have their own layers and masks, and share all else."""
-    layers, masks = zip(*[(cache.layers, cache.src_mask) for cache in caches], strict=True)
-    return caches[0]._replace(layers=layers, src_mask=masks)
-
-
-def _arranged(
-    params: Params,
-    config: TransformerConfig,
-    src: Int32[Array, "B S"],
-    src_mask: SourceMask | None,
-    memory: Float[Array, "B S D"] | None,
-    target_length: int,
-    beam_size: int,
-    execution: SearchExecution,
-) -> tuple[ModelStep, Cache]:
-    """Return one step of a model's search, and its cache before the first one."""
-    src, src_mask = pad_source(config, src, src_mask, target_length)
-    if memory is None:
-        memory = run_module(params, config, execution, src, src_mask, method="encode")
-    cache = new_cache(params, config, memory, target_length, src_mask, beam_size, execution)
-    params = arrange_for_steps(params, config, execution, src.shape[0] * beam_size)
-
-    def step(cache: Cache, tokens: Int32[Array, "B N"]) -> tuple[Float[Array, "B N V"], Cache]:
-        # The barrier keeps XLA from making a float32 copy of half-precision parameters before the
-        # loop. Only what a step reads of them is converted, in the step.
-        def hold(leaf: Any) -> Any:
-            if isinstance(leaf, Panels):
-                return leaf
-            return jax.lax.optimization_barrier((leaf, tokens))[0]
-
-        here = jax.tree.map(hold, params, is_leaf=lambda leaf: isinstance(leaf, Panels))
-        return next_step(here, config, cache, tokens, execution)
-
-    return step, cache

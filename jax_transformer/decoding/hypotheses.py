@@ -1,28 +1,21 @@
-"""Parts that greedy search and beam search share: result, length penalty, scores of a step.
+"""What greedy search and beam search share: their state, their rules and their result.
 
-Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L target positions,
-V target vocabulary.
+Letters in shapes: B batch, N open hypotheses of a source, F finished hypotheses that are kept,
+K returned hypotheses, L target positions, V target vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax.export import is_symbolic_dim
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.rules import Rules
-
-SMALLEST_BATCH = 8  # that a larger batch is followed by
-
-State = TypeVar("State", bound=Any)
-# Tokens to the logits of each model of an ensemble.
-Step = Callable[[Cache, Int32[Array, "B N"]], tuple[list[Float[Array, "B N V"]], Cache]]
+from jax_transformer.decoding.generation_config import EarlyStopping, GenerationConfig
+from jax_transformer.decoding.rules import Rules, as_array, make_rules
+from jax_transformer.decoding.sampling import Keys, Sampling, make_sampling
 
 
 class Hypotheses(NamedTuple):
@@ -56,86 +49,79 @@ class LengthPenalty:
         return jnp.power(jnp.asarray(base, jnp.float32), self.alpha)
 
 
-def start_sequences(
-    cache: Cache, config: TransformerConfig, rules: Rules
-) -> tuple[Int32[Array, "B N _"], Float[Array, "B N"]]:
-    """Return sequences that hold the start token and room for L tokens, and their scores of 0."""
-    batch, count, length = cache.ancestors.shape
-    sequences = jnp.full((batch, count, length + 1), config.pad_id, jnp.int32)
-    dtype = jnp.promote_types(jax.tree.leaves(cache.layers)[0].dtype, jnp.float32)
-    start = jnp.asarray(rules.start)[:, None]
-    return sequences.at[..., 0].set(start), jnp.zeros((batch, count), dtype)
+@struct.dataclass
+class Selection:
+    """How a search selects tokens and targets: options of `GenerationConfig` as data.
 
-
-def batch_sizes(batch: int) -> list[int]:
-    """Return the numbers of sources of the batches of a search, for `extend_all`.
-
-    Each size is a loop that is compiled. With a half and an eighth, the lines of Multi30k have
-    1.14 to 1.21 times the rows and steps that they need, and 1.6 to 1.8 times in one batch.
+    Attributes:
+        sampling: How tokens are drawn; None searches.
+        num_hypotheses: Number K of targets that are returned.
     """
-    if is_symbolic_dim(batch):
-        return [batch]
-    smaller = (batch // share for share in (2, 8))
-    return [batch, *(size for size in smaller if size >= SMALLEST_BATCH)]
+
+    rules: Rules
+    length_penalty: LengthPenalty
+    sampling: Sampling | None
+    num_hypotheses: int = struct.field(pytree_node=False)
+    early_stopping: EarlyStopping = struct.field(pytree_node=False)
 
 
-def extend_all(
-    extend: Callable[[State, Rules], State],
-    state: State,
-    rules: Rules,
-    batch_sizes: Sequence[int],
-) -> State:
-    """Return the state in which the target of each source has ended.
-
-    The sources that go on leave the batch for a smaller one when it can hold them.
-
-    Args:
-        extend: One step of the search.
-        state: A pytree with the fields `step`, `sequences` and `ended`; each of its leaves has a
-            row for each source, or is one for all.
-        batch_sizes: Numbers of sources: of the state, and of the smaller batches.
-    """
-    size, *smaller = batch_sizes
-    most_left = smaller[0] if smaller else 0
-
-    def goes_on(state: State) -> Bool[Array, ""]:
-        full = state.step + 1 >= state.sequences.shape[-1]
-        return ~full & (jnp.sum(~state.ended) > most_left)
-
-    state = jax.lax.while_loop(goes_on, lambda state: extend(state, rules), state)
-    if not smaller:
-        return state
-    rows = jnp.argsort(state.ended, stable=True)[:most_left]  # those that go on are the first
-
-    def has_rows(leaf: Array) -> bool:
-        return leaf.ndim > 0 and leaf.shape[0] == size
-
-    part = jax.tree.map(lambda leaf: leaf[rows] if has_rows(leaf) else leaf, state)
-    part = extend_all(extend, part, rules.of_rows(rows), smaller)
-    return jax.tree.map(
-        lambda leaf, new: leaf.at[rows].set(new) if has_rows(leaf) else new, state, part
+def make_selection(
+    options: GenerationConfig,
+    config: TransformerConfig,
+    src: Int32[Array, "B S"],
+    prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
+    length_limits: Integer[Array | np.ndarray, " _"] | None = None,
+    key: Keys | None = None,
+) -> Selection:
+    """Return how a search selects; the arguments are those of `generate`, the source checked."""
+    return Selection(
+        make_rules(options, config, src, prefix, length_limits),
+        LengthPenalty(as_array(options.length_penalty), options.length_normalization),
+        make_sampling(options, key, src.shape[0]),
+        options.num_hypotheses,
+        # Greedy search has no use for it, and is compiled once for all its values.
+        "never" if options.beam_size == 1 else options.early_stopping,
     )
 
 
-def next_logits(
-    advance: Step, cache: Cache, sequences: Int32[Array, "B N _"], step: Int32[Array, ""]
-) -> tuple[Float[Array, "B N V"], Float[Array, "B N"], Cache]:
-    """Return the logits of the next token, their log-normalizer, and the cache.
+class State(NamedTuple):
+    """What a search carries from one step to the next.
 
-    Several models have the mean of their log-probabilities in the place of logits, and the
-    log-normalizer 0. A log-normalizer is not finite where a logit of a model is NaN or infinite.
+    Attributes:
+        caches: Of each model.
+        sequences: Open hypotheses, best first: the start token and the tokens so far.
+        scores: Sums of their log-probabilities.
+        finished: The F best finished hypotheses of each source, best first.
+        ended: Whether a source is done.
+        failed_at: The step at which the logits of a source were not finite, or -1.
     """
-    tokens = jax.lax.dynamic_index_in_dim(sequences, step, axis=2, keepdims=False)
-    of_models, cache = advance(cache, tokens)
-    wide = [logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) for logits in of_models]
-    normalizers = [_log_normalizer(logits) for logits in wide]
-    if len(wide) == 1:
-        return wide[0], normalizers[0], cache
-    total = sum(wide) - sum(normalizers)[..., None]
-    return total / len(wide), 0 * sum(normalizers), cache
+
+    step: Int32[Array, ""]
+    caches: tuple[Cache, ...]
+    sequences: Int32[Array, "B N _"]
+    scores: Float[Array, "B N"]
+    finished: Hypotheses
+    ended: Bool[Array, " B"]
+    failed_at: Int32[Array, " B"]
 
 
-def _log_normalizer(logits: Float[Array, "B N V"]) -> Float[Array, "B N"]:
-    """Return log(sum(exp(logits)))."""
-    largest = jnp.max(logits, axis=-1)
-    return largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
+def start_state(caches: tuple[Cache, ...], pad_id: int, selection: Selection) -> State:
+    """Return the state before the first token."""
+    batch, count, length = caches[0].ancestors.shape
+    sequences = jnp.full((batch, count, length + 1), pad_id, jnp.int32)
+    dtype = jnp.promote_types(caches[0].layers[0].memory_keys.dtype, jnp.float32)
+    most_finished = selection.num_hypotheses if selection.early_stopping == "never" else count
+    return State(
+        step=jnp.zeros((), jnp.int32),
+        caches=caches,
+        sequences=sequences.at[..., 0].set(jnp.asarray(selection.rules.start)[:, None]),
+        # Only one hypothesis is open at first: equal hypotheses would have equal continuations.
+        scores=jnp.zeros((batch, count), dtype).at[:, 1:].set(-jnp.inf),
+        finished=Hypotheses(
+            jnp.full((batch, most_finished, length), pad_id, jnp.int32),
+            jnp.full((batch, most_finished), -jnp.inf, dtype),
+            jnp.zeros((batch, most_finished), jnp.int32),
+        ),
+        ended=jnp.zeros(batch, bool),
+        failed_at=jnp.full(batch, -1, jnp.int32),
+    )

@@ -5,7 +5,6 @@ without this library can call it. Letters in shapes: B batch, S source length, T
 N hypotheses of a source, K returned hypotheses, D d_model, V target vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,9 +16,8 @@ from jaxtyping import Array, Float, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.cache import Cache, new_cache, next_step
-from jax_transformer.decoding.generation import search
-from jax_transformer.decoding.hypotheses import LengthPenalty
-from jax_transformer.decoding.rules import as_array, make_rules
+from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.search import search
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
 from jax_transformer.model.transformer import Params, run_module
@@ -141,20 +139,8 @@ def _search(
     limits: Int32[Array, " B"],
 ) -> tuple[Int32[Array, "B K T"], Float[Array, "B K"], Int32[Array, "B K"]]:
     length = prefix.shape[1]
-    rules = make_rules(options, config, src, prefix)
-    hypotheses, _ = search(
-        (params,),
-        (config,),
-        src,
-        None,
-        None,
-        dataclasses.replace(rules, limits=jnp.clip(limits, 1, length)),
-        None,
-        LengthPenalty(as_array(options.length_penalty), options.length_normalization),
-        target_length=length,
-        beam_size=options.beam_size,
-        num_hypotheses=options.num_hypotheses,
-        early_stopping="never" if options.beam_size == 1 else options.early_stopping,
-        execution=execution,
-    )
+    selection = make_selection(options, config, src, prefix)
+    rules = selection.rules.replace(limits=jnp.clip(limits, 1, length))
+    given = src, None, None, selection.replace(rules=rules)
+    hypotheses, _ = search((params,), (config,), *given, length, options.beam_size, execution)
     return tuple(hypotheses)

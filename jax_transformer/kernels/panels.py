@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.export import is_symbolic_dim
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.execution import SearchExecution
@@ -80,6 +80,22 @@ def arrange_for_steps(
         arranged = _widen_norms(arranged)
     # The barrier keeps XLA from making the copies again in every step of the loop.
     return params if arranged is params else jax.lax.optimization_barrier(arranged)
+
+
+def hold_in_step(params: Params, tokens: Int32[Array, "B N"]) -> Params:
+    """Return the parameters as values of one step of a loop: they depend on its tokens.
+
+    XLA would make a float32 copy of half-precision parameters before the loop. So only what a step
+    reads of them is converted, in the step. `Panels` are float32 already.
+    """
+
+    def is_panels(leaf: Any) -> bool:
+        return isinstance(leaf, Panels)
+
+    def hold(leaf: Any) -> Any:
+        return leaf if is_panels(leaf) else jax.lax.optimization_barrier((leaf, tokens))[0]
+
+    return jax.tree.map(hold, params, is_leaf=is_panels)
 
 
 def _add_output_kernel(params: Params, config: TransformerConfig) -> Params:

@@ -165,7 +165,7 @@ def test_numbers_of_numpy_are_numbers():
 def test_a_model_without_ids_is_refused():
     config = small_config("torch_nn")
     with pytest.raises(InputError, match="token_embeddings='none'"):
-        generate({}, config, np.zeros((1, 2), np.int32), max_new_tokens=2)
+        generate(random_params(config), config, np.zeros((1, 2), np.int32), max_new_tokens=2)
     hidden = small_config("vaswani2017", output_projection="none", output_bias=False)
     with pytest.raises(InputError, match="output_projection='none'"):
         check_generates(hidden)

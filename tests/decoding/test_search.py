@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import decode, encode, generate
-from jax_transformer.decoding import generation
+from jax_transformer.decoding import search
 from tests.decoding.plain import (
     assert_equal,
     biased,
@@ -48,8 +48,8 @@ def test_the_loop_ends_with_the_last_row(reversal_model, monkeypatch, beam_size)
         jax.debug.callback(lambda: steps.append(1))
         return next_step(*args, **options)
 
-    next_step = generation.next_step
-    monkeypatch.setattr(generation, "next_step", counted)
+    next_step = search.next_step
+    monkeypatch.setattr(search, "next_step", counted)
     found = jax.block_until_ready(
         generate(params, config, src, max_new_tokens=20, beam_size=beam_size)
     )

@@ -9,8 +9,8 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.decoding.generation_config import GenerationConfig
-from jax_transformer.decoding.hypotheses import batch_sizes, extend_all
 from jax_transformer.decoding.rules import make_rules
+from jax_transformer.decoding.search import batch_sizes, extend_all
 from jax_transformer.kernels.execution import SearchExecution
 from tests.models import random_params, small_config
 from tests.parity.ladder import ROUNDED, error
