@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 REDUCED_TOGETHER = 128 * 2**10
 
 # libtpu reduces asynchronously only where it is told to. All-gathers it starts ahead of their use
-# without being told. The names are those of Google's MaxText, benchmarks/xla_flags_library.py. XLA
+# without being told. The names are those in the list of XLA flags of Google's MaxText. XLA
 # estimates more cycles for a product that a reduction is spread over, and does not say whether the
 # reduction's own are among them: on a TPU, time a step with and without the options.
 TPU_OPTIONS = {

@@ -1,6 +1,6 @@
 """No argument of another kind, and no id outside the vocabulary, reaches a device.
 
-What `generate` refuses of its options is in `decoding/test_options.py`.
+What `generate` refuses of its options is in `tests/decoding/test_options.py`.
 """
 
 import jax

@@ -18,6 +18,7 @@ from jax_transformer import (
     GenerationConfig,
     Hypotheses,
     InputError,
+    SearchExecution,
     TransformerConfig,
     Translator,
     apply,
@@ -56,6 +57,7 @@ memory = encode(params, config, src)
 assert_type(decode(params, config, tgt, memory), jax.Array)
 apply(params, src, tgt)  # type: ignore[call-arg, arg-type]
 Execution(compute_dtype="int8")  # type: ignore[arg-type]
+SearchExecution(top_k="sorted")  # type: ignore[arg-type]
 
 found = generate(params, config, src, max_new_tokens=9, beam_size=4, num_hypotheses=2)
 assert_type(found, Hypotheses)
